@@ -114,7 +114,9 @@ def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
             if name in value:
                 kind.check(value[name], _joined(key, name))
             elif name not in may_lack:
-                raise FieldError(_joined(key, name), "is missing", kind.allowed)
+                raise FieldError(
+                    _joined(key, name), "is missing (an earlier version may have made the file)", kind.allowed
+                )
 
     return Kind(f"a mapping with {', '.join(fields)}", lambda value: isinstance(value, Mapping), look_inside)
 

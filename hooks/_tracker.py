@@ -27,10 +27,7 @@ from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 
-_POSITION = record(
-    {"identity": TEXT, "epoch": whole(-1), "iteration": whole(-1), "arguments": mapping_of(TEXT)},
-    may_lack=("arguments",),  # in old files
-)
+_POSITION = record({"identity": TEXT, "epoch": whole(-1), "iteration": whole(-1), "arguments": mapping_of(TEXT)})
 _MOST_ROWS = 1000  # that are sent at once
 _RETRY = 30.0  # seconds until a tracker that is down is tried again
 
@@ -220,7 +217,7 @@ class _Position:
         if not fitting(found, _POSITION):
             _LOG.warning("%s is damaged; the tracker begins a new run", path)
             return cls(path)
-        return cls(path, found.get("arguments", {}), found["identity"], found["epoch"], found["iteration"])
+        return cls(path, found["arguments"], found["identity"], found["epoch"], found["iteration"])
 
     def write(self) -> None:
         make_directory(self.path.parent, exist_ok=True)

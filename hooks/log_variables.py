@@ -99,8 +99,8 @@ class LogVariables(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values since the last line."""
-        record({"means": MEANS}, may_lack=("means",)).check(state)
-        self._means.load_state_dict(state.get("means", {}) if self._every.is_within_epochs else {})
+        record({"means": MEANS}).check(state)
+        self._means.load_state_dict(state["means"] if self._every.is_within_epochs else {})
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Log one line per stream."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.arguments import check_count, safe_component
 from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of, whole
+from emrun.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.types import EpochData, Policy
@@ -19,7 +19,6 @@ _LOG = logging.getLogger(__name__)
 
 _KEPT = sequence_of(record({"value": NUMBER, "epoch": whole()}))
 _STATE = mapping_of(record({"of": sequence_of(ANYTHING), "kept": _KEPT}))
-_OLD_STATE = {"of": sequence_of(ANYTHING), "best": optional(NUMBER)}  # of a single value, without its epoch
 
 
 class SaveBest(SaveLatest):
@@ -109,10 +108,6 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best values so far, except of a statistic that this hook did not compare before."""
-        if state.keys() == _OLD_STATE.keys():
-            record(_OLD_STATE).check(state)
-            kept = [] if state["best"] is None else [{"value": state["best"], "epoch": 0}]
-            state = {self._bests[0].name: {"of": state["of"], "kept": kept}}
         _STATE.check(state)
         for best in self._bests:
             saved, statistic = state.get(best.name), best.statistic

@@ -22,7 +22,7 @@ from emrun.storage.capsules import MOST
 _LOG = logging.getLogger(__name__)
 
 Spiking = Literal["gradient_norm", "loss"]
-_STATE = record({"values": mapping_of(sequence_of(NUMBER)), "kept": whole()}, may_lack=("kept",))
+_STATE = record({"values": mapping_of(sequence_of(NUMBER)), "kept": whole()})
 
 
 class SkipSpike(AbstractHook):
@@ -119,7 +119,7 @@ class SkipSpike(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         _STATE.check(state)
-        self._kept = state.get("kept", 0)
+        self._kept = state["kept"]
         self._values = {name: deque(values, self._window) for name, values in state["values"].items()}
 
     def _check(self, model: Any) -> None:

@@ -125,12 +125,12 @@ class StopAfter(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counted iterations and the elapsed seconds."""
         seconds = Kind("at least 0 seconds", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
-        record({"iterations_done": optional(whole()), "seconds": seconds}, may_lack=("seconds",)).check(state)
+        record({"iterations_done": optional(whole()), "seconds": seconds}).check(state)
         counted = state["iterations_done"]
         if counted is None and self.after_batch is not None:  # iterations were not counted before the checkpoint
             counted = self.main_loop.iterations_done
         self._iterations_done = counted or 0
-        self._seconds = state.get("seconds", 0.0)
+        self._seconds = state["seconds"]
 
     def _check_counts(self) -> None:
         self._check_epochs()

@@ -33,8 +33,7 @@ _STATE = {
     "length": whole(),
     "digest": SHA256,
     "format": record(
-        {"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT)), "has_iterations": FLAG},
-        may_lack=("has_iterations",),
+        {"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT)), "has_iterations": FLAG}
     ),
     "means": MEANS,
 }
@@ -228,8 +227,8 @@ class WriteCSV(AbstractHook):
         Raises:
             StateError: the format of the file has changed, or a field of the state is damaged.
         """
-        record(_STATE, may_lack=("digest", "means")).check(state)
-        before = {"has_iterations": False, **state["format"]}
+        record(_STATE).check(state)
+        before = state["format"]
         if before["has_iterations"] != self._every.is_within_epochs:
             kind = "lines" if before["has_iterations"] else "no lines"
             raise StateError(
@@ -243,8 +242,8 @@ class WriteCSV(AbstractHook):
                     "cannot change the format of a CSV file. Add another WriteCSV at the end of the hooks"
                 )
         self._columns, self._is_known = [list(column) for column in state["columns"]], True
-        self._means.load_state_dict(state.get("means", {}))
-        position = state["length"], state.get("digest")
+        self._means.load_state_dict(state["means"])
+        position = state["length"], state["digest"]
         if position != self._gone_back_to:  # a checkpoint in the middle of an epoch is loaded twice
             self._checkpoint = position
 

@@ -66,7 +66,11 @@ def test_values_of_a_kind_fit(kind, value):
         (sequence_of(TEXT), ["a", None], "key[1] is None, but must be a string"),
         (mapping_of(FLAG), {3: True}, "a key of key is 3, but must be a string"),
         (mapping_of(FLAG), {"a b": 3}, "key.'a b' is 3, but must be true or false"),
-        (record({"a": whole()}), {}, "key.a is missing, but must be a whole number"),
+        (
+            record({"a": whole()}),
+            {},
+            "key.a is missing (an earlier version may have made the file), but must be a whole number",
+        ),
         (record({"a": whole()}), [], "key is [], but must be a mapping with a"),
         (NUMBER, 10**400, "key is an integer of 1329 bits, but must be a number"),
         (SHA256, "0" * 63, "key is '000"),

@@ -52,19 +52,6 @@ class _Commands(click.Group):
             with formatter.section(title):
                 formatter.write_dl([(f"{each.name:{width}}", each.get_short_help_str(200)) for each in commands])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find a command, also by its old name, which no help shows."""
-        match args:
-            case ["dataset", "bench", *rest]:
-                args = ["bench", *rest]
-            case ["hooks", *rest]:
-                args = ["show", *(rest or ["hooks"])]
-            case ["gridsearch", *_]:
-                raise click.UsageError(
-                    "`gridsearch` is now: emrun sweep CONFIG -p 'model.optimizer.lr=[1.0e-4, 3.0e-4]'"
-                )
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an exception that would end the process silently is a failure of the user's code."""
         try:

@@ -17,13 +17,8 @@ from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 
-STATE = optional(
-    record(
-        {"batches_per_pass": optional(whole(1)), "updates_per_pass": optional(whole(1))},
-        may_lack=("batches_per_pass", "updates_per_pass"),
-    )
-)
-"""The state of the horizon in a checkpoint; old ones have `updates_per_pass`, when each batch made an update."""
+STATE = record({"batches_per_pass": optional(whole(1))})
+"""The state of the horizon in a checkpoint."""
 
 UNITS = ("epochs", "passes", "updates", "iterations")
 """The units in which hooks declare limits."""
@@ -185,11 +180,10 @@ class RunLength:
         """Return the length of a pass."""
         return {"batches_per_pass": self._pass}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what `state_dict` returned; None if the checkpoint does not have it."""
-        known = state and (state.get("batches_per_pass") or state.get("updates_per_pass"))
-        if known:
-            self._pass, self._source = known, "the beginning of the run"
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state["batches_per_pass"]:
+            self._pass, self._source = state["batches_per_pass"], "the beginning of the run"
 
     def _updates(self, batches: int) -> int:
         """Return the number of updates that the first batches of a run make; a window ends with its epoch."""

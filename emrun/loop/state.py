@@ -60,8 +60,7 @@ _HOOKS = fields.sequence_of(
             "occurrence": fields.whole(),
             "arguments": fields.mapping_of(fields.TEXT),
             "state": fields.ANYTHING,
-        },
-        may_lack=("arguments",),  # in old checkpoints
+        }
     )
 )
 _STREAMS = fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position))
@@ -73,17 +72,13 @@ STATE = {
             "iterations_done": fields.whole(),
             "updates_done": fields.whole(),
             "phase": fields.choice(*(phase.value for phase in Phase)),
-        },
-        may_lack=("updates_done",),  # in old checkpoints, in which each iteration made an update
+        }
     ),
     "model": fields.ANYTHING,  # the model and the hooks check their states themselves
     "hooks": _HOOKS,
     "streams": _STREAMS,
     "epoch_began": fields.optional(
-        fields.record(
-            {"iterations_done": fields.whole(), "updates_done": fields.whole(), "random": RANDOM},
-            may_lack=("updates_done",),
-        )
+        fields.record({"iterations_done": fields.whole(), "updates_done": fields.whole(), "random": RANDOM})
     ),
     "names": fields.optional(NAMES),
     "steps": OF_STEPS,
@@ -104,9 +99,9 @@ STATE = {
         )
     ),
 }
-"""Field of `state.pt` -> its type."""
-_SINCE = ("epoch_began", "names", "steps", "horizon", "metrics_digest", "metrics_first", "ranks")
-"""Fields that old checkpoints lack; `ranks` has what the ranks other than 0 keep for themselves."""
+"""Field of `state.pt` -> its type; `ranks` has what the ranks other than 0 keep for themselves."""
+_OPTIONAL = ("names", "metrics_digest", "metrics_first", "ranks")
+"""Fields that a state may lack: without names of checkpoints, without a run, and of one rank."""
 
 
 class TrainingState:
@@ -311,7 +306,7 @@ class TrainingState:
             own = self._new_part(state, others)
         if own is None:
             return state
-        began = state.get("epoch_began")
+        began = state["epoch_began"]
         if began is not None and own["epoch_began"] is not None:
             state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
         mine = {(each["class"], each["occurrence"]) for each in own["hooks"]}
@@ -347,7 +342,7 @@ class TrainingState:
         numbers: dict[tuple[str, int], int] = {}
         for name, hooks in now.items():
             before = [each for each in state["hooks"] if each["class"] == name]
-            found = matched([each.get("arguments", {}) for each in before], list(map(arguments_of, hooks)))
+            found = matched([each["arguments"] for each in before], list(map(arguments_of, hooks)))
             numbers |= {(name, before[old]["occurrence"]): new for new, old in enumerate(found) if old is not None}
             if None in found and any(each["state"] for number, each in enumerate(before) if number not in found):
                 _LOG.warning(
@@ -376,12 +371,12 @@ class TrainingState:
         """
         state, file = load_state(place), place / FILE
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
-            fields.record(STATE, may_lack=_SINCE).check(state)
+            fields.record(STATE, may_lack=_OPTIONAL).check(state)
         self._merge_later = []
         state = self._numbered_as_now(state)
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             state = self._of_this_rank(state)
-        self._length.load_state_dict(state.get("horizon"))
+        self._length.load_state_dict(state["horizon"])
         model = self._model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)
@@ -389,7 +384,7 @@ class TrainingState:
             model.load_state_dict(state["model"])
         loop = state["loop"]
         self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
-        self.updates_done = loop.get("updates_done", self.iterations_done)
+        self.updates_done = loop["updates_done"]
         self.phase = Phase(loop["phase"])
         for (name, occurrence), hook in _occurrences(self._hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
@@ -401,8 +396,8 @@ class TrainingState:
         for name, position in state["streams"].items():
             with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
                 self._streams.get(name, train=True).load_state_dict(position)
-        self._steps.load_state_dict(state.get("steps"), self.iterations_done)
-        self._epoch_began = state.get("epoch_began")
+        self._steps.load_state_dict(state["steps"], self.iterations_done)
+        self._epoch_began = state["epoch_began"]
         self.names = state.get("names")
         self._loaded = place, state["random"]
         if self._run is not None:
@@ -463,9 +458,9 @@ class TrainingState:
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the current epoch again, with the counters and random states of its first beginning."""
         done = self.iterations_done, self.updates_done
-        if self._epoch_began is not None:  # old checkpoints do not have it
+        if self._epoch_began is not None:
             self.iterations_done = self._epoch_began["iterations_done"]
-            self.updates_done = self._epoch_began.get("updates_done", self.iterations_done)
+            self.updates_done = self._epoch_began["updates_done"]
             set_random_state(self._epoch_began["random"])
         try:
             before_epoch(self.epochs_done + 1)

@@ -260,11 +260,11 @@ class ModuleModel(AbstractModel):
 
     def of_rank(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the states of the metrics of whole streams."""
-        return {"stream_metrics": state.get("stream_metrics")}
+        return {"stream_metrics": state["stream_metrics"]}
 
     def of_new_rank(self, states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
         """Return merged states of the metrics of whole streams, or empty ones."""
-        found = [each["stream_metrics"] for each in states if each.get("stream_metrics") is not None]
+        found = [each["stream_metrics"] for each in states if each["stream_metrics"] is not None]
         if self._stream_metrics is None or not found:
             return {}
         return {"stream_metrics": self._stream_metrics.merged(found if is_first else found[:1], empty=not is_first)}
@@ -277,9 +277,8 @@ class ModuleModel(AbstractModel):
                 tensors = chain(self.module.named_parameters(), self.module.named_buffers())
                 self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
             load_weights(self.module, trained.parent, TRAINED)
-        if "modes" in state:
-            set_modes(self.module, state["modes"])
-        if self._stream_metrics is not None and state.get("stream_metrics") is not None:
+        set_modes(self.module, state["modes"])
+        if self._stream_metrics is not None and state["stream_metrics"] is not None:
             self._stream_metrics.load_state_dict(state["stream_metrics"])
 
     def save(self, directory: Path) -> None:

@@ -373,9 +373,8 @@ class Optimization(Optimizers):
             StateError: the config has other optimizers or schedulers, or one of them refuses its state.
         """
         super().load_state_dict(state)
-        if "skipped_updates" in state:
-            self.skipped.load_state_dict(state["skipped_updates"])
-        if self.scale is not None and state.get("loss_scale") is not None:
+        self.skipped.load_state_dict(state["skipped_updates"])
+        if self.scale is not None and state["loss_scale"] is not None:
             self.scale.load_state_dict(state["loss_scale"])
         elif self.scale is not None:
             _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")

@@ -119,7 +119,7 @@ def load_optimizer_state(
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
     _load(optimizer, saved["state"])
-    if saved.get("dtypes") == _dtypes(optimizer):
+    if saved["dtypes"] == _dtypes(optimizer):
         _undo_casts(optimizer, saved["state"])
     optimizer._opt_called = True  # type: ignore[attr-defined]  # it has made updates; otherwise torch warns
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):

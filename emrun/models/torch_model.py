@@ -504,7 +504,7 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
         """
-        record(_STATE, may_lack=("modes", "stream_metrics", "skipped_updates")).check(state)
+        record(_STATE).check(state)
         self._optimization.load_state_dict(state)
         self._trained = state["trained"]
         super().load_state_dict(state)

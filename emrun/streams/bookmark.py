@@ -40,8 +40,6 @@ def different(batch: Any, digests: str | None) -> list[str]:
     if digests is None:
         return []
     now = json.loads(_digests(batch))
-    if not digests.startswith("{"):  # older format: one checksum of all sources
-        return [] if digest(batch) == digests else list(now)
     try:
         before = json.loads(digests)
     except ValueError:

@@ -180,19 +180,20 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
-def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose_also_by_the_old_words(project, emrun):
+def test_bench_of_a_dataset_alone_says_what_it_takes_to_choose(project, emrun):
     (project / "mine.py").write_text(
         "class Mine:\n    def bench(self):\n        return 'my own'\n\n"
         "    def train_stream(self):\n        yield {'x': [1, 5]}\n\n    def test_stream(self):\n        return []\n"
     )
     (project / "config.yaml").write_text("dataset: {class: mine.Mine}\n")
-    done = emrun("dataset", "bench", "config.yaml", "--seconds=0.05", "--all")
+    done = emrun("bench", "config.yaml", "--seconds=0.05", "--all")
     assert done.returncode == 0, done.stderr
     assert "my own" not in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["test", "no", "read-ahead", "no", "batches"] in rows
     assert "stream 'train' does not get its rows from ctx.batches" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("is not known: the config has no model; use --step-ms")
+    assert "x>0" in emrun("bench", "config.yaml", "--seconds=0").stderr
 
 
 def test_bench_ends_with_what_a_stream_raises(project, emrun):
@@ -209,7 +210,6 @@ def test_bench_ends_with_what_a_stream_raises(project, emrun):
     ("arguments", "message"),
     [
         (["stream_info", "config.yaml", "--all"], "No such option '--all'"),
-        (["bench", "config.yaml", "--seconds=0"], "x>0"),
         (["stream_inf", "config.yaml"], "no method 'stream_inf'; did you mean 'stream_info'?"),
         (["num_batches", "config.yaml"], "no method 'num_batches'"),
         (["_secret", "config.yaml"], "no method '_secret'"),
@@ -237,7 +237,6 @@ def test_a_dataset_can_be_made_in_python():
 def test_the_hooks_are_listed_with_what_they_do(emrun):
     done = emrun("show", "hooks")
     assert done.returncode == 0
-    assert emrun("hooks").stdout == done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines()] == short_names("hook")
     assert all(len(line.split()) > 4 for line in done.stdout.splitlines())
 
@@ -259,7 +258,7 @@ def test_a_listing_is_wrapped_on_a_terminal_and_has_a_line_for_each_name_in_a_pi
     assert max(map(len, CliRunner().invoke(commands, ["show"]).stdout.splitlines())) <= 80
 
 
-def test_the_help_shows_each_command_in_one_group_and_no_old_words(emrun):
+def test_the_help_shows_each_command_in_one_group(emrun):
     shown = emrun("--help").stdout
     sections = {part.partition(":\n")[0]: part.partition(":\n")[2] for part in shown.split("\n\n")[3:]}
     names = {title: [line.split()[0] for line in text.splitlines()] for title, text in sections.items()}
@@ -314,7 +313,7 @@ def test_paragraphs_lists_and_sections_are_wrapped(text, wrapped):
 
 def test_a_hook_of_ones_own_is_explained(project, emrun):
     (project / "mine.py").write_text('class Mine:\n    """Does\n    it."""\n\n\nclass Silent:\n    pass\n')
-    assert emrun("show", "mine.Mine").stdout == emrun("hooks", "mine.Mine").stdout == "Does\nit.\n"
+    assert emrun("show", "mine.Mine").stdout == "Does\nit.\n"
     assert emrun("show", "mine.Silent").stdout == "mine.Silent has no docstring\n"
 
 

@@ -112,12 +112,6 @@ def test_folds_and_repeats_are_one_experiment(project, emrun):
     assert found["interval"] > 0
 
 
-def test_gridsearch_is_answered_with_a_sentence(emrun):
-    done = emrun("gridsearch", "script.py", "lr=[1,2]")
-    assert done.returncode == 2
-    assert "emrun sweep CONFIG -p" in done.stderr
-
-
 def test_without_optuna_the_message_has_the_command_that_installs_it(project, monkeypatch):
     from emrun.cli import emrun as commands
     from emrun.errors import MissingExtra

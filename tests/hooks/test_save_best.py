@@ -201,15 +201,6 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
 
 
-def test_a_state_of_older_versions_is_loaded(caplog):
-    best = SaveBest(variable="score")
-    best.load_state_dict({"best": 2.0, "of": ["valid/score/mean", -1.0]})
-    assert best.state_dict()["best"]["kept"] == [{"value": 2.0, "epoch": 0}]  # its epoch is not known
-    best.load_state_dict({"best": None, "of": ["valid/score/mean", -1.0]})
-    assert best.state_dict() == SaveBest(variable="score").state_dict()
-    assert caplog.text == ""
-
-
 def test_another_name_or_another_condition_begins_anew_and_says_which(caplog):
     state = with_best(SaveBest(variable="score"), 2.0)
     for hook in (SaveBest("top", variable="score"), SaveBest(variable="score", condition="max")):

@@ -165,14 +165,6 @@ def test_time_of_the_training_before_a_resume_counts(train):
     assert second.state_dict()["seconds"] == 80
 
 
-def test_a_state_without_a_time_begins_with_none(train):
-    stop = StopAfter(minutes=1)
-    stop.clock = Clock(10)
-    stop.load_state_dict({"iterations_done": 0})
-    _, trace = train(stop)
-    assert trace.trained == 2
-
-
 def test_time_before_the_training_does_not_count(train):
     stop = StopAfter(minutes=1, epochs=1)
     stop.clock = Clock(0, now=1e9)
@@ -205,7 +197,7 @@ def test_epochs_that_were_done_before_count(scripted, numbers):
 
 def test_iterations_of_its_state_count(scripted, numbers):
     first = StopAfter(iterations=9)
-    first.load_state_dict({"iterations_done": 7})
+    first.load_state_dict({"iterations_done": 7, "seconds": 0.0})
     trace = Trace()
     loop = MainLoop(scripted(), numbers, [trace, first])
     loop.start_from(2, 7)

@@ -237,19 +237,6 @@ def test_a_state_with_a_wrong_field_is_refused(tmp_path, field, value):
         hook.load_state_dict({**hook.state_dict(), field: value})
 
 
-def test_a_state_without_a_digest_is_taken_as_before(tmp_path):
-    hook = hook_of(tmp_path)
-    hook.after_epoch(0, {"train": {"v": 0}, "valid": {"v": 1}})
-    state = hook.state_dict()
-    del state["digest"]
-    again = WriteCSV(output_dir=tmp_path)
-    again.main_loop = Loop()
-    again.load_state_dict(state)
-    again.before_training()
-    again.after_epoch(1, {"train": {"v": 1}, "valid": {"v": 1}})
-    assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1"]
-
-
 # variables that only some streams or only later epochs have
 
 

@@ -242,14 +242,17 @@ def changed(place, **changes):
     [
         ({"loop": None}, "loop is None, but must be a mapping"),
         ({"loop": {"epochs_done": "1", "iterations_done": 0, "phase": "train"}}, "loop.epochs_done is '1'"),
-        ({"loop": {"epochs_done": 1, "iterations_done": 0, "phase": "x"}}, "loop.phase is 'x', but must be one of"),
+        (
+            {"loop": {"epochs_done": 1, "iterations_done": 0, "updates_done": 0, "phase": "x"}},
+            "loop.phase is 'x', but must be one of",
+        ),
         ({"hooks": [1]}, r"hooks\[0\] is 1"),
-        ({"hooks": [{"class": "x", "occurrence": 0}]}, r"hooks\[0\].state is missing"),
+        ({"hooks": [{"class": "x", "occurrence": 0, "arguments": {}}]}, r"hooks\[0\].state is missing"),
         ({"streams": {"train": {"pass": 1, "batch": -1, "epoch_batches": 0}}}, "streams.train.batch is -1"),
         ({"streams": {"train": {"pass": 1, "batch": 1, "epoch_batches": 1}}}, "streams.train.began is missing"),
         ({"metrics": 2**70}, "metrics is 1180591620717411303424"),
         ({"random": {}}, "random.python is missing"),
-        ({"epoch_began": {"iterations_done": 0}}, "epoch_began.random is missing"),
+        ({"epoch_began": {"iterations_done": 0, "updates_done": 0}}, "epoch_began.random is missing"),
     ],
     ids=str,
 )

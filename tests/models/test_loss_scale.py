@@ -64,7 +64,6 @@ def model(cls=TorchModel):
 
 def test_a_checkpoint_of_another_precision_has_no_scale_which_is_a_warning(caplog):
     state = TorchModel(Affine(), optimizer=SGD, device="cpu").state_dict()
-    del state["skipped_updates"]  # of an older version
     model().load_state_dict(state)
     assert "the checkpoint has no scale of the loss, which fp16 needs" in caplog.text
 

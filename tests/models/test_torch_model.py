@@ -213,8 +213,3 @@ def test_a_state_says_which_parts_are_in_which_mode():
     one.module[1].train(True)
     other.load_state_dict(one.state_dict())
     assert [part.training for part in other.module.modules()] == [False, False, True]
-    state = one.state_dict()
-    del state["modes"]
-    other.module.train(True)
-    other.load_state_dict(state)
-    assert other.module.training

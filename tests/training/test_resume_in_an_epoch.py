@@ -11,7 +11,6 @@ import torch
 from training.resuming import config_of, interrupted, result, resumed, train_with
 
 from emrun import AbstractHook, TrainingTerminated, create_training, resume_training
-from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
 
 
@@ -207,21 +206,6 @@ def test_a_warning_of_loading_is_logged_once(project, caplog):
     interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
     train(resume_training(project / "run", ["hooks.SaveBest={variable: loss, condition: min}"]))
     assert caplog.text.count("now compares another statistic") == 1
-
-
-def test_a_checkpoint_without_the_beginning_of_its_epoch_can_be_resumed(project):
-    directory = stopped_in_an_epoch(project)
-    latest = (directory / "checkpoints" / "latest").resolve()
-    state = torch.load(latest / "state.pt", weights_only=True)
-    assert state.pop("epoch_began")["iterations_done"] == 5
-    torch.save(state, latest / "state.pt")
-    manifest = json.loads((latest / "manifest.json").read_text())
-    manifest.pop("sha256")
-    manifest["files"]["state.pt"] = describe(latest / "state.pt")
-    (latest / "manifest.json").write_text(json.dumps({**manifest, "sha256": json_digest(manifest)}))
-    hook = Events()
-    train(resumed_with(directory, hook))
-    assert hook.events[2] == "before_epoch 2"
 
 
 def test_a_smaller_epoch_ends_at_once_when_it_is_full(project):

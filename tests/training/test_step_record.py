@@ -12,7 +12,6 @@ from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.errors import StorageError
-from emrun.loop.state import TrainingState
 from emrun.storage.steps import read_chunk
 from emrun.training.create import train
 
@@ -222,21 +221,6 @@ def test_a_fork_of_a_run_with_another_file_is_a_run(runs, caplog, kind):
     train(resume_training(runs / "run", fork=runs / "fork"))
     assert stays()
     assert lines_of(runs / "fork") == lines_of(runs / "straight")
-
-
-def test_a_run_of_an_older_emrun_records_from_its_checkpoint_on(project, caplog):
-    with pytest.MonkeyPatch.context() as older:
-        encoded = TrainingState.encoded
-
-        def without_steps(self, **arguments):
-            return {name: value for name, value in encoded(self, **arguments).items() if name != "steps"}
-
-        older.setattr(TrainingState, "encoded", without_steps)
-        trained(project / "run", StopAt(7), record_steps=0)
-    assert not (project / "run/steps.jsonl").exists()
-    train(resume_training(project / "run", ["main_loop.record_steps=1"]))
-    assert read_steps(project / "run")["iteration"].tolist() == list(range(8, 16))
-    assert "steps.jsonl" not in caplog.text
 
 
 def test_a_resume_may_record_fewer_steps_or_none(runs):
