@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from emrun.dataset import named_classes
 from emrun.errors import StateError, reason_of
-from emrun.storage.files import storing, write_atomically
+from emrun.storage.files import opened_regular, storing, write_atomically
 from emrun.wording import listed
 
 CLASSES = "classes.json"
@@ -33,9 +34,12 @@ def check_classes(dataset: Any, directory: Path) -> None:
         StateError: the names are others, so that labels would mean something else; or the file cannot be read.
     """
     path = directory / CLASSES
+    if not os.path.lexists(path):  # the run began without names
+        return
     try:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
+        with opened_regular(path) as file:
+            before = dict(json.load(file))
+    except (OSError, ValueError, TypeError) as error:
         raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
     for source, names in _names(dataset).items():
         known = before.get(source, names)

@@ -56,6 +56,9 @@ def test_a_class_that_is_added_is_refused_wherever_its_labels_are_read(pictures,
         with pytest.raises(StateError, match=r"other classes than when the run began, .* new ant; missing nothing;"):
             call()
     assert [path.name for path in (run / "eval").iterdir()] == ["train-1"]
+    (run / CLASSES).write_text("3")
+    with pytest.raises(StateError, match=r"classes.json cannot be read"):
+        evaluate(run, "train")
     (run / CLASSES).unlink()  # as the message says
     evaluate(run, "train")
 
