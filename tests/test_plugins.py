@@ -89,7 +89,7 @@ def test_a_name_that_two_packages_provide_is_an_error_that_lists_both(with_packa
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: more-extras\nVersion: 1.0\n")
     (other / "entry_points.txt").write_text("[emrun.hooks]\ncount_batches = more_extras:Count\n")
-    for command in (["train", "c.yaml"], ["hooks", "CountBatches"]):
+    for command in (["train", "c.yaml"], ["show", "CountBatches"]):
         done = with_package(*command, more=[other.parent])
         assert done.returncode == 2, done.stderr
         assert "several packages provide hook 'CountBatches': " in done.stderr
