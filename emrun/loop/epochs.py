@@ -83,7 +83,6 @@ class Epochs:
     ended_by: TrainingTerminated | None = field(default=None, init=False)
     """The limit after which the extra streams are, or were, evaluated once more."""
     _measured: tuple[int, int, str] | None = field(default=None, init=False)  # the state that was evaluated once more
-    _ended: list[TrainingTerminated] = field(default_factory=list, init=False)  # in the last events of the epoch
     _profile: Profile = field(default_factory=dict, init=False)
     _saving_seconds: array[float] = field(default_factory=lambda: array("d"), init=False)  # since the last profile
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch of a session
@@ -165,6 +164,8 @@ class Epochs:
                 else:
                     events.notify("before_epoch", epoch_id=epoch_id)
                 self._end_epoch({name: {} for name in names}, [], evaluated, epoch_id, began)
+                self.endings.agree()  # on checkpoints that hooks of rank 0 have requested
+                self._save_requested()
             except TrainingTerminated:
                 raise
             except BaseException as error:
@@ -211,7 +212,7 @@ class Epochs:
             state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
         try:
-            self._end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id, began)
+            ended = self._end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id, began)
             self.endings.agree()
         except (TrainingTerminated, TrainingAborted):
             raise
@@ -220,15 +221,15 @@ class Epochs:
                 state.go_back()
             raise
         self._save_requested()
-        for termination in self._ended:
+        for termination in ended:
             raise termination
         self.endings.raise_if_due()
         return epoch_data
 
     def _end_epoch(
         self, epoch_data: EpochData, trained: list[str], evaluated: list[StreamWrapper], epoch_id: int, began: float
-    ) -> None:
-        """Evaluate streams, call the hooks, and record the epoch.
+    ) -> list[TrainingTerminated]:
+        """Evaluate streams, call the hooks, and record the epoch; return the terminations of the last events.
 
         Args:
             epoch_data: gets what the model and hooks write about its streams.
@@ -260,10 +261,8 @@ class Epochs:
         self._saving_seconds = array("d")  # the checkpoints that follow belong to the next profile
         profile = {"profile": self._profile, "streams": names}
         ended.append(self._terminated_in("after_epoch_profile", epoch_id=epoch_id, **profile))
-        self._ended = [*filter(None, ended)]
         self._record(epoch_data, trained, epoch_id, perf_counter() - began)
-        if self.endings.at_end:
-            self._save_requested()
+        return [*filter(None, ended)]
 
     def evaluation_pass(self, name: str) -> Iterator[Batch]:
         """Yield the batches of a pass of a stream without running the model; see `Loop.evaluation_pass`."""

@@ -112,6 +112,16 @@ def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
     assert two == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
 
 
+def test_the_end_of_several_ranks_is_measured_and_may_be_the_best(project, emrun):
+    hooks = "hooks=[ComputeStats, {SaveBest: {stream: train_eval}}, {StopAfter: {updates: 3}}]"
+    loop = "main_loop={extra_streams: [train], skip_zeroth_epoch: true}"
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", hooks, loop)
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, (project / "run/metrics.jsonl").read_text().splitlines())
+    assert (line["epoch"], line["iteration"], line["at_end"]) == (1, 3, True)
+    assert (project / "run/checkpoints/best").readlink() == (project / "run/checkpoints/latest").readlink()
+
+
 def test_two_ranks_evaluate_and_predict_as_one_does(straight, emrun, tmp_path):
     for size in (1, 2):
         done = emrun("eval", straight, "train", "--nproc", size, "--output-dir", tmp_path / f"eval-{size}", "--json")
