@@ -345,7 +345,8 @@ class AbstractHook(_NotesNames):
 
     reads: Sequence[str] | None = None
     """Variables that this hook reads from the batches of every stream, checked with the first batch of each stream.
-    None means not declared: if the hook gets the batches, it may read any source, so emrun reports none as unused."""
+    None means not declared: if the hook gets the batches, it may read any source, so emrun reports none as unused. A
+    hook of every rank that reads nothing, (), is also called on a rank that has no rows of the batch."""
 
     adds: Sequence[str] = ()
     """Variables that this hook adds to the data of a batch in `after_batch`: the hooks after it may read them."""

@@ -26,7 +26,7 @@ Policy = Literal["error", "warn", "ignore"]
 """What to do about a problem."""
 
 InterruptPolicy = Literal["batch", "epoch"]
-"""Where the first SIGINT or SIGTERM ends the training: after the current batch or the current epoch."""
+"""Where the first SIGINT ends the training: after the current batch or the current epoch."""
 
 InsteadOf = Iterable[str] | Callable[[Iterable[str]], Iterable[str]]
 """Names that checkpoints lose when a checkpoint is saved, or a function that returns them, called with all names."""

@@ -1,13 +1,13 @@
-"""Runs a function in several processes that train together: forks of this one, on gloo."""
+"""Runs a function in several processes that train together: forks of this one, which meet as those of `--nproc`."""
 
 import faulthandler
 import multiprocessing
 import os
 import pickle
-import socket
+import tempfile
 import traceback
-from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch._dynamo  # imported by optimizers: once here instead of in each fork
@@ -38,13 +38,17 @@ def results_of(size, function, *arguments):
 
     Results are pickled without PyTorch's multiprocessing, whose tensors in shared memory end with the rank.
     """
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / ranks.KEY).write_bytes(b"of a test")
+        return _results(size, Path(place), function, arguments)
+
+
+def _results(size, place, function, arguments):
     context = multiprocessing.get_context("fork")
     pipes, processes = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(rank, size, port, sender, function, arguments))
+        process = context.Process(target=_run, args=(rank, size, place, sender, function, arguments))
         process.start()
         sender.close()
         pipes.append(receiver)
@@ -65,16 +69,11 @@ def results_of(size, function, *arguments):
     return found
 
 
-def _run(rank, size, port, sender, function, arguments):
+def _run(rank, size, place, sender, function, arguments):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE - 5, exit=True)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    ranks.meet_in(place)
     try:
         sender.send_bytes(pickle.dumps(function(*arguments)))
     except BaseException as error:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "datasets": {ROOT_PACKAGE, "streams", "storage"},
     "runs": {ROOT_PACKAGE, "config", "storage"},
     "training": {ROOT_PACKAGE, "config", "storage", "loop", "runs"},
-    "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training"},
+    "diagnosis": {ROOT_PACKAGE, "config", "streams", "storage", "loop", "training", "launch"},
     "launch": {ROOT_PACKAGE, "config", "storage", "runs"},
     "cli": {ROOT_PACKAGE, "config", "loop", "training", "diagnosis", "runs", "launch"},
 }

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -54,6 +55,49 @@ def test_three_ranks_exchange_values():
         assert each["from_first"] == ("of", 0)
         assert each["all"] == [0, 10, 20]
         assert each["tensors"] == ([6.0] * 3, [0, 0], [2])
+
+
+class Harmful:
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def exchanged_with_a_stranger(place, how):
+    joined = replace(join(), key=b"our own")
+    value = None
+    if joined.rank == 1:
+        joined, value = replace(joined, key=b"another"), Harmful(place)
+    with pytest.raises(RankFailed, match="what came from rank 1 is not from a process of this run") as found:
+        getattr(joined, how)(value)
+    return found.value.is_cause
+
+
+@pytest.mark.parametrize("how", ["gathered", "all_gathered"])
+def test_what_a_stranger_sends_is_not_decoded(tmp_path, how):
+    first, _ = results_of(2, exchanged_with_a_stranger, tmp_path / "harm", how)
+    assert first is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def met_in(places):
+    emrun_ranks.meet_in(places[int(os.environ["RANK"])])
+    return join().all_gathered(torch.arange(int(os.environ["RANK"])))
+
+
+def test_ranks_of_one_machine_meet_in_a_directory_if_they_have_its_key(tmp_path):
+    places = [tmp_path / "one", tmp_path / "two"]
+    for place in places:
+        place.mkdir()
+        (place / "key").write_bytes(place.name.encode())
+    (places[1] / "store").symlink_to(places[0] / "store")
+    found = results_of(2, met_in, places)
+    assert {(each.kind, each.message[:14]) for each in found} == {("RankFailed", "what came from")}
+    (places[0] / "store").unlink()
+    for found in in_ranks(2, met_in, places[:1] * 2):
+        assert [each.tolist() for each in found] == [[], [0]]
 
 
 def test_one_process_exchanges_with_itself():
@@ -141,7 +185,8 @@ def test_a_rank_that_was_killed_is_noticed_at_the_next_exchange(how):
 
 
 def test_without_a_launcher_there_is_one_rank():
-    assert number_of_ranks({}) == number_of_ranks({"WORLD_SIZE": "1"}) == number_of_ranks({"WORLD_SIZE": "x"}) == 1
+    assert {number_of_ranks({"WORLD_SIZE": each}) for each in ("", "0", "1", "-2", "x")} == {1}
+    assert number_of_ranks({}) == 1
     assert join({}) is ranks()
     leave()
     end_process(3)  # has never joined others
@@ -153,22 +198,28 @@ def test_a_variable_of_the_launcher_that_is_missing_is_named():
         join({"WORLD_SIZE": "2", "RANK": "0"})
 
 
-def meets_nobody():
-    os.environ["WORLD_SIZE"] = "2"
+def meets_nobody(address):
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     emrun_ranks._PATIENCE = timedelta(seconds=1)
+    if address:
+        emrun_ranks.meet_in(None)
     join()
 
 
-def test_a_rank_that_nobody_meets_is_an_error():
-    (found,) = results_of(1, meets_nobody)
+@pytest.mark.parametrize(
+    ("address", "where", "why"), [(True, "127.0.0.1:0", "1/2 clients joined"), (False, "", "not all of them are there")]
+)
+def test_a_rank_that_nobody_meets_is_an_error(address, where, why):
+    (found,) = results_of(1, meets_nobody, address)
     assert found.kind == "UsageError"
-    assert "rank 0 of 2 cannot meet the others at 127.0.0.1:" in found.message
-    assert "1/2 clients joined" in found.message
+    assert f"rank 0 of 2 cannot meet the others at {where}" in found.message
+    assert why in found.message
 
 
 def meets_at_a_port_in_use():
+    emrun_ranks.meet_in(None)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        os.environ |= {"WORLD_SIZE": "2", "MASTER_PORT": str(server.getsockname()[1])}
+        os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         join()
 
 

@@ -29,7 +29,6 @@ from typing import ClassVar
 import memory
 import numpy as np
 import parsing
-from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
 """What most commands import, but for emrun."""
@@ -97,7 +96,7 @@ def serve(server):
 
 
 class Rank(subprocess.Popen):
-    """A process that stands by, as a child of the command, and becomes `python -c CODE ARGUMENTS`; or a new one."""
+    """A process that stands by, as a child of the command, and becomes `python -P -c CODE ARGUMENTS`; or a new one."""
 
     standing_by: ClassVar = []
 
@@ -107,8 +106,9 @@ class Rank(subprocess.Popen):
             return
         self.pid, channel = self.standing_by.pop()
         self._child_created = True
+        files = [each if each >= 0 else place for place, each in ((1, others[12]), (2, others[14]))]
         with channel, suppress(BrokenPipeError):  # a test has killed it already
-            channel.send(json.dumps({"arguments": args, "env": others[5]}).encode())
+            socket.send_fds(channel, [json.dumps({"arguments": args, "env": others[5]}).encode()], files)
 
 
 def stand_by(count):
@@ -123,19 +123,25 @@ def stand_by(count):
             become_rank(theirs)
         theirs.close()
         Rank.standing_by.append((pid, ours))
-    subprocess_handler.Popen = Rank
+    from emrun.launch import ranks
+
+    ranks.Popen = Rank
 
 
 def become_rank(channel):
     """Wait for the code and its arguments, and run it; or end with the command."""
     os.setsid()
-    if not (message := channel.recv(1 << 20)):
+    message, files, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+    if not message:
         os._exit(0)
     channel.close()
+    for place, file in enumerate(files, 1):
+        os.dup2(file, place)
+        os.close(file)
     request = json.loads(message)
     os.environ.clear()
     os.environ.update(request["env"])
-    _, _, code, *arguments = request["arguments"]
+    _, _, _, code, *arguments = request["arguments"]
     sys.argv = ["-c", *arguments]
     run(lambda: exec(code, {"__name__": "__main__"}))
 

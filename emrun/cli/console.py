@@ -15,7 +15,7 @@ import click
 
 from emrun.arguments import expanded
 from emrun.cli.completers import complete_configs, complete_overrides
-from emrun.ranks import number_of_ranks
+from emrun.ranks import rank_of
 
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
@@ -99,7 +99,7 @@ def with_terminal_log(command: Callable[..., int]) -> Callable[..., int]:
 
 def is_follower() -> bool:
     """Return whether this process is one of several ranks, and not the one that speaks."""
-    return number_of_ranks() > 1 and os.environ.get("RANK", "0") != "0"
+    return rank_of() > 0
 
 
 @contextmanager

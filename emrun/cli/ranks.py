@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from time import time
@@ -18,9 +18,11 @@ import click
 
 from emrun.cli.console import is_follower
 from emrun.cli.failures import fail, print_error
-from emrun.cli.signals import end_by_signal, import_torch
-from emrun.errors import RankFailed
-from emrun.ranks import DIRECTORY, LAST_WORDS, leave, number_of_ranks
+from emrun.cli.signals import end_by_signal
+from emrun.errors import RankFailed, RunInUse, reason_of
+from emrun.ranks import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
+from emrun.terminal import leave_closed_terminal
+from emrun.wording import from_here
 
 if TYPE_CHECKING:
     from emrun.launch.ranks import Ended
@@ -45,17 +47,18 @@ def starts_ranks(nproc: int, max_restarts: int = 0) -> bool:
     return nproc > 1 and number_of_ranks() == 1
 
 
-def run_ranks(nproc: int, max_restarts: int = 0) -> int:
+def run_ranks(nproc: int, max_restarts: int = 0, *, removes: bool = False) -> int:
     """Run this command in several processes, and resume its run if they fail; return the exit status.
 
     Args:
         nproc: the number of processes.
         max_restarts: how often to resume.
+        removes: whether to delete the run directory at the end.
     """
-    import_torch()
     from emrun.launch.ranks import launch
 
     ended = launch(nproc, sys.argv[1:])
+    leave_closed_terminal()
     _print(ended)
     for number in range(1, max_restarts + 1):
         if not ended.is_failure or ended.directory is None:
@@ -63,9 +66,22 @@ def run_ranks(nproc: int, max_restarts: int = 0) -> int:
         print_error(f"restart {number} of {max_restarts}: resuming {ended.directory}")
         ended = launch(nproc, ["resume", ended.directory, "--nproc", str(nproc), *_log_options()])
         _print(ended)
-    if -ended.status in (signal.SIGINT, signal.SIGTERM):
+    if removes and ended.directory is not None:
+        remove(Path(ended.directory), ended.status)
+    if -ended.status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         end_by_signal(-ended.status)
     return ended.status if ended.status >= 0 else 128 - ended.status
+
+
+def remove(directory: Path, status: int | None) -> None:
+    """Delete a run directory, as --rm says, if the run was of this command, which ended with an exit status.
+
+    The command that has started several ranks does this, when all have ended; of other ranks, the first.
+    """
+    if status != RunInUse.exit_status and meeting_place() is None and not is_follower():
+        shutil.rmtree(directory, ignore_errors=True)
+        if not click.get_current_context().params["quiet"]:
+            click.echo(f"deleted {from_here(directory)} (--rm)", err=True)
 
 
 def _print(ended: Ended) -> None:
@@ -81,9 +97,14 @@ def _log_options() -> list[str]:
 
 def tell_directory(directory: Path) -> None:
     """Tell the command that started the ranks in which directory they run."""
-    place = os.environ.get(LAST_WORDS)
+    from emrun.launch.ranks import DIRECTORY
+
+    place = meeting_place()
     if place is not None and not is_follower():
-        (Path(place) / DIRECTORY).write_text(str(directory.absolute()), encoding="utf-8")
+        try:
+            (place / DIRECTORY).write_text(str(directory.absolute()), encoding="utf-8")
+        except OSError as error:
+            raise cannot_meet(place, reason_of(error)) from error
 
 
 @contextmanager
@@ -104,28 +125,32 @@ def last_words(error: BaseException) -> Iterator[Callable[[], None]]:
         yield partial(_enter, stack, redirect_stderr(texts[1]))
     leave(waits=False)
     cause, survived = (each.getvalue().rstrip("\n") for each in texts)
-    if isinstance(error, RankFailed) and not error.is_cause and (LAST_WORDS in os.environ or is_follower()):
+    if isinstance(error, RankFailed) and not error.is_cause and (meeting_place() or is_follower()):
         cause = ""
     if leave_words(cause, survived):
         return
     if cause:
-        print_error(f"rank {os.environ['RANK']}: {cause}" if is_follower() else cause)
+        print_error(f"rank {rank_of()}: {cause}" if is_follower() else cause)
     if survived and not is_follower():
         print_error(survived)
 
 
 def leave_words(cause: str = "", survived: str = "") -> bool:
-    """Leave last words to the command that started the ranks; return False if there is none.
+    """Leave last words to the command that started the ranks; return False if there is none, or no space for them.
 
     Args:
         cause: what to print about an error of this rank; empty if it ends for another reason.
         survived: what to print about the run.
     """
-    place = os.environ.get(LAST_WORDS)
+    place = meeting_place()
     if place is not None:
-        words = {"cause": cause, "survived": survived, "time": time()}
-        (Path(place) / f"{os.environ['RANK']}.json").write_text(json.dumps(words), encoding="utf-8")
-    return place is not None
+        words = place / f"{rank_of()}.json"
+        with suppress(OSError):
+            text = json.dumps({"cause": cause, "survived": survived, "time": time()})
+            words.with_suffix(".part").write_text(text, encoding="utf-8")
+            words.with_suffix(".part").rename(words)  # this rank may be killed while it writes
+            return True
+    return False
 
 
 def _enter(stack: ExitStack, block: AbstractContextManager[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.train import run
-from emrun.ranks import leave
+from emrun.errors import UsageError
+from emrun.ranks import leave, number_of_ranks
+from emrun.wording import counted
 
 
 @click.command(short_help="Resume a run.")
@@ -49,12 +52,12 @@ def resume(
     ignore_early_requests()
     from emrun.config.config import read_config
     from emrun.config.plan import check_statically
-    from emrun.training.directories import check_run, ranks_of
+    from emrun.training.directories import check_run
 
     check_run(expanded(directory))
     if (directory / "config.yaml").exists():
         check_statically(read_config(directory, overrides))
-    nproc = nproc or ranks_of(expanded(directory))
+    nproc = nproc or _ranks_before(expanded(directory))
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
     import_torch()
@@ -66,3 +69,28 @@ def resume(
         leave()
         return 0
     return run(training)
+
+
+def _ranks_before(directory: Path) -> int:
+    """Return how many ranks have trained a run.
+
+    Raises:
+        UsageError: this machine has fewer cores and fewer GPUs.
+    """
+    from emrun.launch.jobs import cores
+    from emrun.training.directories import ranks_of
+
+    count = ranks_of(directory)
+    if count <= cores() or number_of_ranks() > 1:
+        return count
+    import_torch()
+    import torch
+
+    if count > torch.cuda.device_count():
+        has = f"{counted(cores(), 'core')} and {counted(torch.cuda.device_count(), 'GPU')}"
+        again = shlex.join(["emrun", *sys.argv[1:], "--nproc", str(count)])
+        raise UsageError(
+            f"{directory} was trained by {count} processes, but this machine has {has}; to start as many here all the "
+            f"same: {again}; a smaller number works too"
+        )
+    return count

@@ -7,13 +7,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
 
-from emrun.ranks import LAST_WORDS, misses_others, number_of_ranks
+from emrun.ranks import misses_others, number_of_ranks
 from emrun.slow_start import NamedWhenSlow
+from emrun.terminal import leave_closed_terminal
 
 
 def ignore_early_requests() -> None:
@@ -24,7 +25,7 @@ def ignore_early_requests() -> None:
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """End the process by SIGTERM only after the block has cleaned up."""
+    """End the process by SIGTERM or SIGHUP only after the block has cleaned up; SIGHUP stays ignored if it is."""
 
     class Terminated(KeyboardInterrupt):  # not a failure of the user's code
         signal_number = signal.SIGTERM
@@ -39,16 +40,29 @@ def unwound_by_sigterm() -> Iterator[None]:
             end_by_signal(number)
         if misses_others():
             return  # it ends anyway, and the launcher would wait for the words that it is about to leave
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
-        raise Terminated
+        leave_closed_terminal()
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
+        error = Terminated()
+        error.signal_number = signal.Signals(number)
+        raise error
 
-    before = signal.signal(signal.SIGTERM, unwind)
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if each != signal.SIGHUP or not ignores_hangups()]
+    before = {each: signal.getsignal(each) for each in numbers}
+    for each in numbers:
+        signal.signal(each, unwind)
     try:
         yield
-    except Terminated:
-        report_and_end_by_signal(signal.SIGTERM)
+    except Terminated as error:
+        report_and_end_by_signal(error.signal_number)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def ignores_hangups() -> bool:
+    """Return whether SIGHUP is ignored, as by nohup."""
+    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @contextmanager
@@ -74,12 +88,14 @@ def import_torch() -> None:
 
     Meanwhile a signal ends the process at once: PyTorch's extension does not survive a Python exception, or loses it.
     """
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM) if _is_main_thread()}
+    before = {
+        each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_main_thread()
+    }
     handlers = {number: handler for number, handler in before.items() if callable(handler)}  # not one that is ignored
     for number in handlers:
         signal.signal(number, signal.SIG_DFL)
     try:
-        with nullcontext() if LAST_WORDS in os.environ else NamedWhenSlow("importing PyTorch"):  # said by the parent
+        with NamedWhenSlow("importing PyTorch"):
             import torch  # noqa: F401 - here, so that --help does not wait for it
     finally:
         for number, handler in handlers.items():
@@ -99,8 +115,9 @@ def report_and_end_by_signal(number: int) -> NoReturn:
 
 def end_by_signal(number: int) -> NoReturn:
     """End the process by a signal, so that its parent, such as a loop in a shell, stops too."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # the terminal is closed
+        sys.stdout.flush()
+        sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # the signal is blocked

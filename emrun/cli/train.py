@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from emrun.cli.failures import fail, users_code
 from emrun.cli.ranks import (
     last_words,
     leave_words,
+    remove,
     run_ranks,
     starts_ranks,
     tell_directory,
@@ -32,7 +32,7 @@ from emrun.cli.signals import (
     words_before_sigterm,
 )
 from emrun.cli.tables import summary
-from emrun.errors import ArgumentError, RunExists, RunInUse, UsageError
+from emrun.errors import ArgumentError, RunExists, UsageError
 from emrun.ranks import join, leave
 from emrun.wording import from_here, progress
 
@@ -68,7 +68,7 @@ class TrialChecks:
     help="The run directory itself; it must not contain a run.",
 )  # fmt: skip
 @click.option("--auto-resume", is_flag=True, help="Resume the run in --output-dir if there is one.")
-@click.option("--rm", "remove", is_flag=True, help="Delete the run directory at the end.")
+@click.option("--rm", "removes", is_flag=True, help="Delete the run directory at the end.")
 @with_ranks
 @with_restarts
 @with_terminal_log
@@ -78,7 +78,7 @@ def train(
     output_root: Path,
     output_dir: Path | None,
     auto_resume: bool,
-    remove: bool,
+    removes: bool,
     nproc: int,
     max_restarts: int,
 ) -> int:
@@ -91,7 +91,7 @@ def train(
     written, 75 the run is in use (try again), 130 or 143 interrupted (or what main_loop.preempt_exit_code says).
     """
     output_root, output_dir = expanded(output_root), output_dir and expanded(output_dir)
-    if remove and output_dir is not None and output_dir.exists():
+    if removes and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} exists already; remove --rm")
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the run directory that the same command resumes")
@@ -112,7 +112,7 @@ def train(
     if output_dir is not None and resumed is None and not is_follower():
         check_free(output_dir)
     if starts_ranks(nproc, max_restarts):
-        return run_ranks(nproc, max_restarts)
+        return run_ranks(nproc, max_restarts, removes=removes)
     import_torch()
     is_resumed = join().from_first(resumed is not None and is_begun(resumed))
     from emrun.training.create import create_training
@@ -124,7 +124,7 @@ def train(
         click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
     try:
         with unwound_by_sigterm(), users_code():
-            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=remove)
+            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=removes)
         if sweep is not None:
             sweep.check_training(training)
     except RunExists:
@@ -133,13 +133,11 @@ def train(
         raise
     status = None
     try:
-        status = run(training, keeps=not remove)
+        status = run(training, keeps=not removes)
         return status
     finally:
-        if remove and status != RunInUse.exit_status:  # then another process has taken the run over
-            shutil.rmtree(training.output_dir, ignore_errors=True)
-            if not click.get_current_context().params["quiet"]:
-                click.echo(f"deleted {from_here(training.output_dir)} (--rm)", err=True)
+        if removes:
+            remove(training.output_dir, status)
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:

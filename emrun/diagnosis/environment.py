@@ -18,6 +18,7 @@ import torch
 
 from emrun.diagnosis.devices import inspect_devices, unused_gpu
 from emrun.errors import reason_of
+from emrun.launch.jobs import cores
 from emrun.storage.lock import RunLock
 from emrun.wording import listed, size_of
 
@@ -82,12 +83,12 @@ def _inspect_versions(found: Environment) -> None:
 
 def _inspect_machine(found: Environment) -> None:
     found.facts["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
+    own = cores()
     times = [*_limits_of_groups("cpu.max"), *_limits_of_groups("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    allowed = min([cores, *(int(quota) / int(period) for quota, period in times)])
+    allowed = min([own, *(int(quota) / int(period) for quota, period in times)])
     threads = torch.get_num_threads()
-    limit = f" (the control group allows {allowed:.3g})" if allowed < cores else ""
-    found.facts["CPU"] = f"{cores} cores{limit}, PyTorch threads: {threads}"
+    limit = f" (the control group allows {allowed:.3g})" if allowed < own else ""
+    found.facts["CPU"] = f"{own} cores{limit}, PyTorch threads: {threads}"
     if threads > max(1, allowed):
         message = f"PyTorch uses {threads} threads on {allowed:.3g} cores, which is slow"
         found.warnings.append(f"{message}; set the environment variable OMP_NUM_THREADS={max(1, int(allowed))}")

@@ -24,7 +24,7 @@ from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.randomness import preserved_randomness
-from emrun.ranks import end_process, leave, ranks
+from emrun.ranks import end_process, leave, rank_of, ranks
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
 from emrun.storage.state_file import FILE, load_state
@@ -54,7 +54,7 @@ def main(job_text: str) -> None:
     fields = json.loads(job_text)
     job = Job(**{**fields, "point": fields["point"] and Point(**fields["point"])})
 
-    record_file = job.record(int(os.environ.get("RANK", "0")) if job.ranks > 1 else 0)
+    record_file = job.record(rank_of() if job.ranks > 1 else 0)
 
     def record(kind: str, **values: Any) -> None:
         with record_file.open("a", encoding="utf-8") as file:  # closed after each event: a kill loses none

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from emrun.errors import EmrunError, RankFailed
+from emrun.launch.ranks import ranks_directory, run_processes
 
-_CHILD = "import sys; sys.path[:] = {path!r}; from emrun.diagnosis.probe import main; main(sys.argv[1])"
+_CHILD = "from emrun.diagnosis.probe import main; main(sys.argv[1])"
 _SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # no bytecode files next to the modules of the config
 
 Event = dict[str, Any]
@@ -56,7 +54,7 @@ class Recording:
 
     Args:
         events: the events of the run, in its only process or on rank 0.
-        exit_code: the exit status of the process, negative for a signal.
+        exit_code: the exit status of the process that failed first, negative for a signal; 0 for none.
         of_others: the events of the other ranks.
     """
 
@@ -95,8 +93,6 @@ class Recording:
 
     def was_interrupted(self, kill: bool) -> bool:
         """Return whether the signal ended the run."""
-        if kill and self.of_others:  # the exit status is that of the launcher
-            return not self.one("outcome")
         return self._exit_code == -signal.SIGKILL if kill else self.one("outcome").get("status") == "interrupted"
 
 
@@ -153,34 +149,26 @@ class Job:
         """
         temporary = Path(self.place, "temporary")  # torch leaves a directory in it
         temporary.mkdir(exist_ok=True)
-        done = subprocess.run(
-            [*self._launcher(), sys.executable, "-P", "-c", _CHILD.format(path=sys.path), json.dumps(asdict(self))],
-            env={**os.environ, **_SETTINGS, "TMPDIR": str(temporary)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            errors="replace",  # decode as text
-            check=False,
-        )
+        with ranks_directory() as place, (temporary / "errors").open("w+b") as errors:
+            settings = {**_SETTINGS, "TMPDIR": str(temporary)}
+            failures = run_processes(
+                self.ranks, _CHILD, [json.dumps(asdict(self))], place, environment=settings, errors=errors
+            )
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+        exit_code = next(iter(failures.values()), 0)
         events = [_events(self.record(rank)) for rank in range(self.ranks)]
-        found = Recording(events[0], done.returncode, events[1:])
-        errors = [event for each in events for event in each if event["kind"] == "error"]
-        for event in sorted(errors, key=lambda event: event["error"] == RankFailed.__name__):
-            text = event["text"].replace(str(self.directory), "RUN_DIR")
-            raise VerificationFailed(text, event["status"], event["error"])
+        found = Recording(events[0], exit_code, events[1:])
         if self.point is not None and found.was_interrupted(kill=self.by == signal.SIGKILL):
             return found
-        if done.returncode or not (found.final or found.of("long")):
-            last = "".join(f": {line}" for line in done.stderr.strip().splitlines()[-1:])
-            raise VerificationFailed(f"a run ended early, with exit status {done.returncode}{last}", 1)
+        errors_of_ranks = [event for each in events for event in each if event["kind"] == "error"]
+        for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
+            text = event["text"].replace(str(self.directory), "RUN_DIR")
+            raise VerificationFailed(text, event["status"], event["error"])
+        if failures or not (found.final or found.of("long")):
+            last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
+            raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)
         return found
-
-    def _launcher(self) -> list[str]:
-        """Return the command that starts several ranks of another command; nothing for one."""
-        if self.ranks == 1:
-            return []
-        options = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
-        return [sys.executable, "-P", "-m", "torch.distributed.run", *options]
 
 
 def _events(path: Path) -> list[Event]:

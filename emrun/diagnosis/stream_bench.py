@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
 from emrun.errors import StreamError, UsageError, reason_of
+from emrun.launch.jobs import cores
 from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
 from emrun.streams.reading import Reading
@@ -162,9 +162,9 @@ def bench(
         return Bench(streams, step, no_step)
 
 
-def settings(cores: int, start_method: StartMethod | None = None) -> list[Setting]:
+def settings(most: int, start_method: StartMethod | None = None) -> list[Setting]:
     """Return the settings to measure, the simplest first: workers are doubled up to the number of cores."""
-    counts = {1, 2, cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores}
+    counts = {1, 2, most} | {2**power for power in range(most.bit_length()) if 2**power <= most}
     workers = [Setting(workers=count, start_method=start_method) for count in sorted(counts)]
     return [Setting(), Setting(buffer=4), *workers]
 
@@ -199,7 +199,7 @@ class _Reader:
         _LOG.info("stream %r: warming up", found.name)
         self._measure(watched if takes_context(function) else function, found, Setting())
         found.shares_rows = any(context.skips for context in contexts)
-        for setting in settings(_cores(), self.start_method):
+        for setting in settings(cores(), self.start_method):
             if setting.workers < 2 or found.shares_rows:
                 _LOG.info("stream %r: %s", found.name, setting)
                 try:
@@ -252,8 +252,3 @@ def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) ->
         if index >= _UNTIMED_STEPS and perf_counter() > ends_at:
             break
     return statistics.median(taken[_UNTIMED_STEPS:])
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS

@@ -40,8 +40,12 @@ def threads_per_job(jobs: int) -> int | None:
     given = os.environ.get(THREADS, "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return None if jobs == 1 else max(1, cores // jobs)
+    return None if jobs == 1 else max(1, cores() // jobs)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_fork_safe() -> bool:
@@ -172,7 +176,7 @@ class Jobs:
         status = 1
         try:
             os.setpgid(0, 0)  # a Ctrl-C on the terminal reaches the sweep, which passes it on
-            _die_with(parent)
+            end_with(parent, signal.SIGTERM)
             with Path(os.devnull).open("rb") as nothing:
                 os.dup2(nothing.fileno(), 0)
             for descriptor in (1, 2):
@@ -200,9 +204,9 @@ class Jobs:
             os._exit(status)
 
 
-def _die_with(parent: int) -> None:
-    """Get SIGTERM when the parent ends, so that a trial does not outlive its sweep; Linux only."""
+def end_with(parent: int, number: int) -> None:
+    """Get a signal when the parent ends, so that this process does not outlive it; Linux only."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
         if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)

@@ -1,33 +1,41 @@
-"""Starts the ranks of a run on this machine, with torch's elastic launcher."""
+"""Starts processes that train together on this machine, waits for them, and finds which of them has failed first.
+
+They meet in a directory that only this user can read, and talk on the loopback interface: nobody else can join them.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
-import logging
 import os
 import signal
+import socket
 import sys
-import tempfile
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from subprocess import DEVNULL, Popen
+from tempfile import gettempdir
+from time import monotonic
+from typing import IO
 
-import torch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from emrun.errors import reason_of
+from emrun.launch.jobs import THREADS, end_with, threads_per_job
+from emrun.launch.signals import Signals
+from emrun.ranks import KEY, cannot_meet, meet_in
+from emrun.temporary import TemporaryFolder
 
-from emrun.errors import UsageError
-from emrun.ranks import DIRECTORY, LAST_WORDS
-from emrun.wording import counted
+DIRECTORY = "directory"
+"""The name of the file in the ranks' directory in which rank 0 leaves the run directory."""
 
-_COMMAND = "import sys; from emrun.cli import main; sys.exit(main())"
+_BEGIN = "import sys; sys.path[:] = {path!r}; from emrun.launch.ranks import begin; begin({place!r}, {parent}); "
+_COMMAND = "from emrun.cli import main; sys.exit(main())"
+_ROOM = bytes(1 << 20)  # more than the ranks write when they meet
 _PATIENCE = 20  # seconds that ranks have to end when one of them has failed
-_CHILDREN = Path("/proc/self/task")
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_LOOK = 1.0  # seconds between two looks at the ranks, although the system tells when one has ended
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,64 +59,154 @@ class Ended:
 def launch(count: int, arguments: Sequence[str]) -> Ended:
     """Run `emrun` with these arguments in several processes that train together; wait for them.
 
-    SIGINT, SIGTERM and SIGUSR1 are passed on to them.
+    Signals are passed on to them: SIGINT, SIGTERM, SIGUSR1, and SIGHUP unless it is ignored.
 
     Args:
         count: the number of processes.
         arguments: the arguments of the command.
 
     Raises:
-        UsageError: this machine has fewer GPUs than ranks.
+        StorageError: the directory for temporary files is full, or its files cannot be locked.
     """
-    if torch.cuda.is_available() and count > torch.cuda.device_count():
-        gpus = counted(torch.cuda.device_count(), "GPU")
-        raise UsageError(f"--nproc {count}: this machine has {gpus}; each rank needs one")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        signals_to_handle="SIGHUP,SIGQUIT",
-        shutdown_timeout=_PATIENCE,
-    )
-    with tempfile.TemporaryDirectory(prefix="emrun-ranks-") as place:
-        os.environ[LAST_WORDS] = place
+    with ranks_directory() as place:
+        passed_on = [each for each in _PASSED_ON if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
+        return _explained(run_processes(count, _COMMAND, arguments, place, passed_on=passed_on), place)
+
+
+@contextmanager
+def ranks_directory() -> Iterator[Path]:
+    """The directory in which the ranks meet and leave their last words.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        folder = TemporaryFolder("ranks")
+    except OSError as error:
+        raise cannot_meet("the directory for temporary files", reason_of(error)) from error
+    with folder as place:
         try:
-            with _signals_passed_on():
-                elastic_launch(config, sys.executable)("-c", _COMMAND, *arguments)
-        except ChildFailedError as error:
-            return _explained(error.failures, Path(place))
-        finally:
-            del os.environ[LAST_WORDS]
-    return Ended(0)
+            with (place / KEY).open("wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(_ROOM)
+            (place / KEY).write_bytes(os.urandom(32))
+        except OSError as error:
+            raise cannot_meet(gettempdir(), reason_of(error)) from error
+        yield place
 
 
-def _explained(failures: dict[int, Any], place: Path) -> Ended:
+def run_processes(
+    count: int,
+    code: str,
+    arguments: Sequence[str],
+    place: Path,
+    *,
+    passed_on: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    errors: IO[bytes] | None = None,
+) -> dict[int, int]:
+    """Run code in new Python processes, which train together if there are several, and end with this process.
+
+    Args:
+        count: the number of processes.
+        code: the Python code; `sys.path` is that of this process.
+        arguments: the arguments in `sys.argv`.
+        place: the directory in which they meet.
+        passed_on: the signals that are passed on to them; others have their usual effect on this process.
+        environment: further environment variables.
+        errors: where they write what is for standard error, and no standard output; None to write as this process does.
+
+    Returns:
+        Rank -> exit status, of the processes that have failed, in the order in which they ended.
+    """
+    shared = {**os.environ, **(environment or {})}
+    if count > 1:
+        names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        shared |= {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
+    if (threads := threads_per_job(count)) is not None:
+        shared[THREADS] = str(threads)
+    program = _BEGIN.format(path=sys.path, place=str(place), parent=os.getpid()) + code
+    ranks: list[Popen[bytes]] = []
+    try:
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
+            ranks.append(
+                Popen(
+                    [sys.executable, "-P", "-c", program, *arguments],
+                    env=shared | own,
+                    stdin=DEVNULL,
+                    stdout=None if errors is None else DEVNULL,
+                    stderr=errors,
+                    start_new_session=True,  # a Ctrl-C on the terminal reaches this process, which passes it on
+                )
+            )
+        with Signals(passed_on) as signals:  # not before, so that the processes begin with SIGUSR1 ignored
+            return _failures(ranks, signals)
+    finally:
+        for each in ranks:
+            each.kill()
+        for each in ranks:
+            each.wait()
+
+
+def _failures(ranks: Sequence[Popen[bytes]], signals: Signals) -> dict[int, int]:
+    """Wait for processes and return what has failed; if one fails, the others are ended, after a while by SIGKILL."""
+    codes: dict[int, int] = {}
+    ends_at = None
+    while True:
+        for rank, each in enumerate(ranks):
+            if rank not in codes and (code := each.poll()) is not None:
+                codes[rank] = code
+        running = [each for rank, each in enumerate(ranks) if rank not in codes]
+        if not running:
+            return {rank: code for rank, code in codes.items() if code}
+        if ends_at is None and any(codes.values()):
+            ends_at = monotonic() + _PATIENCE
+            signals.pending.append(signal.SIGTERM)
+        elif ends_at is not None and monotonic() > ends_at:
+            signals.pending.append(signal.SIGKILL)
+        while signals.pending:
+            number = signals.pending.pop(0)
+            for each in running:
+                each.send_signal(number)
+        signals.wait(_LOOK)
+
+
+def begin(place: str, parent: int) -> None:
+    """Be one of the processes that `run_processes` has started.
+
+    Args:
+        place: the directory in which they meet.
+        parent: the process that has started them.
+    """
+    end_with(parent, signal.SIGKILL)
+    meet_in(Path(place))
+
+
+def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     """Return how the ranks have ended: the status of the one that failed first; the cause, then what survived.
 
     First come the ranks with a cause of their own, then those that left no words (something has killed them), then
-    those that miss another rank. Those that the launcher has then ended by SIGTERM come last.
+    those that miss another rank. Those that were then ended by SIGTERM come last.
 
     Args:
-        failures: rank -> its failure, as torch's launcher has it.
+        failures: rank -> exit status, in the order in which they ended.
         place: the directory with the last words of the ranks.
     """
+    named = place / DIRECTORY
+    directory = named.read_text(encoding="utf-8") if named.exists() else None
+    if not failures:
+        return Ended(0, directory=directory)
     said = {int(each.stem): json.loads(each.read_text(encoding="utf-8")) for each in sorted(place.glob("*.json"))}
 
-    def order(item: tuple[int, Any]) -> tuple[bool, int, bool, int, int]:
-        rank, failure = item
-        code = failure.exitcode
+    def order(rank: int) -> tuple[bool, int, bool]:
+        code = failures[rank]
         kind = 1 if rank not in said else 0 if said[rank]["cause"] else 2
-        return code == -signal.SIGTERM, kind, code >= 0, failure.timestamp, rank
+        return code == -signal.SIGTERM, kind, code >= 0
 
-    rank, first = min(failures.items(), key=order)
-    code = int(first.exitcode)
-    is_asked = -code in (signal.SIGINT, signal.SIGTERM)
+    rank = min(failures, key=order)
+    code = failures[rank]
+    is_asked = -code in _ASKING
     causes = [(bool(speaker), words["time"], speaker) for speaker, words in said.items() if words["cause"]]
     is_told = rank in said  # otherwise something has killed it, or it has ended itself
     lines = []
@@ -120,37 +218,9 @@ def _explained(failures: dict[int, Any], place: Path) -> Ended:
     elif code < 0 and not is_asked:
         lines = [f"error: rank {rank} was killed by {signal.Signals(-code).name}"]
     survived = next((each["survived"] for _, each in sorted(said.items()) if each["survived"]), None)
-    directory = place / DIRECTORY
     return Ended(
         code,
         lines if survived is None else [*lines, survived],
-        directory.read_text(encoding="utf-8") if directory.exists() else None,
+        directory,
         is_failure=code == 1 or not (is_told or is_asked),
     )
-
-
-@contextmanager
-def _signals_passed_on() -> Iterator[None]:
-    """Pass signals on to the ranks, which are the children of this process, in this block.
-
-    Where the system does not list the children, the launcher ends them by the signal.
-    """
-    if not _CHILDREN.is_dir():
-        yield
-        return
-    before = {number: signal.signal(number, _pass_on) for number in _PASSED_ON}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _pass_on(number: int, frame: FrameType | None) -> None:
-    children = [child for each in _CHILDREN.glob("*/children") for child in each.read_text().split()]
-    if not children and number != signal.SIGUSR1:  # they have not been started
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    for child in children:
-        with suppress(OSError):  # it has ended
-            os.kill(int(child), number)

@@ -1,31 +1,36 @@
-"""The signals of a sweep: those that end it, and the one that says that a trial has ended."""
+"""The signals of a process that starts others: those that it handles, and the one that says that a child has ended."""
 
 from __future__ import annotations
 
 import select
 import signal
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Collects SIGINT and SIGTERM, and waits until one of them arrives or a child ends; a context for the main thread.
+    """Collects signals, and waits until one of them arrives or a child ends; a context for the main thread.
+
+    Args:
+        numbers: the signals.
 
     Attributes:
         pending: the numbers of the signals that arrived, oldest first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Sequence[int] = _ENDING) -> None:
         self.pending: list[int] = []
+        self._numbers = numbers
         self._reader, self._writer = socket.socketpair()
 
     def __enter__(self) -> Signals:
         for each in (self._reader, self._writer):
             each.setblocking(False)
         self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note) for number in (*_ENDING, signal.SIGCHLD)}
+        self._handlers = {number: signal.signal(number, self._note) for number in (*self._numbers, signal.SIGCHLD)}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -41,7 +46,7 @@ class Signals:
             self._reader.recv(4096)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number in _ENDING:
+        if number in self._numbers:
             self.pending.append(number)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emrun.hook import TrainingTerminated
 from emrun.loop.endings import Endings
+from emrun.loop.interrupts import Ending
 from emrun.ranks import Ranks
 from emrun.types import InsteadOf, InterruptPolicy, Policy
 
@@ -36,7 +37,7 @@ class Request(NamedTuple):
 class _Wishes(NamedTuple):
     """What a rank wants."""
 
-    signal: int | None
+    ending: Ending | None
     wants_checkpoint: bool
     reason: str | None
     is_limit: bool
@@ -70,7 +71,7 @@ class AgreedEndings(Endings):
         self._request = request
         self._wish: TrainingTerminated | None = None
         self._requests: list[Request] = []
-        self._agreed_signal: int | None = None
+        self._agreed_ending: Ending | None = None
         self._agreed_checkpoint = False
         self._is_alone = False  # whether a hook is called on this rank only
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
@@ -80,14 +81,14 @@ class AgreedEndings(Endings):
         self.news = True
 
     @property
-    def signal(self) -> int | None:
-        """The signal that ends the run, if all ranks know it."""
-        return self._agreed_signal
+    def ending(self) -> Ending | None:
+        """How signals end the run, if all ranks know it."""
+        return self._agreed_ending
 
     def begin(self) -> None:
         """Handle signals until `restore`; forget earlier signals and terminations."""
         super().begin()
-        self._agreed_signal, self._agreed_checkpoint, self._wish, self._requests = None, False, None, []
+        self._agreed_ending, self._agreed_checkpoint, self._wish, self._requests = None, False, None, []
 
     @contextmanager
     def on_one_rank(self) -> Iterator[None]:
@@ -154,8 +155,10 @@ class AgreedEndings(Endings):
         wish = self._wish if self.have_effect else None
         reason, is_limit = (None, False) if wish is None else (wish.reason, wish.limit)
         names = [(each.name, each.on_failure) for each in self._requests] if self._ranks.is_first else []
-        signal = self._interrupts.signal if self._agreed_signal is None else None
-        return _Wishes(signal, self._interrupts.wants_checkpoint, reason, is_limit, names)
+        ending, agreed = self._interrupts.ending, self._agreed_ending
+        if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
+            ending = None
+        return _Wishes(ending, self._interrupts.wants_checkpoint, reason, is_limit, names)
 
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
@@ -164,7 +167,8 @@ class AgreedEndings(Endings):
         all_wishes = self._ranks.all_gathered(self._wishes())
         self._interrupts.wants_checkpoint = False
         own, self._requests, self._wish = self._requests, [], None
-        self._agreed_signal = self._agreed_signal or next((each.signal for each in all_wishes if each.signal), None)
+        endings = [each.ending for each in all_wishes if each.ending is not None]
+        self._agreed_ending = max(endings, key=lambda each: each.after_batch, default=self._agreed_ending)
         self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
         for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))

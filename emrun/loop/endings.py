@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from emrun.arguments import check_choice
 from emrun.hook import TrainingTerminated
-from emrun.loop.interrupts import Interrupted, Interrupts
+from emrun.loop.interrupts import Ending, Interrupted, Interrupts
 from emrun.types import InsteadOf, InterruptPolicy, Policy
 
 _LOG = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ class Endings:
     after the epoch if its batch is the last one of the epoch, or if the epoch is being evaluated.
 
     Args:
-        on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`.
+        on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`; see `Interrupts`.
         wake: called on a signal to end the wait for a batch; must not block.
         waits: returns whether the run must not end yet, because the model is within the batches of an update.
         request: requests a checkpoint.
-        patience: the seconds after a first signal in which a second one is ignored.
+        patience: the seconds in which the same signal again does not count.
     """
 
     def __init__(
@@ -52,20 +52,19 @@ class Endings:
         """The limit that has been reached and ends the training."""
         self.news = False
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
-        self._on_interrupt = on_interrupt
         self._wake_stream = wake
         self._waits = waits
         self.request = request
         """Requests a checkpoint; see `Loop.request_checkpoint`."""
-        self._interrupts = Interrupts(self._wake, patience)
+        self._interrupts = Interrupts(self._wake, on_interrupt, patience)
         self._termination: TrainingTerminated | None = None
         self._begins_again = False
         self._is_announced = False  # whether the end after this epoch has been logged
 
     @property
-    def signal(self) -> int | None:
-        """The signal that ends the run; None if there is none."""
-        return self._interrupts.signal
+    def ending(self) -> Ending | None:
+        """How signals end the run; None if there was none."""
+        return self._interrupts.ending
 
     @property
     def have_effect(self) -> bool:
@@ -142,8 +141,8 @@ class Endings:
     def announce_wait(self) -> None:
         """Log once that the run does not end before the end of the update."""
         reason = self._termination or self.limit
-        if reason is None and self.signal is not None and self._on_interrupt == "batch":
-            reason = Interrupted(self.signal)
+        if reason is None and self.ending is not None and self.ending.after_batch:
+            reason = Interrupted(self.ending.signal)
         if reason is not None and not self._is_announced:
             self._is_announced = True
             _LOG.info("%s; the run ends with the last batch of this update", reason)
@@ -159,10 +158,10 @@ class Endings:
             return True
         if self.limit is not None and not is_last():
             return True
-        if self.signal is not None and not self._is_announced:
+        if self.ending is not None and not self._is_announced:
             self._is_announced = True
-            name = signal.Signals(self.signal).name
-            _LOG.info("%s: the training ends after this epoch; a second signal ends the process at once", name)
+            name = signal.Signals(self.ending.signal).name
+            _LOG.info("%s: the training ends after this epoch; SIGTERM or a second signal ends it after a batch", name)
         return False
 
     def wants_checkpoint(self) -> bool:
@@ -172,7 +171,7 @@ class Endings:
 
     def is_interrupted(self) -> bool:
         """Return whether a signal ends the epoch after the current batch."""
-        is_wanted = self.signal is not None and (self._on_interrupt == "batch" or self.evaluating)
+        is_wanted = self.ending is not None and (self.ending.after_batch or self.evaluating)
         return is_wanted and (self.evaluating or not self._waits())
 
     def raise_if_due(self, *, in_epoch: bool = False, is_left: bool = False) -> None:
@@ -182,8 +181,8 @@ class Endings:
             in_epoch: whether the epoch is not complete.
             is_left: whether the train stream was left before its end; else a limit waits for the end of the epoch.
         """
-        if self.signal is not None and (not in_epoch or self.is_interrupted()):
-            raise Interrupted(self.signal)
+        if self.ending is not None and (not in_epoch or self.is_interrupted()):
+            raise Interrupted(self.ending.signal)
         ends = self.limit or self._termination
         if ends is not None and not (self.evaluating or self.at_end or (ends.limit and in_epoch and not is_left)):
             raise ends

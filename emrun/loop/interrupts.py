@@ -9,11 +9,15 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
+from typing import NamedTuple
 
 from emrun.hook import TrainingTerminated
+from emrun.terminal import leave_closed_terminal
+from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_HANGUP = signal.SIGHUP
 _SAVING = signal.SIGUSR1
 
 
@@ -25,33 +29,54 @@ class Interrupted(TrainingTerminated):
         super().__init__(f"interrupted by {signal.Signals(signal_number).name}")
 
 
-class Interrupts:
-    """Handles the first SIGINT or SIGTERM, and each SIGUSR1, between `install` and `restore`.
+class Ending(NamedTuple):
+    """How signals end the training.
 
-    The handler of SIGINT and SIGTERM sets `signal`, calls `wake` and restores the default action, so that a second
-    signal ends the process at once. The handler of SIGUSR1 sets `wants_checkpoint` and calls `wake`.
+    Args:
+        signal: the number of the signal.
+        after_batch: whether the training ends after the batch; otherwise after the epoch.
+    """
+
+    signal: int
+    after_batch: bool
+
+
+class Interrupts:
+    """Handles the signals that end a training, and each SIGUSR1, between `install` and `restore`.
+
+    With the policy `batch`, the first signal ends the training after the batch, and the second ends the process. With
+    `epoch`, a first SIGINT ends the training after the epoch, SIGTERM or a second signal after the batch, and the third
+    ends the process. The handler sets `ending` and calls `wake`; before the last signal it restores the default action,
+    so that this signal has its effect whatever the process is doing. SIGHUP counts as SIGTERM, but only as the first
+    signal, because a terminal that closes sends several; it is left ignored if it is, as by nohup.
+
+    The handler of SIGUSR1 sets `wants_checkpoint` and calls `wake`.
 
     Args:
         wake: called by the handlers to end a wait; must not block.
-        patience: the seconds after the first signal in which another one is ignored.
+        policy: see above.
+        patience: the seconds in which the same signal again does not count.
     """
 
-    def __init__(self, wake: Callable[[], None], patience: float = 0) -> None:
-        self.signal: int | None = None
+    def __init__(self, wake: Callable[[], None], policy: InterruptPolicy = "batch", patience: float = 0) -> None:
+        self.ending: Ending | None = None
         self.wants_checkpoint = False
         self._wake = wake
+        self._most = 1 if policy == "batch" else 2  # signals that the process survives
         self._patience = patience
+        self._count = 0
         self._since = 0.0
         self._previous: dict[signal.Signals, object] = {}
 
     def install(self) -> None:
         """Install the handlers; outside the main thread, where Python does not allow handlers, only log a line."""
-        self.signal = None
+        self.ending, self._count = None, 0
         self.wants_checkpoint = False
         if threading.current_thread() is not threading.main_thread():
-            _LOG.info("not in the main thread: this training does not handle SIGINT, SIGTERM and SIGUSR1")
+            _LOG.info("not in the main thread: this training does not handle SIGINT, SIGTERM, SIGHUP and SIGUSR1")
             return
-        for number in _ENDING:
+        is_ignored = signal.getsignal(_HANGUP) == signal.SIG_IGN
+        for number in _ENDING if is_ignored else (*_ENDING, _HANGUP):
             self._previous[number] = signal.signal(number, self._end)
         self._previous[_SAVING] = signal.signal(_SAVING, self._save)
 
@@ -62,16 +87,21 @@ class Interrupts:
         self._previous = {}
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and monotonic() - self._since < self._patience:
+        if number == _HANGUP:
+            leave_closed_terminal()
+        before = self.ending
+        is_again = before is not None and number == before.signal and monotonic() - self._since < self._patience
+        if before is not None and (number == _HANGUP or is_again):
             return
-        is_first, self.signal, self._since = self.signal is None, number, monotonic()
-        if not (is_first and self._patience):
+        self._count, self._since = self._count + 1, monotonic()
+        if self._count > self._most or (self._count == self._most and not self._patience):
             for each in _ENDING:
                 signal.signal(each, signal.SIG_DFL)
-        if is_first:
-            self._wake()
-        else:
+        if self._count > self._most:
             os.kill(os.getpid(), number)
+            return
+        self.ending = Ending(number, number != signal.SIGINT or self._count == self._most)
+        self._wake()
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self.wants_checkpoint = True

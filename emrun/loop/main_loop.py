@@ -91,10 +91,14 @@ class MainLoop(Answers):
             epoch. A model that does not overfit them has a mistake. The names of the streams do not change, and
             `emrun eval` reads the whole stream. Not together with `fixed_epoch_size`.
         skip_zeroth_epoch: do not evaluate before the training.
-        on_interrupt: whether the first SIGINT or SIGTERM ends the training after the current `batch`, or after the
-            current `epoch` with its evaluations and hooks; a checkpoint is saved. A second signal ends the process at
-            once. SIGUSR1 saves the checkpoint `latest` after the current batch, and the training continues.
-        preempt_exit_code: the exit status of the command after SIGTERM, once the checkpoint is saved, such as 75 for a
+        on_interrupt: with `batch`, the first SIGINT, SIGTERM or SIGHUP ends the training after the current batch, and a
+            second signal ends the process at once. With `epoch`, the first SIGINT ends the training after the current
+            epoch with its evaluations and hooks, SIGTERM, SIGHUP or a second signal after the batch, and a third signal
+            ends the process. A checkpoint is saved. SIGUSR1 saves the checkpoint `latest` after the current batch, and
+            the training continues.
+        preempt_exit_code: the exit status of the command after SIGTERM or SIGHUP, once the checkpoint is saved, such as
+            75 for a cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT)
+            always ends the process by the signal, so that a shell loop stops too.
             cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT) always
             ends the process by the signal, so that a shell loop stops too.
         record_steps: record the loss and the learning rates of every n-th iteration in `steps.jsonl`, and what hooks

@@ -39,11 +39,11 @@ class Outcome:
 
         Args:
             error: the error or the termination; None if the block simply ended.
-            preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
+            preempt_exit_code: the exit status after SIGTERM or SIGHUP; None to end the process by the signal.
         """
         if error is None:
             return cls("finished", None, 0)
-        if isinstance(error, Interrupted) and error.signal == signal.SIGTERM and preempt_exit_code is not None:
+        if isinstance(error, Interrupted) and error.signal != signal.SIGINT and preempt_exit_code is not None:
             return cls("interrupted", error.reason, preempt_exit_code)
         if isinstance(error, Interrupted):
             return cls("interrupted", error.reason, 128 + error.signal, error.signal)

@@ -64,7 +64,7 @@ class RankEvents:
                 continue
             end_collected()
             if everywhere:
-                found.append(self._as_here(call, event))
+                found.append(self._as_here(hook, call, event))
             elif self.ranks.is_first:
                 found.append(one_rank(call, self.endings))
         end_collected()
@@ -165,14 +165,14 @@ class RankEvents:
             epoch_data.clear()
             epoch_data.update(received)
 
-    def _as_here(self, call: Call, event: str) -> Call:
+    def _as_here(self, hook: AbstractHook, call: Call, event: str) -> Call:
         """Return what this rank calls for a method of a hook that runs on every rank."""
-        if event == "after_batch":
+        if event == "after_batch" and (hook.reads is None or hook.reads):
             return self._with_share(call)
         return _without_effect_on_data(call) if event == "after_epoch" and not self.ranks.is_first else call
 
     def _with_share(self, call: Call) -> Call:
-        """Return `after_batch` of a hook that runs on every rank, which is not called if the rank has no rows."""
+        """Return `after_batch` of a hook that reads batches on every rank; not called if the rank has no rows."""
 
         def called(**arguments: Any) -> None:
             if self.share[0]:

@@ -27,7 +27,7 @@ from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, named
 
 SAFE_PATH = "PYTHONSAFEPATH"
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that are sent to a whole process group; the loop handles them, worker processes ignore them."""
 _LOOK_AGAIN = 1.0  # seconds
 
@@ -140,8 +140,9 @@ def _begin(task: Task, worker: int) -> Any:
     """
     torch.set_num_threads(1)
     for number in GROUP_SIGNALS:
-        # not SIG_IGN, because programs that the stream starts would inherit it
-        signal.signal(number, lambda number, frame: None)
+        # not SIG_IGN, because programs that the stream starts would inherit it, but for what nohup ignores
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if task.censor is not None and terminal_censor() is None:  # not forked
         censor_standard_error(task.censor)

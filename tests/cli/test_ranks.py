@@ -2,10 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +69,7 @@ hooks:
 @pytest.fixture
 def emrun(emrun):
     """Run the command; its ranks are processes that have imported PyTorch. `straight` and torchrun start new ones."""
-    return partial(emrun, ranks=4)
+    return lambda *words, **options: emrun(*words, **{"ranks": 4, **options})
 
 
 @pytest.fixture
@@ -172,6 +172,30 @@ def test_a_rank_that_fails_ends_the_others_and_the_run_resumes_exactly(project, 
     assert_same(straight, project / "run")
 
 
+def test_the_ranks_end_with_the_command_that_is_killed_and_the_run_resumes_exactly(project, straight, emrun):
+    (project / "fault").write_text("SIGKILL parent")
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run")  # waits for all that write its output
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = emrun("resume", "run", "-q")
+    assert done.returncode == 0, done.stderr
+    assert_same(straight, project / "run")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "cause"),
+    [("raise", 1, "rank 1: in hook Fault, after_batch"), ("SIGKILL", 137, "error: rank 1 was killed by SIGKILL")],
+)
+def test_a_run_that_is_deleted_at_its_end_tells_the_cause_of_a_failure(project, emrun, fault, status, cause):
+    (project / "fault").write_text(fault)
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "--rm")
+    assert done.returncode == status, done.stderr
+    said = [line for line in done.stderr.splitlines() if "rank 1" in line or "(--rm)" in line or "another" in line]
+    assert said[0].startswith(cause)
+    assert said[-1] == "deleted run (--rm)"
+    assert done.stderr.count("ValueError: a hook of rank 1") == (fault == "raise")
+    assert not (project / "run").exists()
+
+
 def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, straight, emrun):
     (project / "fault").write_text("SIGKILL")
     done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "--max-restarts", "1", "--no-progress")
@@ -257,7 +281,57 @@ def test_a_launcher_that_does_not_say_where_the_ranks_meet_is_an_error(project, 
     assert {path: path.stat().st_mtime_ns for path in project.rglob("*")} == before
 
 
-def test_verify_resume_of_several_ranks(project, emrun):
-    done = emrun("verify-resume", "config.yaml", "--nproc", "2", "--at", "3", "hooks.StopAfter.epochs=1", timeout=250)
+def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = emrun("train", "config.yaml")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start them" in done.stderr
+    for name, value in {"RANK": "2", "LOCAL_RANK": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = emrun("train", "config.yaml")
+    assert done.returncode == 2
+    assert "but RANK=2, LOCAL_RANK=x, which must be from 0 to 1; start them" in done.stderr
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_resumed_only_on_request(project, straight, emrun):
+    shutil.copytree(straight, project / "run", symlinks=True)
+    trace = project / "run" / "trace.yaml"
+    trace.write_text(trace.read_text().replace("\nranks: 2\n", "\nranks: 4096\n"))
+    done = emrun("resume", "run", "hooks.StopAfter.epochs=5")
+    assert done.returncode == 2
+    assert "run was trained by 4096 processes, but this machine has " in done.stderr
+    assert "emrun resume run hooks.StopAfter.epochs=5 --nproc 4096" in done.stderr
+
+
+NINE_ROWS = """
+class Nine(Data):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(9, self.size, shuffle=True):
+            yield {"x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
+
+    def valid_stream(self, ctx):
+        return self.train_stream(ctx)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (1, ("--at", "3")),
+        (4, ("--kill", "--at", "5")),
+        pytest.param(2, (), marks=pytest.mark.campaign),
+    ],
+)
+def test_verify_resume_of_ranks_that_have_no_rows_of_some_batches(project, emrun, size, options):
+    (project / "parts.py").write_text(PARTS + NINE_ROWS)
+    config = [f"dataset={{class: parts.Nine, size: {size}}}", "main_loop.extra_streams=[valid]", "~hooks.parts.Fault"]
+    done = emrun("verify-resume", "config.yaml", "--nproc", "2", *options, *config, ranks=16)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "exact" in done.stdout
+    assert "\nexact: interrupted at" in done.stdout

@@ -71,7 +71,7 @@ class Noted:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
-    monkeypatch.setattr("emrun.diagnosis.stream_bench._cores", lambda: 2)
+    monkeypatch.setattr("emrun.diagnosis.stream_bench.cores", lambda: 2)
 
 
 def of(dataset, **rest):

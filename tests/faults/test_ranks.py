@@ -1,8 +1,10 @@
 """A run of several ranks of which one is killed at any moment, and that is started again, ends in the same bits."""
 
+import ctypes
 import json
 import os
 import signal
+import socket
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +41,7 @@ def ranks_of(command):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list the children of a process")
 @pytest.mark.timeout(7200)
-@pytest.mark.fault("a random one of two or three ranks is killed, and the run is resumed until done", share=6)
+@pytest.mark.fault("a random one of two or three ranks, or the command, is killed, and the run is resumed", share=6)
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.campaign)])
 def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, small, trials, size):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS)
@@ -70,16 +72,72 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, smal
             with suppress(psutil.TimeoutExpired):
                 command.wait(trial.random.uniform(0.2, 1) * seconds)
             killed = ranks_of(command)
-            for number in trial.random.sample(killed, k=min(1, len(killed))):
+            ranks = [psutil.Process(each) for each in killed if psutil.pid_exists(each)]
+            is_command = trial.case % 4 == 3
+            for number in [command.pid] if is_command else trial.random.sample(killed, k=min(1, len(killed))):
                 with suppress(ProcessLookupError):  # it has ended
                     os.kill(number, signal.SIGKILL)
             status = command.wait(PATIENCE)
             said = errors.read_text()
+            assert psutil.wait_procs(ranks, timeout=PATIENCE)[1] == []
             with trial.telling():
-                assert status in ((0,) if not killed else (0, 128 + signal.SIGKILL)), said
-                assert not status or "was killed by SIGKILL" in said
+                assert status in ((0, -9) if is_command else (0,) if not killed else (0, 128 + signal.SIGKILL)), said
+                assert status <= 0 or "was killed by SIGKILL" in said
             since_finished += 1
             if status == 0 or since_finished == 3:
                 since_finished = 0
                 finish()
     finish()
+
+
+LISTENS = '''
+import os
+from pathlib import Path
+
+from emrun import AbstractHook
+from emrun.ranks import ranks
+
+
+class Listens(AbstractHook):
+    """Writes on which addresses this rank and the command listen."""
+
+    every_rank = True
+    reads = ()
+
+    def after_batch(self):
+        found = []
+        for table in ("tcp", "tcp6"):
+            for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == "0A" and any(f"socket:[{inode}]" in links(each) for each in ("self", os.getppid())):
+                    found.append(local.partition(":")[0])
+        Path(f"listens-{ranks().rank}").write_text(" ".join(found))
+
+
+def links(process):
+    return [os.readlink(each) for each in Path(f"/proc/{process}/fd").iterdir() if each.is_symlink()]
+'''
+NEW_USER, NEW_NAME = 0x10000000, 0x04000000
+NO_NAMESPACE = 77
+
+
+def named_elsewhere(size):
+    """Be on a machine whose name is another address than 127.0.0.1, and let ranks stand by."""
+    unshare = ctypes.CDLL(None).unshare
+    if unshare(NEW_NAME) and unshare(NEW_USER | NEW_NAME):
+        os._exit(NO_NAMESPACE)
+    socket.sethostname("127.0.0.2")
+    stand_by(size)
+
+
+@pytest.mark.parametrize("words", [["train", "--output-dir", "run"], ["verify-resume", "--at", "2"]])
+def test_ranks_listen_on_the_loopback_address_whatever_the_name_of_the_machine(tmp_path, small, words):
+    (tmp_path / "parts.py").write_text(SEVERAL_PARTS + LISTENS)
+    (tmp_path / "config.yaml").write_text(f"{SEVERAL}\nhooks: [parts.Listens, {{StopAfter: {{epochs: 1}}}}]")
+    words = [words[0], "-q", "config.yaml", "--nproc", 2, *words[1:]]
+    done = small.command(*words, cwd=tmp_path, prepare=partial(named_elsewhere, 10))
+    if done.returncode == NO_NAMESPACE:
+        pytest.skip("the system gives no other name to a process")
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert set((tmp_path / f"listens-{rank}").read_text().split()) == {"0100007F"}

@@ -1,13 +1,14 @@
 """What is printed about ranks that failed: the cause first, once."""
 
+import errno
+import fcntl
 import json
-import signal
-from types import SimpleNamespace
+import resource
+import tempfile
 
 import pytest
-import torch
 
-from emrun.errors import UsageError
+from emrun.errors import StorageError
 from emrun.launch.ranks import _explained, launch
 
 
@@ -15,8 +16,7 @@ def explained(place, failures, words):
     """Return what is printed; failures: rank -> exit status, words: rank -> (cause, survived, time)."""
     for rank, (cause, survived, time) in words.items():
         (place / f"{rank}.json").write_text(json.dumps({"cause": cause, "survived": survived, "time": time}))
-    found = {rank: SimpleNamespace(exitcode=code, timestamp=1) for rank, code in failures.items()}
-    return _explained(found, place)
+    return _explained(failures, place)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,29 @@ def test_a_status_that_the_config_asks_for_is_not_an_error(tmp_path):
     assert explained(tmp_path, {0: 75, 1: 75}, {0: ("", "", 1), 1: ("", "", 1)}).lines == []
 
 
-def test_more_ranks_than_gpus_is_an_error(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(UsageError, match="--nproc 2: this machine has 1 GPU; each rank needs one"):
-        launch(2, ["train", "config.yaml"])
-    assert signal.getsignal(signal.SIGTERM) is before
+def without_space(monkeypatch):
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, most))
+
+
+def without_locks(monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def without_directory(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+
+
+@pytest.mark.parametrize("fault", [without_space, without_locks, without_directory])
+def test_a_directory_in_which_ranks_cannot_meet_is_named(monkeypatch, fault):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    fault(monkeypatch)
+    try:
+        with pytest.raises(StorageError, match=r"the ranks cannot meet in .*; set TMPDIR to a directory") as found:
+            launch(2, ["train", "config.yaml"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found.value.exit_status == 74

@@ -85,6 +85,21 @@ def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_batch(number):
     assert found[0][1:3] == ("interrupted", f"interrupted by {number.name}")
 
 
+def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_the_epoch():
+    def ended_by_two():
+        numbers = {1: signal.SIGINT, 0: signal.SIGTERM}
+        hooks = [
+            OnEveryRank(at, lambda hook, rank=rank: join().rank == rank and os.kill(os.getpid(), numbers[rank]))
+            for at, rank in ((5, 1), (20, 0))
+        ]
+        return ended(*hooks, StopAfter(epochs=1), on_interrupt="epoch")
+
+    first, second = in_ranks(2, ended_by_two)
+    assert first == second
+    assert first[1:3] == ("interrupted", "interrupted by SIGTERM")
+    assert first[0] < len(BATCHES)
+
+
 def test_the_same_signal_twice_within_a_second_is_one_and_later_ends_the_process():
     def twice(hook):
         for _ in range(2):

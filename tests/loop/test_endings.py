@@ -237,17 +237,29 @@ class SendAt(AbstractHook):
 
 
 @pytest.mark.parametrize("buffer", [0, 2])
-def test_with_on_interrupt_epoch_a_signal_ends_the_training_after_the_current_epoch(buffer, caplog):
+@pytest.mark.parametrize(
+    ("numbers", "epochs", "iterations", "reason"),
+    [
+        ([signal.SIGINT], 2, 6, "SIGINT"),
+        ([signal.SIGTERM], 1, 4, "SIGTERM"),
+        ([signal.SIGINT, signal.SIGINT], 1, 4, "SIGINT"),
+        ([signal.SIGINT, signal.SIGTERM], 1, 4, "SIGTERM"),
+    ],
+)
+def test_with_on_interrupt_epoch_a_first_sigint_ends_after_the_epoch(
+    buffer, caplog, numbers, epochs, iterations, reason
+):
     caplog.set_level(logging.INFO)
     hook = recording_hook()
-    send = SendAt(signal.SIGTERM, 4)
-    loop = loop_of(send, hook, buffer=buffer, on_interrupt="epoch", extra_streams=["valid"], skip_zeroth_epoch=True)
+    sends = [SendAt(each, 4) for each in numbers]
+    loop = loop_of(*sends, hook, buffer=buffer, on_interrupt="epoch", extra_streams=["valid"], skip_zeroth_epoch=True)
     outcome = loop.run_training()
-    assert (loop.training_epochs_done, loop.iterations_done) == (2, 6)
-    assert names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]
-    assert (outcome.status, outcome.reason) == ("interrupted", "interrupted by SIGTERM")
-    message = "SIGTERM: the training ends after this epoch; a second signal ends the process at once"
-    assert caplog.messages.count(message) == 1
+    assert (loop.training_epochs_done, loop.iterations_done) == (epochs, iterations)
+    assert (outcome.status, outcome.reason) == ("interrupted", f"interrupted by {reason}")
+    ends_epoch = iterations == 6
+    assert (names(hook)[-3:] == ["after_epoch", "after_epoch_profile", "after_training"]) == ends_epoch
+    message = "SIGINT: the training ends after this epoch; SIGTERM or a second signal ends it after a batch"
+    assert caplog.messages.count(message) == ends_epoch
 
 
 def test_with_on_interrupt_epoch_a_signal_still_ends_an_evaluation_at_once():

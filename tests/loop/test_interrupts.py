@@ -14,12 +14,13 @@ from emrun.hook import TrainingTerminated
 from emrun.loop.interrupts import Interrupted, Interrupts
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
+ENDING = [*SIGNALS, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
 def handlers():
     """Restore the handlers from before the test; return them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in ENDING}
     yield before
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -37,12 +38,12 @@ def interrupts(woken):
     interrupts.restore()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", ENDING)
 def test_the_first_signal_sets_the_flag_and_wakes_and_does_nothing_else(interrupts, woken, number):
     interrupts.install()
-    assert interrupts.signal is None
+    assert interrupts.ending is None
     os.kill(os.getpid(), number)
-    assert interrupts.signal == number
+    assert interrupts.ending == (number, True)
     assert woken == [True]
 
 
@@ -81,18 +82,14 @@ def test_installing_again_forgets_the_signal_of_the_training_before(interrupts):
     interrupts.install()
     os.kill(os.getpid(), signal.SIGTERM)
     interrupts.restore()
-    assert interrupts.signal == signal.SIGTERM  # still known after the end
+    assert interrupts.ending == (signal.SIGTERM, True)  # still known after the end
     interrupts.install()
-    assert interrupts.signal is None
+    assert interrupts.ending is None
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_a_termination_with_its_name(interrupts, number):
-    interrupts.install()
-    assert interrupts.signal is None
-    os.kill(os.getpid(), number)
-    assert interrupts.signal == number
-    ending = Interrupted(interrupts.signal)
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_is_a_termination_with_its_name(number):
+    ending = Interrupted(number)
     assert isinstance(ending, TrainingTerminated)
     assert ending.signal == number
     assert ending.reason == f"interrupted by {number.name}"
@@ -110,9 +107,54 @@ def test_each_sigusr1_requests_a_checkpoint(interrupts, woken, ending):
         interrupts.wants_checkpoint = False
         os.kill(os.getpid(), signal.SIGUSR1)
         assert (interrupts.wants_checkpoint, woken) == (True, [True])
-    assert interrupts.signal == ending
+    assert interrupts.ending == (ending and (ending, True))
     interrupts.restore()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent", "endings", "is_next_the_last"),
+    [
+        ("batch", ["SIGINT"], [True], True),
+        ("batch", ["SIGHUP", "SIGHUP"], [True, True], True),  # a terminal that closes sends several
+        ("batch", ["SIGTERM", "SIGHUP"], [True, True], True),
+        ("epoch", ["SIGINT"], [False], False),
+        ("epoch", ["SIGTERM"], [True], False),
+        ("epoch", ["SIGHUP"], [True], False),
+        ("epoch", ["SIGINT", "SIGHUP"], [False, False], False),
+        ("epoch", ["SIGINT", "SIGINT"], [False, True], True),
+        ("epoch", ["SIGINT", "SIGTERM"], [False, True], True),
+        ("epoch", ["SIGTERM", "SIGINT"], [True, True], True),
+    ],
+)
+def test_each_signal_ends_the_training_earlier(woken, policy, sent, endings, is_next_the_last):
+    interrupts = Interrupts(lambda: woken.append(True), policy)
+    interrupts.install()
+    found = []
+    for name in sent:
+        os.kill(os.getpid(), signal.Signals[name])
+        found.append(interrupts.ending.after_batch)
+    assert found == endings
+    assert [signal.getsignal(each) is signal.SIG_DFL for each in SIGNALS] == [is_next_the_last] * 2
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    interrupts.restore()
+
+
+def test_the_same_signal_twice_at_once_counts_once_where_it_may_come_twice(woken):
+    interrupts = Interrupts(lambda: woken.append(True), "epoch", patience=1000)
+    interrupts.install()
+    for number, ending in ((signal.SIGINT, False), (signal.SIGINT, False), (signal.SIGTERM, True)):
+        os.kill(os.getpid(), number)
+        assert interrupts.ending.after_batch == ending
+    assert len(woken) == 2
+    interrupts.restore()
+
+
+def test_a_hangup_that_is_ignored_stays_so(interrupts):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupts.install()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert interrupts.ending is None
 
 
 def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interrupts, handlers, caplog):
@@ -120,8 +162,10 @@ def test_outside_the_main_thread_nothing_is_installed_and_the_log_says_so(interr
         thread = threading.Thread(target=lambda: (interrupts.install(), interrupts.restore()))
         thread.start()
         thread.join()
-    assert {number: signal.getsignal(number) for number in SIGNALS} == handlers
-    assert caplog.messages == ["not in the main thread: this training does not handle SIGINT, SIGTERM and SIGUSR1"]
+    assert {number: signal.getsignal(number) for number in ENDING} == handlers
+    assert caplog.messages == [
+        "not in the main thread: this training does not handle SIGINT, SIGTERM, SIGHUP and SIGUSR1"
+    ]
 
 
 CHILD = """
@@ -130,7 +174,7 @@ interrupts = Interrupts(lambda: print('noticed', flush=True))
 interrupts.install()
 print('ready', flush=True)
 try:
-    while interrupts.signal is None:
+    while interrupts.ending is None:
         pass  # a call that waits could miss a signal that comes just before it
     print('still here', flush=True)
     while True:

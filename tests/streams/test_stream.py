@@ -437,7 +437,7 @@ def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
     stuck = Stuck(at=2)
     interrupts = Interrupts(lambda: stream.wake())
     helper = threading.Thread(target=lambda: (stuck.reached.wait(), os.kill(os.getpid(), number)))
-    with StreamWrapper(stuck, 2, interrupted=lambda: interrupts.signal is not None) as stream:
+    with StreamWrapper(stuck, 2, interrupted=lambda: interrupts.ending is not None) as stream:
         interrupts.install()
         try:
             helper.start()
@@ -446,7 +446,7 @@ def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
             interrupts.restore()
             helper.join()
             stuck.released.set()
-    assert interrupts.signal == number
+    assert interrupts.ending.signal == number
 
 
 def test_waking_a_stream_that_nobody_waits_for_does_nothing():

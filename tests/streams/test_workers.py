@@ -561,7 +561,7 @@ def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(t
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list(short_folder.glob("emrun-*")) == []
     if method != "fork":  # a signal of the group must not reach a worker before it can ignore it
-        assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGINT SIGTERM SIGUSR1"}
+        assert set((tmp_path / "masks").read_text().splitlines()) == {"SIGHUP SIGINT SIGTERM SIGUSR1"}
 
 
 @pytest.fixture
