@@ -32,9 +32,9 @@ class Waits(AbstractHook):
 
     def after_batch(self):
         if self.main_loop.iterations_done == 12 and ranks().is_first:
-            print("waits", file=sys.stderr, flush=True)
             closed = select.poll()
             closed.register(os.dup(2), 0)  # emrun replaces 2
+            print("waits", file=sys.stderr, flush=True)
             closed.poll()
 """
 CONFIG = f"""{SEVERAL}
