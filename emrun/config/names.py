@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ class NoModule(NotThere):
         super().__init__(f"no module {module!r}{near} ({where}{more})")
 
 
-def built_ins(kind: str) -> dict[str, Path]:
+@functools.cache
+def built_ins(kind: str) -> Mapping[str, Path]:
     """Return the built-in classes of a kind: short name in the form of `normalised` -> the file named after the class.
 
     Args:
@@ -223,6 +225,7 @@ def documentation(name: str, kind: str = "hook") -> str:
     return (found and ast.get_docstring(found)) or ""
 
 
+@functools.cache
 def _class_definition(path: Path) -> ast.ClassDef | None:
     classes = (each for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
     return next((each for each in classes if normalised(each.name) == normalised(path.stem)), None)

@@ -59,6 +59,7 @@ def test_the_class_of_a_file_is_found_without_importing_it(tmp_path):
     path = tmp_path / "print_loss.py"
     path.write_text("import not_there\n\nclass Helper: pass\n\nclass PrintLOSS(Helper): pass\n")
     assert names.class_in(path) == "PrintLOSS"
+    path = path.with_name("print_losses.py")
     path.write_text("class Other: pass\n")
     assert names.class_in(path) is None
 
