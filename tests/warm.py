@@ -29,6 +29,7 @@ from typing import ClassVar
 import memory
 import numpy as np
 import parsing
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
 """What most commands import, but for emrun."""
@@ -125,7 +126,7 @@ def stand_by(count):
         Rank.standing_by.append((pid, ours))
     from emrun.launch import ranks
 
-    ranks.Popen = Rank
+    ranks.Popen = subprocess_handler.Popen = Rank
 
 
 def become_rank(channel):
@@ -141,9 +142,15 @@ def become_rank(channel):
     request = json.loads(message)
     os.environ.clear()
     os.environ.update(request["env"])
-    _, _, _, code, *arguments = request["arguments"]
-    sys.argv = ["-c", *arguments]
-    run(lambda: exec(code, {"__name__": "__main__"}))
+    _, *options = request["arguments"]
+    while (option := options.pop(0)) not in ("-c", "-m"):
+        pass
+    program, *arguments = options
+    sys.argv = [option, *arguments]
+    sys.path[0] = os.getcwd() if option == "-m" else ""
+    if option == "-m":
+        run(lambda: runpy.run_module(program, run_name="__main__", alter_sys=True))
+    run(lambda: exec(program, {"__name__": "__main__"}))
 
 
 def run(program):

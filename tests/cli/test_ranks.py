@@ -251,12 +251,10 @@ def test_an_error_of_all_ranks_is_printed_once(project, emrun):
     assert done.stderr.count("forward of Sequential needs z, which the batch does not have") == 1, done.stderr
 
 
-def test_torchrun_is_the_same_as_nproc(project, straight):
-    torchrun = str(EMRUN.with_name("torchrun"))
-    command = [torchrun, "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train", "config.yaml"]
-    command += ["--output-dir", "run"]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=200, check=False)
+def test_torchrun_is_the_same_as_nproc(project, straight, warm, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    command = [str(EMRUN.with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "-m", "emrun", "train"]
+    done = warm.run([*command, "config.yaml", "--output-dir", "run"], project, timeout=200, ranks=2)
     assert done.returncode == 0, done.stderr
     assert_same(straight, project / "run")
 

@@ -12,6 +12,7 @@ from emrun.cli import main
 
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
+TORCHRUN = EMRUN.with_name("torchrun")
 WARM_PYTHON = Path(__file__).with_name("warm_python.py")
 
 pytestmark = pytest.mark.timeout(300)  # up to eleven processes
@@ -209,6 +210,9 @@ def verify(project, warm, monkeypatch, capfd):
         with monkeypatch.context() as patched:
             for name, value in env.items():
                 patched.setenv(name, value)
+            if (launcher := "torch.distributed.run") in command:
+                options = command[command.index(launcher) + 1 :]
+                return warm.run([str(TORCHRUN), *options], project, timeout=100, ranks=2)
             return warm.run([str(WARM_PYTHON), *command[1:]], project, timeout=100)
 
     def run(*arguments):
@@ -240,6 +244,12 @@ def test_a_good_config_is_exact_at_every_point(verify):
         ["an evaluation (train_eval)", "4", "SIGTERM", "4", "exact"],
     ]
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
+
+
+def test_several_ranks_are_exact(verify):
+    done = verify("--nproc", "2", "--at", "9")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert rows(done) == [["the given iteration", "9", "SIGTERM", "9", "exact"]]
 
 
 def test_trackers_are_left_out(verify, project):
