@@ -19,6 +19,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import weakref
@@ -82,6 +83,7 @@ def serve(server):
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
+            tempfile.tempdir = None  # which the environment says
             np.random.seed()
             if "COVERAGE_PROCESS_CONFIG" in os.environ:
                 from emrun_contexts import begin, of_this_test
@@ -147,7 +149,7 @@ def become_rank(channel):
         pass
     program, *arguments = options
     sys.argv = [option, *arguments]
-    sys.path[0] = os.getcwd() if option == "-m" else ""
+    sys.path[0] = str(Path.cwd()) if option == "-m" else ""
     if option == "-m":
         run(lambda: runpy.run_module(program, run_name="__main__", alter_sys=True))
     run(lambda: exec(program, {"__name__": "__main__"}))

@@ -114,9 +114,10 @@ def files_of(project):
     return {path: path.is_file() and path.stat().st_mtime_ns for path in paths}
 
 
-def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun):
+def test_a_correct_config_shows_its_contract_and_leaves_no_trace(project, emrun, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(project / "tmp"))
     before = files_of(project)
-    done = emrun("check", "c.yaml", env={"TMPDIR": str(project / "tmp")})
+    done = emrun("check", "c.yaml")
     assert done.returncode == 0, done.stderr
     assert files_of(project) == before
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]

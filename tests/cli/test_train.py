@@ -380,11 +380,21 @@ def test_user_modules_are_found_in_the_directory_where_the_run_was_started(proje
     assert emrun("eval", directory, "valid", cwd=elsewhere).returncode == 0
 
 
-def test_a_missing_extra_names_its_pip_command(emrun, tmp_path):
-    (tmp_path / "hidden" / "sklearn").mkdir(parents=True)
-    (tmp_path / "hidden" / "sklearn" / "__init__.py").write_text("raise ImportError('hidden')")
+HIDDEN = """
+import sys
+
+from emrun.cli import main
+
+for name in [each for each in sys.modules if each.partition(".")[0] == "sklearn"]:
+    sys.modules[name] = None  # cannot be imported
+sys.exit(main())
+"""
+
+
+def test_a_missing_extra_names_its_pip_command(warm, tmp_path):
+    (tmp_path / "hidden.py").write_text(HIDDEN)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("Majority, n: 50", "Digits"))
-    done = emrun("train", "c.yaml", env={"PYTHONPATH": str(tmp_path / "hidden")})
+    done = warm.run([str(tmp_path / "hidden.py"), "train", "c.yaml"], tmp_path, timeout=60)
     assert done.returncode == 2
     message = "Digits needs scikit-learn, which is not installed: pip install 'emrun[metrics]'"
     assert f"c.yaml:3:1: dataset: {message}\n    dataset: {{class: Digits}}" in done.stderr

@@ -334,6 +334,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(
     assert "compared 18 iterations" in done.stdout
 
 
+@pytest.mark.campaign
 def test_the_installed_command_is_exact_with_new_processes_and_leaves_nothing_behind(project, emrun):
     arguments = ["config.yaml", "--kill", "--at", "9"]
     done = emrun("verify-resume", *arguments, env={"TMPDIR": str(project / "temporary")}, timeout=280)

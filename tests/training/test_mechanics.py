@@ -15,7 +15,7 @@ import pytest
 from in_ranks import in_ranks, results_of
 from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
 
-from emrun import AbstractHook, create_training
+from emrun import AbstractHook, create_training, resume_training
 from emrun.ranks import ranks
 from emrun.training.create import train
 
@@ -156,7 +156,9 @@ def run(config, directory, at=None):
     return hook.events
 
 
-def check(project, *names, kills=KILLS, places=("an update", "an epoch", "the end of an epoch", "an evaluation")):
+def check(
+    project, *names, kills=KILLS, places=("an update", "an epoch", "the end of an epoch", "an evaluation"), after=""
+):
     """Compare runs that are interrupted, or killed, with one that is not.
 
     Args:
@@ -164,6 +166,7 @@ def check(project, *names, kills=KILLS, places=("an update", "an epoch", "the en
         names: the keys of `MECHANICS`.
         kills: after which batches the run is killed.
         places: within what it is interrupted by a signal.
+        after: within what it is interrupted twice: there, and after the first batch of training that follows.
     """
     (project / "mechanics_parts.py").write_text(PARTS)
     config = config_with(*names)
@@ -186,6 +189,13 @@ def check(project, *names, kills=KILLS, places=("an update", "an epoch", "the en
         resumed(project / "run")
         assert result(project / "run") == expected, place
         shutil.rmtree(project / "run")
+    if after:
+        run(config, project / "run", events[after])
+        again = Interrupt("after_batch train")
+        train_with(resume_training(project / "run"), again)
+        assert again.events[-1] == "after_batch train"
+        resumed(project / "run")
+        assert result(project / "run") == expected, f"{after}, then a batch"
     for killed in sorted(project.glob("straight-*")):
         resumed(killed)
         assert result(killed) == expected, f"killed: {killed.name}"
@@ -197,9 +207,8 @@ def test_without_any(project):
 
 @pytest.mark.parametrize("name", [*MECHANICS, *AROUND_UPDATES])
 def test_alone(project, name):
-    """Without `accumulate` each batch is an update: what is within an epoch is between two updates."""
-    within = "an update" if name == "accumulate" else "an epoch"
-    check(project, name, kills=KILLS[1:2], places=(within, "an evaluation"))
+    """A run that is interrupted in an evaluation, then after a batch of the next epoch; and a run that is killed."""
+    check(project, name, kills=KILLS[1:2], places=(), after="an evaluation")
 
 
 @pytest.mark.campaign
