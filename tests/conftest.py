@@ -216,6 +216,15 @@ def tests_are_not_recorded():
     user_code._INSTALLED = (*user_code._INSTALLED, str(ROOT / "tests").strip(os.sep))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_stacks_of_seeds():
+    """Forget seeds of devices that are not there: PyTorch would keep each with its stack until they are."""
+    torch = sys.modules.get("torch")
+    for device in (torch.cuda, torch.xpu, torch.mtia) if torch else ():
+        if not device.is_available():
+            device.manual_seed_all = lambda seed: None
+
+
 @pytest.fixture(autouse=True)
 def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""

@@ -1,16 +1,32 @@
-"""Most of the check of a config is to parse the same sources of PyTorch and emrun, once in each process of a user."""
+"""Most of the check of a config is to read the same sources of PyTorch and emrun, once in each process of a user."""
 
 import ast
 import functools
+from types import FunctionType
+
+from emrun.config.source_finder import Sources
 
 
 def remember():
-    """Parse equal sources once; only the check of a config parses bytes."""
-    parse = ast.parse
+    """Parse equal sources once, and find what a config names in emrun or PyTorch once."""
+    parse, lookup, found = ast.parse, Sources._lookup, {}
     remembered = functools.cache(parse)
 
     def parsed(source, *arguments, **named):
-        is_plain = isinstance(source, bytes) and not arguments and not named
+        is_plain = isinstance(source, bytes) and not arguments and not named  # only the check of a config parses bytes
         return remembered(source) if is_plain else parse(source, *arguments, **named)
 
-    ast.parse = parsed
+    def looked_up(self, path):
+        is_inner = getattr(self, "looks_up", False)  # the answer may depend on the outer path, in a cycle
+        if path in found and not is_inner:
+            return found[path]
+        self.looks_up = True
+        try:
+            what = lookup(self, path)
+        finally:
+            self.looks_up = is_inner
+        if not is_inner and path.startswith(("emrun.", "torch.")) and isinstance(what, type | FunctionType):
+            found[path] = what
+        return what
+
+    ast.parse, Sources._lookup = parsed, looked_up

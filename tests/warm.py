@@ -186,6 +186,8 @@ if __name__ == "__main__":
     gc.freeze()
     weakref.finalize._registry.clear()  # of operators of PyTorch, which each process would take out at its end
     memory.use_large_pages()
+    for name in ("memory", "parsing"):  # which no run is to record, with the repository in which they are
+        del sys.modules[name]
     sys.argv = serve(socket.socket(fileno=os.dup(0)))
     sys.path[0] = str(Path(sys.argv[0]).parent)
     run(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
