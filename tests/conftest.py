@@ -156,16 +156,27 @@ def newest_source():
 class Warm:
     """Runs the installed command in processes that have imported PyTorch and emrun, most of a short command."""
 
-    def __init__(self, *modules):
-        """Import these modules too."""
-        self._modules = modules
+    def __init__(self, *modules, parent=None):
+        """Import these modules too; as a fork of another `Warm`, whose modules are there already."""
+        self._modules, self._parent, self._servers = modules, parent, []
         self._begin()
 
     def _begin(self):
         self._newest = newest_source()
         self._client, server = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        self._server = subprocess.Popen([sys.executable, ROOT / "tests" / "warm.py", *self._modules], stdin=server)
+        if self._parent is None:
+            command = [sys.executable, ROOT / "tests" / "warm.py", *self._modules]
+            self._servers.append(subprocess.Popen(command, stdin=server))
+        else:
+            self._parent._renew()
+            request = json.dumps({"modules": self._modules})
+            socket.send_fds(self._parent._client, [request.encode()], [server.fileno()])
         server.close()
+
+    def _renew(self):
+        if newest_source() > self._newest:
+            self._end()
+            self._begin()
 
     def run(self, arguments, cwd, timeout, ranks=0):
         """Return the finished process, as `subprocess.run` does; after the timeout, kill it and raise an error.
@@ -178,9 +189,7 @@ class Warm:
 
     def run_with(self, arguments, cwd, timeout, errors, env=None, ranks=0):
         """Return the exit status, standard output, and what comes from `errors`, both ends of a pipe or a terminal."""
-        if newest_source() > self._newest:
-            self.close()
-            self._begin()
+        self._renew()
         request = {"arguments": arguments, "cwd": str(cwd), "env": {**os.environ, **(env or {})}, "ranks": ranks}
         answers, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # one pair per request: a test may end
         pipes = [os.pipe(), errors]
@@ -201,11 +210,16 @@ class Warm:
                 raise
         return status, *found
 
-    def close(self):
-        """End it, whatever processes that a test forked have a copy of the socket."""
+    def _end(self):
+        """End it, whatever processes that a test forked have a copy of the socket, and when those made from it end."""
         self._client.shutdown(socket.SHUT_RDWR)
         self._client.close()
-        self._server.wait()
+
+    def close(self):
+        """End it and wait."""
+        self._end()
+        for server in self._servers:
+            server.wait()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -253,9 +267,9 @@ def warm():
 
 
 @pytest.fixture(scope="session")
-def warm_with_transformers():
+def warm_with_transformers(warm):
     """Return a `Warm` for commands with models of transformers, whose import takes most of them."""
-    process = Warm("sklearn.datasets", "transformers.models.bert.modeling_bert", "peft")
+    process = Warm("transformers.models.bert.modeling_bert", "peft", parent=warm)
     yield process
     process.close()
 

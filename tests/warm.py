@@ -5,8 +5,8 @@ imports and starts give `env`, with which the fixture starts a new process.
 
 Reads requests from the socket that is its standard input: JSON with the command's arguments, directory and environment,
 together with what are to be its standard output and error, and a socket that gets the pid and later the exit status.
-Its arguments are further modules to import. A command with `--nproc` starts its ranks in processes that stand by, which
-are forked before it begins: see `Rank`.
+Its arguments are further modules to import; a request may name more, with the socket of a fork that has these too. A
+command with `--nproc` starts its ranks in processes that stand by, which are forked before it begins: see `Rank`.
 """
 
 import atexit
@@ -65,13 +65,31 @@ def import_emrun():
     sys.path[:] = path  # without the directory in which the tests were started
 
 
+def prepare(modules):
+    """Import modules, and make forks cheap."""
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()
+    weakref.finalize._registry.clear()  # of operators of PyTorch, which each process would take out at its end
+
+
 def serve(server):
-    """Fork a process for each request; return in these."""
+    """Fork a process for each request; return in these. A request for modules gets another server, which has them."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(server, 1 << 20, 3)
         if not message:
+            with suppress(ChildProcessError):
+                while True:
+                    os.wait()
             os._exit(0)
         request = json.loads(message)
+        if "modules" in request:
+            if not os.fork():
+                server = socket.socket(fileno=descriptors[0])
+                prepare(request["modules"])
+            else:
+                os.close(descriptors[0])
+            continue
         *files, answers = descriptors
         pid = os.fork()
         if not pid:
@@ -180,11 +198,9 @@ def end(status):
 
 
 if __name__ == "__main__":
-    for name in (*SLOW, *sys.argv[1:]):
-        importlib.import_module(name)
+    prepare(SLOW)
     import_emrun()
-    gc.freeze()
-    weakref.finalize._registry.clear()  # of operators of PyTorch, which each process would take out at its end
+    prepare(sys.argv[1:])
     memory.use_large_pages()
     for name in ("memory", "parsing"):  # which no run is to record, with the repository in which they are
         del sys.modules[name]

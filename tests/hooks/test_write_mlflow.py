@@ -25,9 +25,9 @@ DUE = [0, *range(10, 136, 10), 45, 135]
 
 
 @pytest.fixture(scope="module")
-def warm():
+def warm(warm):
     """Let `emrun` run where MLflow is imported already."""
-    process = Warm("mlflow", "mlflow.tracking")
+    process = Warm("mlflow", "mlflow.tracking", parent=warm)
     yield process
     process.close()
 

@@ -26,9 +26,9 @@ SIGNALS = [  # an epoch has 45 iterations; rows are written every 20 updates, ch
 
 
 @pytest.fixture(scope="module")
-def warm():
+def warm(warm):
     """Let `emrun` run where the libraries of the hooks are imported already."""
-    process = Warm("sklearn.datasets", "matplotlib.pyplot", "torch.utils.tensorboard")
+    process = Warm("matplotlib.pyplot", "torch.utils.tensorboard", parent=warm)
     yield process
     process.close()
 
