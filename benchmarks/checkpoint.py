@@ -19,8 +19,8 @@ from time import perf_counter
 import torch
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
+from emrun.base.types import Factory
 from emrun.storage.run import Run
-from emrun.types import Factory
 
 BUDGET = 0.3  # of the time of torch.save
 WIDTH = 5000

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import nn
 
 from emrun import MainLoop, TorchModel
-from emrun.types import Factory
+from emrun.base.types import Factory
 
 STEPS = 100
 

@@ -25,6 +25,7 @@ import torch
 from tabulate import tabulate
 
 from emrun import AbstractHook, MainLoop
+from emrun.base.types import Factory
 from emrun.hooks import (
     ClassificationMetrics,
     ComputeStats,
@@ -43,7 +44,6 @@ from emrun.hooks import (
 from emrun.metrics import accuracy
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Factory
 
 sys.path.append(str(Path(__file__).parent))
 import step

@@ -21,11 +21,11 @@ import torch
 from tabulate import tabulate
 
 from emrun import AbstractModel, MainLoop, TorchModel
+from emrun.base.types import Factory
 from emrun.hooks import ComputeStats, Diagnose, StopOnNaN
 from emrun.metrics import accuracy
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Factory
 
 STEPS = 300
 BATCH_SIZE = 32

@@ -28,10 +28,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from emrun import MainLoop, TorchModel
+from emrun.base.types import Factory
 from emrun.hooks import AverageWeights, ClipGradients, StopAfter
-from emrun.models.schedules import Cosine
+from emrun.models.schedules.built_in import Cosine
 from emrun.storage.run import Run
-from emrun.types import Factory
 
 sys.path.append(str(Path(__file__).parents[1] / "sample_configs" / "char_gpt"))
 import my_model

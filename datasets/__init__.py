@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from emrun.lazy import lazy_names
+from emrun.base.lazy import lazy_names
 
 if TYPE_CHECKING:
     from emrun.datasets.digits import Digits as Digits

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from emrun.base.errors import DownloadError, reason_of
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
-from emrun.errors import DownloadError, reason_of
 from emrun.storage.files import storing, written_aside
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")

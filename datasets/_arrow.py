@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 
 
 def unreadable(kind: Any) -> bool:

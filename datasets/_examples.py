@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
-from emrun.arguments import check_choice
-from emrun.errors import EmrunError, StreamError
+from emrun.base.arguments import check_choice
+from emrun.base.errors import EmrunError, StreamError
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)

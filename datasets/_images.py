@@ -8,8 +8,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_count
-from emrun.errors import ArgumentError, MissingExtra
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError, MissingExtra
 
 _MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}

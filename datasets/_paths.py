@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from emrun.arguments import expanded
-from emrun.errors import ArgumentError
-from emrun.wording import listed
+from emrun.base.arguments import expanded
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import listed
 
 
 def files_of(argument: str, value: object) -> list[Path]:

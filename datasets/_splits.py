@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError
 from emrun.dataset import AbstractDataset
-from emrun.errors import ArgumentError
 from emrun.stream_context import Rows, StreamContext
 
 

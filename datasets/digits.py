@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_count, check_flag
+from emrun.base.arguments import check_count, check_flag
+from emrun.base.errors import MissingExtra
 from emrun.dataset import AbstractDataset
-from emrun.errors import MissingExtra
 from emrun.stream_context import StreamContext
 
 _TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`

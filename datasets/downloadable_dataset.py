@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from emrun.arguments import check_count, check_flag, expanded, safe_component
+from emrun.base.arguments import check_count, check_flag, expanded, safe_component
+from emrun.base.errors import ArgumentError, DownloadError, MissingExtra, StreamError
+from emrun.base.wording import listed
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
-from emrun.errors import ArgumentError, DownloadError, MissingExtra, StreamError
 from emrun.storage.files import flush_directory, flush_file, storing
 from emrun.storage.sealed import describe
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 _MAX_REDIRECTS = 5

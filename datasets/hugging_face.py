@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_names, expanded
+from emrun.base.arguments import check_names, expanded
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError, reason_of
+from emrun.base.wording import listed, meant_of
 from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import listed, meant_of
 
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
 _SPLITS = {"train": ("train",), "valid": ("valid", "validation"), "test": ("test",)}

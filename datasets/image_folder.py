@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice, check_flag, expanded
+from emrun.base.arguments import check_choice, check_flag, expanded
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, OnBadExample
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import counted, listed
 
 _LOG = logging.getLogger(__name__)
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import StreamContext
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.types import Batch
+from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import AbstractDataset, named_classes, stream_function, stream_names
-from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.types import Batch
-from emrun.wording import did_you_mean, listed
 
 
 class Mixed(AbstractDataset):

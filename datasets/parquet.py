@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_names
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError, reason_of
+from emrun.base.wording import counted, meant_of
 from emrun.datasets._arrow import check_types, has_nulls, sources_of, taken, unreadable_columns
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, MissingExtra, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import counted, meant_of
 
 _KEPT = 2  # row groups in memory: a batch at the border of two needs both
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emrun.arguments import check_flag, expanded
+from emrun.base.arguments import check_flag, expanded
+from emrun.base.errors import ArgumentError, StreamError, reason_of
+from emrun.base.wording import listed, meant_of
 from emrun.datasets._paths import identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.wording import listed, meant_of
 
 _Array = np.ndarray[Any, Any]
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)

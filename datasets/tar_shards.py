@@ -13,16 +13,16 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice, check_count
+from emrun.base.arguments import check_choice, check_count
+from emrun.base.errors import ArgumentError, StreamError, reason_of
+from emrun.base.types import Batch
+from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
 from emrun.datasets._paths import files_of, first_of, identity
 from emrun.datasets._splits import Splits
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
-from emrun.errors import ArgumentError, StreamError, reason_of
 from emrun.stream_context import Rows, StreamContext
-from emrun.types import Batch
-from emrun.wording import counted, listed
 
 _LOG = logging.getLogger(__name__)
 _KINDS = (*FORMATS, "cls", "json", "npy", "txt")

@@ -16,10 +16,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from emrun.arguments import check_count, expanded
+from emrun.base.arguments import check_count, expanded
+from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.errors import ArgumentError, StorageError, StreamError, reason_of
 from emrun.storage.files import storing, written_aside
 from emrun.stream_context import Rows, StreamContext
 

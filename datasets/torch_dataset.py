@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from emrun.arguments import check_count, check_names
+from emrun.base.arguments import check_count, check_names
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.randomness import preserved_randomness
+from emrun.base.types import Batch
 from emrun.dataset import AbstractDataset
-from emrun.errors import ArgumentError, StreamError
-from emrun.randomness import preserved_randomness
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
-from emrun.types import Batch
 
 
 class TorchDataset(AbstractDataset):

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from emrun.lazy import lazy_names
+from emrun.base.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from emrun.base.types import Factory as Factory
     from emrun.config.config import load_config as load_config
     from emrun.dataset import AbstractDataset as AbstractDataset
     from emrun.hook import AbstractHook as AbstractHook
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from emrun.training.evaluate import load_run as load_run
     from emrun.training.predict import predict as predict
     from emrun.training.resume import resume_training as resume_training
-    from emrun.types import Factory as Factory
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ __getattr__, __dir__ = lazy_names(
         "AbstractDataset": "dataset",
         "AbstractHook": "hook",
         "AbstractModel": "model",
-        "Factory": "types",
+        "Factory": "base.types",
         "MainLoop": "loop.main_loop",
         "TorchModel": "models.torch_model",
         "Training": "training.build",

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from emrun.errors import HookError, reason_of
-from emrun.sources import is_nested, parts
+from emrun.base.errors import HookError, reason_of
+from emrun.base.sources import is_nested, parts
+from emrun.base.types import parameters_of
+from emrun.base.wording import counted, did_you_mean, listed
 from emrun.stream_context import StreamContext
-from emrun.types import parameters_of
-from emrun.wording import counted, did_you_mean, listed
 
 _SUFFIX = "_stream"
 _NUMERIC_KINDS = "biuf"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from emrun.errors import HookError
+from emrun.base.errors import HookError
+from emrun.base.wording import did_you_mean, listed
 from emrun.model import AbstractModel
-from emrun.wording import did_you_mean, listed
 
 _MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
 

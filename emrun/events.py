@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from emrun.base.errors import HookError
 from emrun.epoch_data import read_by
-from emrun.errors import HookError
 from emrun.hook import EVENTS, AbstractHook
 
 

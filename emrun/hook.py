@@ -35,10 +35,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.model import AbstractModel
 from emrun.same_hooks import Arguments, noted
 from emrun.shown import Shown
-from emrun.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 
 
 class TrainingTerminated(Exception):
@@ -330,7 +330,7 @@ class AbstractHook(_NotesNames):
     other exception is reported as a failure of the hook.
 
     Names of variables and statistics are checked before the training or with the first batch of a stream. This covers
-    arguments annotated with `emrun.types.VariableName`, `EpochVariable` or `Address`, and `reads` and `monitors`.
+    arguments annotated with `emrun.base.types.VariableName`, `EpochVariable` or `Address`, and `reads` and `monitors`.
 
     Args:
         model: the model of the run. emrun passes `model`, `dataset` and `output_dir` to each constructor that takes
@@ -535,7 +535,7 @@ def _given(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) for each string in a value that its type hint marks as a name; see `emrun.types.Names`."""
+    """Yield (kind, name) for each string in a value that its type hint marks as a name: `emrun.base.types.Names`."""
     inner = typing.get_args(hint)
     kind = typing.get_origin(hint)
     if kind is typing.Annotated:

@@ -8,8 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from emrun.base.types import Batch, Prefetch
 from emrun.schedule_plan import SchedulePlan
-from emrun.types import Batch, Prefetch
 
 
 class AbstractModel(ABC):

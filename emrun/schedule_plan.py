@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.wording import counted
+from emrun.base.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

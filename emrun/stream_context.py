@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emrun.encoding import digest
-from emrun.errors import StreamError
-from emrun.randomness import Key, derived_seed, seed_everything
-from emrun.ranks import Ranks
-from emrun.shares import Share, own_share
-from emrun.types import Batch
+from emrun.base.encoding import digest
+from emrun.base.errors import StreamError
+from emrun.base.randomness import Key, derived_seed, seed_everything
+from emrun.base.types import Batch
+from emrun.ranks.group import Ranks
+from emrun.ranks.shares import Share, own_share
 
 if TYPE_CHECKING:
     import torch

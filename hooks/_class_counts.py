@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_names
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.fields import FieldError, Kind, record, shown
+from emrun.base.sources import is_nested
+from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import classes_of
-from emrun.errors import ArgumentError, StreamError
-from emrun.fields import FieldError, Kind, record, shown
 from emrun.hooks._columns import column
-from emrun.sources import is_nested
-from emrun.wording import did_you_mean, listed
 
 _CAPACITY = 65_536  # classes that wait on their device, so that batches need not wait for it
 _BATCHES = 1024  # as each tensor takes more memory than a few numbers

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.sources import is_nested
+from emrun.base.sources import is_nested
 
 Column = np.ndarray[Any, Any] | list[Any]
 """The values of a batch: an array of shape (B, ...), or a list of B strings, lists or arrays of different shapes."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import Interval
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._examples import Examples
 from emrun.hooks._streams import Streams
-from emrun.types import Interval
 
 
 class SavesExamples(AbstractHook):

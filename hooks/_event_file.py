@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import HookError, MissingExtra
+from emrun.base.errors import HookError, MissingExtra
 from emrun.shown import Histogram, Picture, Shown
 from emrun.storage.files import make_directory, storing, write_atomically
 

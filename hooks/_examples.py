@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from emrun.arguments import safe_component
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.arguments import safe_component
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.sources import is_nested, length
+from emrun.base.wording import counted, did_you_mean, listed
 from emrun.hooks._columns import Column, column
-from emrun.sources import is_nested, length
-from emrun.wording import counted, did_you_mean, listed
 
 ID, POSITION = "id", "position"
 """The source with ids, and the column with positions in the stream if there are no ids."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emrun.errors import MissingExtra
+from emrun.base.errors import MissingExtra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from emrun.base.types import Interval
 from emrun.hook import Loop
-from emrun.types import Interval
 
 UNITS = ("epochs", "updates", "iterations", "minutes")
 """The units of intervals at which hooks save and write."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from emrun.errors import ArgumentError
-from emrun.wording import did_you_mean, listed
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean, listed
 
 _ROOTS = ("module", "optimizer", "loss")
 _RATES = ("lr", "initial_lr")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from emrun.errors import ArgumentError, HookError
-from emrun.wording import listed
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.wording import listed
 
 Match = str | Sequence[str] | None
 """A regular expression, or a list of them, for names of parameters (`re.search`)."""

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from emrun.errors import HookError, MissingExtra
+from emrun.base.errors import HookError, MissingExtra
 from emrun.hooks._columns import Column, plain
 
 _ROWS = 65536  # rows in a row group of Parquet

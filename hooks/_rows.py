@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import counted, did_you_mean
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._aside import Aside
 from emrun.hooks._columns import Column
@@ -16,7 +17,6 @@ from emrun.hooks._examples import Examples
 from emrun.hooks._prediction_files import FILES, PredictionFile
 from emrun.hooks._streams import Streams
 from emrun.storage.files import storing
-from emrun.wording import counted, did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

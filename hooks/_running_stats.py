@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
-from emrun.parts import weighted
+from emrun.base.fields import FLAG, NUMBER, FieldError, Kind, mapping_of, optional, record, sequence_of, shown, whole
+from emrun.ranks.parts import weighted
 
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
 """The aggregations that are computed from a few running totals."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from emrun.arguments import check_choice
-from emrun.errors import ArgumentError, HookError
-from emrun.types import EpochData
-from emrun.wording import listed
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import EpochData
+from emrun.base.wording import listed
 
 Condition = Literal["min", "max"]
 """Whether smaller or larger values are better."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import NUMBER, mapping_of, optional, record, whole
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.fields import NUMBER, mapping_of, optional, record, whole
 from emrun.hook import Loop
 from emrun.hooks._intervals import Every
 

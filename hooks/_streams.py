@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import stream_names
-from emrun.errors import ArgumentError, HookError
-from emrun.wording import did_you_mean, listed
 
 
 class Streams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from emrun.types import Profile
+from emrun.base.types import Profile
 
 WAITS, EVALUATES, CALLS, SAVES = 0.2, 0.5, 0.1, 0.1
 """The shares of the time from which a verdict names reading, evaluations, hooks and checkpoints."""

@@ -12,18 +12,18 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import check_seconds
-from emrun.errors import ArgumentError, HookError, MissingExtra
-from emrun.fields import TEXT, fitting, mapping_of, record, whole
+from emrun.base.arguments import check_seconds
+from emrun.base.errors import ArgumentError, HookError, MissingExtra
+from emrun.base.fields import TEXT, fitting, mapping_of, record, whole
+from emrun.base.types import Interval
+from emrun.base.wording import counted
 from emrun.hook import AbstractHook
 from emrun.same_hooks import Arguments, arguments_of, matched
 from emrun.shown import Shown
+from emrun.storage.checkpoints.manifest import readable_manifest
 from emrun.storage.facts import Facts, facts_of
 from emrun.storage.files import make_directory, write_atomically
-from emrun.storage.manifest import readable_manifest
 from emrun.storage.tracked_rows import RowReader
-from emrun.types import Interval
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

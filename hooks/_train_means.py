@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from emrun.base.errors import HookError
+from emrun.base.fields import mapping_of
+from emrun.base.wording import listed
 from emrun.epoch_data import declared
-from emrun.errors import HookError
-from emrun.fields import mapping_of
 from emrun.hook import Loop
 from emrun.hooks._running_stats import STATE, RunningStats
-from emrun.wording import listed
 
 MEANS = mapping_of(STATE)
 """The state of `TrainMeans`."""

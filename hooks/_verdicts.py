@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of, whole
+from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of, whole
 from emrun.storage.files import write_atomically
 from emrun.storage.metrics import numbers
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_names
-from emrun.errors import ArgumentError, StreamError
-from emrun.fields import ANYTHING, TEXT, Kind, mapping_of, record, sequence_of
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.fields import ANYTHING, TEXT, Kind, mapping_of, record, sequence_of
+from emrun.base.sources import length
+from emrun.base.wording import did_you_mean, listed
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._columns import Column, column
 from emrun.hooks._streams import Streams
-from emrun.sources import length
-from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from emrun import AbstractHook
-from emrun.arguments import check_choice
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import record, whole
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.fields import record, whole
+from emrun.base.types import Interval, Units
 from emrun.hook import Loop
-from emrun.ranks import ranks
-from emrun.types import Interval, Units
+from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
 

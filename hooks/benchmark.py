@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from statistics import mean, median
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
+from emrun.base.types import Profile
 from emrun.hook import AbstractHook
-from emrun.types import Profile
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 
-from emrun.arguments import check_count
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.types import EpochData
+from emrun.base.wording import counted
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
 from emrun.hooks._statistic import Statistic
-from emrun.types import EpochData
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.base.types import EpochData
 from emrun.epoch_data import declared
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
 from emrun.hooks._streams import Streams
-from emrun.types import EpochData
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from emrun import AbstractHook
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks._parameters import dense, module_of, suffix_of
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.base.types import EpochData, VariableName
+from emrun.base.wording import did_you_mean
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._running_stats import RUNNING, STATE, RunningStats
-from emrun.types import EpochData, VariableName
-from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from emrun import AbstractHook
-from emrun.fields import NUMBER, Kind, mapping_of, record, sequence_of
+from emrun.base.fields import NUMBER, Kind, mapping_of, record, sequence_of
+from emrun.base.types import Batch, Interval, Units
 from emrun.hook import Loop
 from emrun.hooks._findings import findings
 from emrun.hooks._look import Activations, Updates
 from emrun.hooks._parameters import module_of, suffix_of
 from emrun.hooks._verdicts import FILE, STATE, Verdicts
-from emrun.ranks import ranks
-from emrun.types import Batch, Interval, Units
+from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
 

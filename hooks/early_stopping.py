@@ -6,14 +6,14 @@ import logging
 import math
 from typing import Annotated, Any
 
-from emrun.arguments import check_count
-from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, optional, record, sequence_of, whole
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import ANYTHING, NUMBER, optional, record, sequence_of, whole
+from emrun.base.types import EpochData, Interval, Units
+from emrun.base.wording import counted
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.hooks._intervals import done
 from emrun.hooks._statistic import Condition, Statistic
-from emrun.types import EpochData, Interval, Units
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

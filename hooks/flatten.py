@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.sources import is_nested
+from emrun.base.wording import did_you_mean, listed
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._streams import Streams
-from emrun.sources import is_nested
-from emrun.wording import did_you_mean, listed
 
 
 class Flatten(AbstractHook):

@@ -10,12 +10,12 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from emrun import AbstractHook
-from emrun.errors import ArgumentError
-from emrun.fields import FLAG, record
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import FLAG, record
+from emrun.base.types import Batch, Interval, Units
+from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.hooks._parameters import check_matches, module_of, patterns
-from emrun.types import Batch, Interval, Units
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

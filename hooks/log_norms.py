@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from emrun import AbstractHook
-from emrun.errors import ArgumentError
-from emrun.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
+from emrun.base.types import EpochData, Interval, Units
 from emrun.hook import Loop
 from emrun.hooks._parameters import check_matches, dense, module_of, norms_of, patterns, suffix_of
-from emrun.types import EpochData, Interval, Units
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
 _TOTALS = Kind("a 1-D tensor of numbers", lambda value: value.is_floating_point() and value.dim() == 1)

@@ -11,10 +11,10 @@ from time import perf_counter
 
 import torch
 
+from emrun.base.types import Profile
+from emrun.base.wording import size_of, span
 from emrun.hook import AbstractHook
 from emrun.hooks._time_shares import Times, verdict
-from emrun.types import Profile
-from emrun.wording import size_of, span
 
 _LOG = logging.getLogger(__name__)
 _UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes

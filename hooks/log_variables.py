@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from emrun.arguments import check_choice, check_names
+from emrun.base.arguments import check_choice, check_names
+from emrun.base.errors import HookError
+from emrun.base.fields import record
+from emrun.base.types import EpochData, EpochVariable, Period
+from emrun.base.wording import did_you_mean
 from emrun.epoch_data import is_rate, learning_rates, statistics
-from emrun.errors import HookError
-from emrun.fields import record
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
 from emrun.hooks._train_means import MEANS, TrainMeans, written_by
-from emrun.types import EpochData, EpochVariable, Period
-from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

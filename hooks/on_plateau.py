@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from emrun.arguments import check_choice, check_count
-from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, record, sequence_of
+from emrun.base.arguments import check_choice, check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import ANYTHING, NUMBER, record, sequence_of
+from emrun.base.types import EpochData
 from emrun.hook import AbstractHook
 from emrun.hooks._statistic import Condition, Statistic
-from emrun.types import EpochData
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from time import monotonic
 import torch
 from tabulate import tabulate
 
-from emrun.arguments import check_count, check_flag
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_count, check_flag
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch, Interval
+from emrun.base.wording import counted, size_of
 from emrun.hook import AbstractHook
 from emrun.storage.files import storing
-from emrun.types import Batch, Interval
-from emrun.wording import counted, size_of
 
 _LOG = logging.getLogger(__name__)
 _ROWS = 10

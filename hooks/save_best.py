@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emrun.arguments import check_count, safe_component
-from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
+from emrun.base.arguments import check_count, safe_component
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
+from emrun.base.types import EpochData, Policy
+from emrun.base.wording import listed
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
-from emrun.types import EpochData, Policy
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

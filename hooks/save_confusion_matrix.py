@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from emrun.errors import ArgumentError
-from emrun.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
+from emrun.base.types import EpochData, Interval, Units
+from emrun.base.wording import did_you_mean
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
 from emrun.hooks._figures import check_matplotlib, drawn, figure, png
 from emrun.hooks._streams import Streams
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
-from emrun.types import EpochData, Interval, Units
-from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from emrun.arguments import check_count, safe_component
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_count, safe_component
+from emrun.base.errors import ArgumentError
+from emrun.base.types import EpochData, Period, Policy
 from emrun.hooks._intervals import Every
 from emrun.hooks.save_latest import SaveLatest
-from emrun.types import EpochData, Period, Policy
 
 
 class SaveEvery(SaveLatest):

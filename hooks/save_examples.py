@@ -14,9 +14,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice, check_count, check_names
+from emrun.base.arguments import check_choice, check_count, check_names
+from emrun.base.errors import ArgumentError
+from emrun.base.sources import length
+from emrun.base.types import Units
+from emrun.base.wording import counted
 from emrun.dataset import classes_of
-from emrun.errors import ArgumentError
 from emrun.hooks._aside import Aside
 from emrun.hooks._columns import plain
 from emrun.hooks._evaluations import SavesExamples, needed
@@ -24,10 +27,7 @@ from emrun.hooks._examples import Examples, file_stem
 from emrun.hooks._figures import check_matplotlib, png
 from emrun.hooks._pictures import Cell, Pixels, picture_of, sheet
 from emrun.shown import Picture
-from emrun.sources import length
 from emrun.storage.files import storing
-from emrun.types import Units
-from emrun.wording import counted
 
 Select = Literal["worst", "first"]
 

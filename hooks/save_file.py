@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from emrun.arguments import check_names, expanded
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_names, expanded
+from emrun.base.errors import ArgumentError
 from emrun.hook import AbstractHook
 from emrun.storage.files import check_guards, flush_file, make_directory, storing, written_aside
 

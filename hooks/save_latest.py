@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from emrun.arguments import check_choice
-from emrun.errors import HookError
+from emrun.base.arguments import check_choice
+from emrun.base.errors import HookError
+from emrun.base.types import EpochData, Policy
 from emrun.hook import AbstractHook, Loop
-from emrun.types import EpochData, Policy
 
 
 class SaveLatest(AbstractHook):

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from emrun.errors import ArgumentError, MissingExtra
+from emrun.base.errors import ArgumentError, MissingExtra
+from emrun.base.types import Units
+from emrun.base.wording import counted
 from emrun.hooks._aside import Aside
 from emrun.hooks._evaluations import SavesExamples, needed
 from emrun.hooks._examples import file_stem
 from emrun.storage.files import storing
-from emrun.types import Units
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 

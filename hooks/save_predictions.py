@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import check_names
+from emrun.base.arguments import check_names
+from emrun.base.wording import listed
 from emrun.hooks._columns import Column
 from emrun.hooks._examples import Examples
 from emrun.hooks._rows import WritesRows
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from emrun.arguments import check_names
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError
 from emrun.hooks._columns import Column
 from emrun.hooks._examples import Examples
 from emrun.hooks._rows import WritesRows

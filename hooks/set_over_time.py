@@ -10,17 +10,17 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 from emrun import AbstractHook
-from emrun.errors import ArgumentError, HookError, StateError
-from emrun.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of
+from emrun.base.errors import ArgumentError, HookError, StateError
+from emrun.base.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of
+from emrun.base.types import Batch, Factory, Form
 from emrun.hook import Loop
 from emrun.hooks._numbers import Number, find_numbers
 from emrun.hooks._parameters import module_of
-from emrun.types import Batch, Factory, Form
 
 _LOG = logging.getLogger(__name__)
 _STATE = record({"schedule": mapping_of(ANYTHING), "found": optional(sequence_of(NUMBER))})
 
-ScheduleForm = Annotated[Factory, Form(package="emrun.models.schedules", supplied=1)]
+ScheduleForm = Annotated[Factory, Form(package="emrun.models.schedules.built_in", supplied=1)]
 
 
 class SetOverTime(AbstractHook):

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 
 from emrun import AbstractHook, UpdateSkipped
-from emrun.arguments import check_choice, check_count
-from emrun.errors import ArgumentError
-from emrun.fields import NUMBER, mapping_of, record, sequence_of, whole
+from emrun.base.arguments import check_choice, check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import NUMBER, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
 from emrun.hooks._parameters import dense, module_of, suffix_of
-from emrun.parts import weighs_nothing
+from emrun.ranks.parts import weighs_nothing
 from emrun.storage.capsules import MOST
 
 _LOG = logging.getLogger(__name__)

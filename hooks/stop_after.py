@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from emrun.errors import ArgumentError
-from emrun.fields import Kind, optional, record, whole
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import Kind, optional, record, whole
+from emrun.base.types import EpochData
+from emrun.base.wording import counted, listed
 from emrun.hook import AbstractHook, TrainingTerminated
-from emrun.types import EpochData
-from emrun.wording import counted, listed
 
 
 class StopAfter(AbstractHook):

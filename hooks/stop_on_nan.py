@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from emrun.arguments import check_choice, check_flag
-from emrun.errors import ArgumentError, HookError
+from emrun.base.arguments import check_choice, check_flag
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
-from emrun.parts import weighs_nothing
-from emrun.types import EpochData
+from emrun.ranks.parts import weighs_nothing
 
 UnknownType = Literal["error", "warn", "ignore"]
 

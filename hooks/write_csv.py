@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from emrun.arguments import check_choice, safe_component
+from emrun.base.arguments import check_choice, safe_component
+from emrun.base.errors import ArgumentError, HookError, StateError
+from emrun.base.fields import FLAG, SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
+from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.epoch_data import is_rate, learning_rates
-from emrun.errors import ArgumentError, HookError, StateError
-from emrun.fields import FLAG, SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
 from emrun.hooks._train_means import MEANS, TrainMeans, written_by
 from emrun.storage.lines import Change, Lines
-from emrun.types import EpochData, EpochVariable, Period
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from emrun.errors import ArgumentError, HookError, MissingExtra
+from emrun.base.errors import ArgumentError, HookError, MissingExtra
 from emrun.hooks._tracker import AbstractTracker, TrackedRow
 from emrun.shown import Picture, Text
 from emrun.storage.facts import Facts

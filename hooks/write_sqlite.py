@@ -11,15 +11,15 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from emrun.arguments import safe_component
-from emrun.errors import ArgumentError, HookError, StateError, StorageError
-from emrun.fields import ANOTHER_CHECKPOINT, TEXT, record, whole
+from emrun.base.arguments import safe_component
+from emrun.base.errors import ArgumentError, HookError, StateError, StorageError
+from emrun.base.fields import ANOTHER_CHECKPOINT, TEXT, record, whole
+from emrun.base.types import EpochData, Profile
+from emrun.base.wording import counted
 from emrun.hook import AbstractHook
 from emrun.hooks._step_points import STATE, StepPoint, StepPoints
 from emrun.storage.files import check_guards
 from emrun.storage.metrics import numbers
-from emrun.types import EpochData, Profile
-from emrun.wording import counted
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # of the tables, as `PRAGMA user_version`

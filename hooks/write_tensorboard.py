@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from emrun.arguments import check_choice
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.fields import FLAG, record, whole
+from emrun.base.types import EpochData, Policy, Profile
 from emrun.epoch_data import statistics
-from emrun.errors import ArgumentError, HookError
-from emrun.fields import FLAG, record, whole
 from emrun.hook import AbstractHook
 from emrun.hooks._event_file import EventFile, check_tensorboard, summary_of
 from emrun.hooks._step_points import STATE, StepPoint, StepPoints
 from emrun.storage.facts import facts_of
 from emrun.storage.metrics import numbers
-from emrun.types import EpochData, Policy, Profile
 
 _LOG = logging.getLogger(__name__)
 _STATE = record({"length": whole(), "has_config": FLAG, "points": STATE})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import ArgumentError, MissingExtra
+from emrun.base.errors import ArgumentError, MissingExtra
 from emrun.hooks._tracker import AbstractTracker, TrackedRow
 from emrun.shown import Histogram, Picture
 from emrun.storage.facts import Facts

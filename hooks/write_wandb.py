@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from emrun.arguments import check_choice, check_names
-from emrun.errors import ArgumentError, MissingExtra
+from emrun.base.arguments import check_choice, check_names
+from emrun.base.errors import ArgumentError, MissingExtra
 from emrun.hooks._tracker import AbstractTracker, TrackedRow
 from emrun.hooks._wandb_files import newest_step
 from emrun.shown import Histogram, Picture

@@ -2,13 +2,13 @@
 
 The change is what differs from a commit, by default the last one, with files that git does not track. A changed package
 has its folder of tests and those of the packages above it in the import table of `tests/test_house.py`; the tests of
-faults are above all that they harm. A change at the root of emrun may break everything.
+faults are above all that they harm. A change of what the root of emrun is made of may break everything.
 """
 
 import subprocess
 import sys
 
-from test_house import MAY_IMPORT, ROOT
+from test_house import MAY_IMPORT, ROOT, ROOT_PACKAGE
 
 FOUND_BY_NAME = {"training": {"models"}, "faults": {"streams", "storage", "loop", "models", "hooks", "training"}}
 """What a package uses without importing it, and what the tests of faults harm."""
@@ -34,7 +34,8 @@ def what_may_break(path):
     """Return the folders and files of the tests that a change of a file, relative to the repository, may break."""
     match path.split("/"):
         case ["emrun", package, _, *_] | [("hooks" | "datasets") as package, _, *_]:
-            return {f"tests/{each}" for each in packages_above(package)}
+            above = packages_above(package)
+            return {EVERYTHING} if ROOT_PACKAGE in above else {f"tests/{each}" for each in above}
         case ["tests", ("contexts" | "doomed" | "plugin"), *_]:
             return {EVERYTHING}
         case ["tests", folder, _, *_]:

@@ -48,7 +48,7 @@ def picture():
     """Return the graph and the table."""
     needs = packages()
     order = sorted(needs, key=lambda package: (-len(needs[package]), package))
-    lines = ["```mermaid", "graph TD", '    root["emrun: contracts and words"]']
+    lines = ["```mermaid", "graph TD", '    root["emrun: contracts"]']
     lines += [f"    {node(one)} --> {node(other)}" for one, other in sorted(direct(needs))]
     lines += [f'    config -. "finds by name" .-> {package}' for package in FOUND_BY_NAME]
     lines += ["```", "", "| package | imports |", "|---|---|"]

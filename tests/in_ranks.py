@@ -13,7 +13,7 @@ import torch
 import torch._dynamo  # imported by optimizers: once here instead of in each fork
 import torch.distributed.fsdp
 
-from emrun import ranks
+from emrun.ranks import group
 
 PATIENCE = 60  # seconds
 
@@ -39,7 +39,7 @@ def results_of(size, function, *arguments):
     Results are pickled without PyTorch's multiprocessing, whose tensors in shared memory end with the rank.
     """
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / ranks.KEY).write_bytes(b"of a test")
+        (Path(place) / group.KEY).write_bytes(b"of a test")
         return _results(size, Path(place), function, arguments)
 
 
@@ -73,14 +73,14 @@ def _run(rank, size, place, sender, function, arguments):
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE - 5, exit=True)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    ranks.meet_in(place)
+    group.meet_in(place)
     try:
         sender.send_bytes(pickle.dumps(function(*arguments)))
     except BaseException as error:
         sender.send_bytes(pickle.dumps(Failed(error)))
-        ranks.leave(waits=False)
+        group.leave(waits=False)
     else:
-        ranks.leave()
+        group.leave()
     finally:
         sender.close()
         os._exit(0)

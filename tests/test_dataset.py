@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from emrun import AbstractDataset
+from emrun.base.errors import HookError
 from emrun.dataset import classes_of, open_stream, stream_function, stream_names, takes_context
-from emrun.errors import HookError
 from emrun.stream_context import StreamContext
 
 

@@ -13,10 +13,10 @@ from doubles import run_numbers as run
 from projects import linear_with
 
 from emrun import AbstractHook, MainLoop, create_training
+from emrun.base.errors import ConfigError, HookError, StreamError
+from emrun.base.types import EpochVariable
 from emrun.epoch_data import check_monitors, read_by, statistics
-from emrun.errors import ConfigError, HookError, StreamError
 from emrun.hooks import ComputeStats
-from emrun.types import EpochVariable
 
 
 class Writes(AbstractHook):
@@ -91,7 +91,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from emrun import AbstractHook
-from emrun.types import Address, EpochVariable, VariableName
+from emrun.base.types import Address, EpochVariable, VariableName
 
 if TYPE_CHECKING:
     from nowhere import Nothing

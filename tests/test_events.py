@@ -4,7 +4,7 @@ import pytest
 from doubles import LossOfOne, Numbers, with_method
 
 from emrun import AbstractHook, AbstractModel, MainLoop
-from emrun.errors import HookError
+from emrun.base.errors import HookError
 from emrun.events import check_events, listener
 from emrun.hook import EVENTS
 

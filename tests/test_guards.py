@@ -139,7 +139,7 @@ def test_a_test_with_former_parameters_stands_for_all_of_its_function():
     [
         ("emrun/config/plan.py", "tests/config/test_plan.py::z", "tests/config/test_a.py::a"),
         ("hooks/_look.py", "tests/hooks/test_look.py::z", "tests/hooks/test_a.py::a"),
-        ("emrun/fields.py", "tests/test_fields.py::z", "tests/test_a.py::a"),
+        ("emrun/hook.py", "tests/test_hook.py::z", "tests/test_a.py::a"),
     ],
 )
 def test_the_tests_nearest_to_a_source_come_first(path, first, second):

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 import emrun
 from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated, create_training
-from emrun.errors import ConfigError, HookError
+from emrun.base.errors import ConfigError, HookError
 from emrun.hook import EVENTS
 from emrun.hooks import ComputeStats, SaveBest, StopAfter
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import emrun
-from emrun.errors import ArgumentError, ConfigError, UsageError
+from emrun.base.errors import ArgumentError, ConfigError, UsageError
 
 SAMPLE = Path(__file__).parent.parent / "sample_configs" / "digits_mlp.yaml"
 ONE_EPOCH = ["hooks.StopAfter.epochs=1"]

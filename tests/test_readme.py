@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from emrun.base.errors import Position
 from emrun.cli import emrun as commands
 from emrun.config.calls import check_type
 from emrun.config.config import load_config
@@ -29,7 +30,6 @@ from emrun.config.plan import check_statically
 from emrun.config.sections import SECTIONS, SUPPLIED_TO_LOOP
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import node_of
-from emrun.errors import Position
 from emrun.hook import EVENTS
 from emrun.loop.main_loop import MainLoop
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.encoding import random_digest
-from emrun.errors import StreamError
-from emrun.randomness import preserved_randomness
+from emrun.base.encoding import random_digest
+from emrun.base.errors import StreamError
+from emrun.base.randomness import preserved_randomness
 from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamWrapper
 

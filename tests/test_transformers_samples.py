@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from emrun.storage.state_file import load_state
+from emrun.storage.checkpoints.state_file import load_state
 
 SAMPLES = Path(__file__).parent.parent / "sample_configs" / "transformers"
 SHORT = ["hooks.StopAfter.epochs=1", "main_loop.fixed_epoch_size=4", "main_loop.skip_zeroth_epoch=true"]

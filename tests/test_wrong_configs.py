@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from emrun import create_training
+from emrun.base.errors import ConfigError
 from emrun.config.config import load_config
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Sources
-from emrun.errors import ConfigError
 
 HOME = Path(__file__).parent / "wrong_configs"
 SEVERAL = ("five_mistakes", "hook_intervals", "mistakes_in_the_structure")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from emrun import AbstractHook, AbstractModel, MainLoop, TorchModel
+from emrun.base.types import Factory
 from emrun.hooks import StopAfter
 from emrun.metrics import accuracy
-from emrun.types import Factory
 from runners.work import BATCH_SIZE
 
 NOTES = {

@@ -76,7 +76,7 @@ def bare(runner: Any, works: dict[Any, Any]) -> float:
 def meet(name: str) -> None:
     """Connect the two processes, as the runner does it itself."""
     if name == "emrun":
-        from emrun.ranks import join
+        from emrun.ranks.group import join
 
         join()
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from emrun import __version__
-from emrun.censor import censored_standard_error
+from emrun.base.censor import censored_standard_error
 from emrun.cli.bench import bench
 from emrun.cli.check import check
 from emrun.cli.completion import completion, register
@@ -33,7 +33,7 @@ from emrun.cli.sweep import sweep
 from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
-from emrun.ranks import end_process
+from emrun.ranks.group import end_process
 
 GROUPS = {
     "Train": (init, train, resume, evaluate, predict, sweep),

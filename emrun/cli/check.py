@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from emrun.censor import for_terminal
+from emrun.base.censor import for_terminal
+from emrun.base.errors import ConfigError, Problem, reason_of
+from emrun.base.wording import in_one_line, size_of
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
@@ -18,8 +20,6 @@ from emrun.cli.environment import check_environment
 from emrun.cli.failures import fail
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
-from emrun.errors import ConfigError, Problem, reason_of
-from emrun.wording import in_one_line, size_of
 
 _MOST_ROWS = 30
 _MOST_NAMES = 4  # of the parameters of a group

@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
 from emrun.cli.completers import complete_configs, complete_overrides
-from emrun.ranks import rank_of
+from emrun.ranks.group import rank_of
 
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from emrun.base.errors import exit_status
+from emrun.base.wording import meant_of
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import print_error, users_code
 from emrun.cli.signals import import_torch
 from emrun.cli.tables import table
-from emrun.errors import exit_status
-from emrun.wording import meant_of
 
 
 @click.command(short_help="Call a method of a config's dataset.")

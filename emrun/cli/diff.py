@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.wording import counted, in_one_line, listed
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-from emrun.wording import counted, in_one_line, listed
 
 _MOST_ROWS = 30
 _MOST_LINES = 60  # of all unified diffs

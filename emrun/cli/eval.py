@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import Directory, is_follower, with_terminal_log
@@ -15,7 +15,7 @@ from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
 from emrun.cli.tables import results
-from emrun.ranks import leave
+from emrun.ranks.group import leave
 
 
 @click.command("eval", short_help="Evaluate a run on streams.")

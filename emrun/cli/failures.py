@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 import emrun
+from emrun.base.errors import ConfigError, EmrunError, Problem, exit_status
+from emrun.base.wording import from_here
 from emrun.cli.console import VERBOSE, has_colours
-from emrun.errors import ConfigError, EmrunError, Problem, exit_status
-from emrun.wording import from_here
 
 _NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
 _SITES = {"site-packages", "dist-packages"}  # also the user's, which is not in `INSTALLED`

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import StorageError, reason_of
+from emrun.base.wording import did_you_mean, listed
 from emrun.cli.completers import complete_samples
 from emrun.cli.samples import samples
-from emrun.errors import StorageError, reason_of
-from emrun.wording import did_you_mean, listed
 
 _DEFAULT = "my_project"
 _MAY_BE_THERE = {".git"}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-from emrun.wording import counted, in_one_line, size_of
 
 if TYPE_CHECKING:
     from emrun.runs.columns import Column, Row
@@ -136,7 +136,7 @@ def _counts(rows: Sequence[Row]) -> str:
 
 def _contents(row: Row) -> str:
     """Return the config of a run and what its directory holds, with sizes."""
-    from emrun.errors import StorageError
+    from emrun.base.errors import StorageError
     from emrun.runs.stored_run import size_below
 
     try:

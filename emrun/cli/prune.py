@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.wording import counted, did_you_mean, in_one_line, listed, size_of
 from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
-from emrun.wording import counted, did_you_mean, in_one_line, listed, size_of
 
 _MOST_NAMES = 5  # of files that stay
 

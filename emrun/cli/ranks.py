@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from emrun.base.errors import RankFailed, RunInUse, reason_of
+from emrun.base.terminal import leave_closed_terminal
+from emrun.base.wording import from_here
 from emrun.cli.console import is_follower
 from emrun.cli.failures import fail, print_error
 from emrun.cli.signals import end_by_signal
-from emrun.errors import RankFailed, RunInUse, reason_of
-from emrun.ranks import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
-from emrun.terminal import leave_closed_terminal
-from emrun.wording import from_here
+from emrun.ranks.group import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
 
 if TYPE_CHECKING:
     from emrun.launch.ranks import Ended

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.censor import for_terminal
+from emrun.base.censor import for_terminal
+from emrun.base.errors import exit_status
+from emrun.base.wording import counted
 from emrun.cli.as_json import in_json, only_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
-from emrun.errors import exit_status
-from emrun.wording import counted
 
 if TYPE_CHECKING:
     from emrun.diagnosis.replay import Replay

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import UsageError
+from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.completers import complete_runs
-from emrun.errors import UsageError
-from emrun.wording import counted, in_one_line, size_of
 
 if TYPE_CHECKING:
     from emrun.runs.stored_run import StoredRun

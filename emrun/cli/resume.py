@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import UsageError
+from emrun.base.wording import counted
 from emrun.cli.completers import complete_overrides, complete_runs
 from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.train import run
-from emrun.errors import UsageError
-from emrun.ranks import leave, number_of_ranks
-from emrun.wording import counted
+from emrun.ranks.group import leave, number_of_ranks
 
 
 @click.command(short_help="Resume a run.")

@@ -33,12 +33,12 @@ def show(name: str | None, as_json: bool) -> int:
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
     of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory.
     """
+    from emrun.base.user_modules import find_user_modules
+    from emrun.base.wording import did_you_mean
     from emrun.config.catalogue import PLACES, explanation, listing
     from emrun.config.docstrings import own_explanation
     from emrun.config.import_finder import locate
     from emrun.config.names import NotThere, dotted_path
-    from emrun.user_modules import find_user_modules
-    from emrun.wording import did_you_mean
 
     if as_json and (name is None or name in PLACES):
         kinds = PLACES if name is None else [name]

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 import click
 
-from emrun.ranks import misses_others, number_of_ranks
-from emrun.slow_start import NamedWhenSlow
-from emrun.terminal import leave_closed_terminal
+from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.terminal import leave_closed_terminal
+from emrun.ranks.group import misses_others, number_of_ranks
 
 
 def ignore_early_requests() -> None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
+from emrun.base.wording import counted, from_here, listed
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
-from emrun.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
-from emrun.wording import counted, from_here, listed
 
 if TYPE_CHECKING:
     from emrun.config.config import Config

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.wording import in_one_line
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-from emrun.wording import in_one_line
 
 _MOST_ROWS = 10_000  # of a table, which is made in memory
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import ArgumentError, RunExists, UsageError
+from emrun.base.wording import from_here, progress
 from emrun.cli.console import Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.ranks import (
@@ -32,9 +34,7 @@ from emrun.cli.signals import (
     words_before_sigterm,
 )
 from emrun.cli.tables import summary
-from emrun.errors import ArgumentError, RunExists, UsageError
-from emrun.ranks import join, leave
-from emrun.wording import from_here, progress
+from emrun.ranks.group import join, leave
 
 if TYPE_CHECKING:
     from emrun.config.config import Config

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from emrun.base.errors import EmrunError, HookError, StorageError
 from emrun.cli.failures import fail
 from emrun.cli.train import TrialChecks, train
-from emrun.errors import EmrunError, HookError, StorageError
 
 if TYPE_CHECKING:
     from emrun.config.config import Config

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from emrun.base.errors import Problem
+from emrun.base.wording import listed, nearest, sure
 from emrun.config.names import instead
 from emrun.config.signatures import Parameters
 from emrun.config.type_hints import form_in, mismatch, values_of_mapping
 from emrun.config.yaml_tree import Node
-from emrun.errors import Problem
-from emrun.wording import listed, nearest, sure
 
 Elsewhere = Callable[[str], str | None]
 """Takes a key and returns where else in a config the key belongs, None when that is not known."""

@@ -12,13 +12,13 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from emrun.base.wording import normalised
 from emrun.config.docstrings import with_defaults
 from emrun.config.json_schema import argument_texts
 from emrun.config.names import built_ins, documentation, dotted_path, plugins, short_names
 from emrun.config.sections import SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.source_modules import SourceModules
-from emrun.wording import normalised
 
 PLACES = {
     "hooks": "entries of hooks",
@@ -33,7 +33,7 @@ PLACES = {
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
 _OPTIMIZERS, _SCHEDULERS, _METRICS = "torch.optim", "torch.optim.lr_scheduler", "emrun.metrics"
-_SCHEDULES = "emrun.models.schedules"
+_SCHEDULES = "emrun.models.schedules.built_in"
 _NOT_USABLE = {"Optimizer", "LRScheduler", "LBFGS"}  # the bases of the others, and an optimizer that needs a closure
 _EXAMPLES = {
     "LambdaLR": "lr_lambda: {import: my_module.factor}",

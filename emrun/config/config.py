@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
+from emrun.base.wording import did_you_mean
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import copies_left, merge, override, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
-from emrun.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
-from emrun.wording import did_you_mean
 
 _MAX_EXTENDS = 100  # files in a chain of `extends`
 _MAX_BYTES = 40_000_000  # of a file; `parse` limits the characters

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from emrun.censor import hide_on_terminal
+from emrun.base.censor import hide_on_terminal
+from emrun.base.wording import did_you_mean
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, of_each, read_scalar
-from emrun.wording import did_you_mean
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 

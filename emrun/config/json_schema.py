@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from emrun.base.types import Form
 from emrun.config.names import NotThere, dotted_path, short_names
 from emrun.config.planner import SWEEP
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import allows_mapping, alternatives, contradicts, form_in
-from emrun.types import Form
 
 Schema = dict[str, Any]
 

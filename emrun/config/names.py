@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from emrun.wording import did_you_mean, nearest, normalised, sure
+from emrun.base.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}

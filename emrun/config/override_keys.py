@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from emrun.base.user_modules import find_user_modules
 from emrun.config.config import Config
 from emrun.config.names import short_names
 from emrun.config.overrides import hook_entry
@@ -14,7 +15,6 @@ from emrun.config.planner import Planner
 from emrun.config.sections import SECTIONS
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
-from emrun.user_modules import find_user_modules
 
 _DEEPER = ("dataset", "eval", "hooks", "main_loop", "model", "vars")  # sections that are mappings
 _WRITTEN = re.compile(r"[\w-]+")  # a key that needs no quotes, neither in YAML nor in a shell

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from emrun.base.errors import ConfigError, Position, Problem
+from emrun.base.wording import did_you_mean, normalised
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import same_class
 from emrun.config.type_hints import BOOLEANS
 from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
-from emrun.errors import ConfigError, Position, Problem
-from emrun.wording import did_you_mean, normalised
 
 
 def merge(base: Node, over: Node) -> Node:

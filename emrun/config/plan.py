@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import ConfigError, Problem
+from emrun.base.user_modules import find_user_modules
+from emrun.base.wording import NO_OPTIMIZER, meant_of, normalised, same
 from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
@@ -19,9 +22,6 @@ from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_tree import Node
-from emrun.errors import ConfigError, Problem
-from emrun.user_modules import find_user_modules
-from emrun.wording import NO_OPTIMIZER, meant_of, normalised, same
 
 _LOG = logging.getLogger(__name__)
 

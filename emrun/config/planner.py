@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+from emrun.base.errors import HookError, MissingExtra, Problem
+from emrun.base.types import Factory, Form
+from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported
 from emrun.config.names import NoModule, NotThere, beside_config, dotted_path, instead, nearest_class, short_names
@@ -15,10 +18,7 @@ from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, che
 from emrun.config.signatures import UNREAD
 from emrun.config.type_hints import allows_mapping, form_in
 from emrun.config.yaml_tree import Node
-from emrun.errors import HookError, MissingExtra, Problem
 from emrun.events import check_events
-from emrun.types import Factory, Form
-from emrun.wording import did_you_mean, listed, normalised, sure
 
 _KEYS = ("class", "import", "args")
 SWEEP = "emrun.launch.settings.Sweep"

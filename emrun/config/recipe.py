@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from emrun.base.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
+from emrun.base.types import Factory, Form
+from emrun.base.wording import did_you_mean
 from emrun.config.signatures import parameters_of
 from emrun.config.yaml_tree import Node, of_each
-from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, Problem
-from emrun.types import Factory, Form
-from emrun.wording import did_you_mean
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'|'(\w+)' is an invalid keyword argument")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from emrun.arguments import safe_component
+from emrun.base.arguments import safe_component
+from emrun.base.errors import ArgumentError, Problem
 from emrun.config.calls import Elsewhere, check_type, nowhere, unknown
 from emrun.config.overrides import hook_entry
 from emrun.config.signatures import Parameters
 from emrun.config.yaml_tree import Node
-from emrun.errors import ArgumentError, Problem
 
 SECTIONS: dict[str, tuple[type, ...]] = {
     "seed": (int,),

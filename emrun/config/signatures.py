@@ -15,7 +15,7 @@ from enum import IntEnum
 from types import FunctionType
 from typing import Any, Final
 
-from emrun.types import evaluated
+from emrun.base.types import evaluated
 
 UNREAD: Final = object()
 """Stands for a type or a default in a source file that is only known by running the code."""

@@ -21,14 +21,14 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-import emrun.types
+import emrun.base.types
+from emrun.base.types import AtLeast, Factory, Form, Units
 from emrun.config.import_finder import Imported
 from emrun.config.names import NoModule, no_dotted_path, no_member
 from emrun.config.signatures import UNREAD, Parameters, anything
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
 from emrun.model import AbstractModel
-from emrun.types import AtLeast, Factory, Form, Units
 
 
 def _class_of(path: str, **members: Any) -> type:
@@ -55,7 +55,7 @@ _BASES: dict[str, type] = {
 _TYPES: dict[str, Any] = {
     **{
         f"{home.__name__}.{name}": each
-        for home in (builtins, typing, collections.abc, emrun.types)
+        for home in (builtins, typing, collections.abc, emrun.base.types)
         for name, each in vars(home).items()
     },
     **{path: _class_of(path) for path in ("torch.Tensor", "torch.device", "torch.dtype", "numpy.ndarray")},
@@ -64,7 +64,7 @@ _TYPES: dict[str, Any] = {
     "os.PathLike": os.PathLike,
 }
 _MARKS: dict[str | None, type[Form | Units | AtLeast]] = {
-    f"emrun.types.{mark.__name__}": mark for mark in (Form, Units, AtLeast)
+    f"emrun.base.types.{mark.__name__}": mark for mark in (Form, Units, AtLeast)
 }
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted

@@ -10,12 +10,12 @@ import typing
 from collections.abc import Iterator
 from typing import Any, TypeGuard, TypeVar
 
+from emrun.base.errors import ArgumentError, Position
+from emrun.base.types import AtLeast, Factory, Form, Interval, Units
+from emrun.base.wording import did_you_mean, listed
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
 from emrun.config.yaml_tree import Node, node_of
-from emrun.errors import ArgumentError, Position
-from emrun.types import AtLeast, Factory, Form, Interval, Units
-from emrun.wording import did_you_mean, listed
 
 Mark = TypeVar("Mark", Units, AtLeast)
 

@@ -13,8 +13,8 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
+from emrun.base.errors import ConfigError, Position, Problem
 from emrun.config.yaml_slips import Slip
-from emrun.errors import ConfigError, Position, Problem
 
 _MAX_CHARACTERS = 10_000_000
 MAX_NODES = 200_000  # after aliases are expanded

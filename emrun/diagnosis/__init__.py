@@ -4,5 +4,5 @@
 processes of `recorded_trainings`, which run `probe`, and compares them with `differences`. `replay` is `emrun replay`,
 `stream_bench` is `emrun bench`. `private_state` finds state that is saved in no checkpoint.
 
-May import: the root of emrun, `config`, `streams`, `storage`, `loop`, `training`.
+May import: the root of emrun, `base`, `ranks`, `config`, `streams`, `storage`, `loop`, `training`, `launch`.
 """

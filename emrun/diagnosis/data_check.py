@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from emrun.base.encoding import digest
+from emrun.base.errors import StreamError
+from emrun.base.randomness import preserved_randomness
+from emrun.base.sources import is_nested, length, parts
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.types import Batch
+from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
 from emrun.diagnosis.example_store import Alike, Entry, ExampleStore, as_lists, in_words
-from emrun.encoding import digest
-from emrun.errors import StreamError
-from emrun.randomness import preserved_randomness
-from emrun.sources import is_nested, length, parts
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.temporary import TemporaryFolder
 from emrun.training.create import create_dataset
-from emrun.types import Batch
-from emrun.wording import counted, in_one_line, listed
 
 ID = "id"
 _MOST_LABELS = 1_000  # different values of a source with labels

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from emrun.base.wording import size_of
 from emrun.loop.determinism import DeterministicKernels
-from emrun.wording import size_of
 
 _TOLERANCE = 0.01  # of the largest gradient; TF32 and the like are within it
 _NVIDIA = Path("/proc/driver/nvidia/version")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from emrun.base.errors import reason_of
+from emrun.base.wording import listed, size_of
 from emrun.diagnosis.devices import inspect_devices, unused_gpu
-from emrun.errors import reason_of
 from emrun.launch.jobs import cores
 from emrun.storage.lock import RunLock
-from emrun.wording import listed, size_of
 
 _FOR_DEVELOPERS = ("test", "dev", "bench")  # extras that no config needs
 _LEAST_DISK, _LEAST_SHARED, _LEAST_FILES = 10**9, 2**29, 1024  # bytes, bytes, open files

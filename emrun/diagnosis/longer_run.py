@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import StateError, UsageError
+from emrun.base.randomness import draw_seed
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.wording import duration
 from emrun.config.config import load_config
 from emrun.config.names import same_class
 from emrun.diagnosis.differences import Causes, Difference, find_difference
 from emrun.diagnosis.recorded_trainings import Job, Recording, VerificationFailed
-from emrun.errors import StateError, UsageError
 from emrun.loop.horizon import UNITS
-from emrun.randomness import draw_seed
 from emrun.schedule_plan import BEFORE_COOLDOWN
 from emrun.storage.run import CHECKPOINTS
-from emrun.temporary import TemporaryFolder
-from emrun.wording import duration
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from emrun.base.types import Batch
 from emrun.model import AbstractModel
-from emrun.types import Batch
 
 
 def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:

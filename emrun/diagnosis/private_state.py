@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from emrun.base.encoding import digest
 from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
-from emrun.encoding import digest
 from emrun.hook import AbstractHook
 
 _TRUSTED = ("emrun.", "torch.")  # checkpoints have all state of these classes; other attributes do not matter

@@ -16,24 +16,24 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from emrun.base.encoding import GENERATORS, digest, random_state
+from emrun.base.errors import exit_status
+from emrun.base.randomness import preserved_randomness
+from emrun.base.types import Batch, EpochData
 from emrun.dataset import open_stream, stream_lengths
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import Job, Point
-from emrun.encoding import GENERATORS, digest, random_state
-from emrun.errors import exit_status
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
-from emrun.randomness import preserved_randomness
-from emrun.ranks import end_process, leave, rank_of, ranks
+from emrun.ranks.group import end_process, leave, rank_of, ranks
+from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
-from emrun.storage.state_file import FILE, load_state
 from emrun.storage.step_columns import read_steps
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
 from emrun.training.create import create_training, train
 from emrun.training.resume import resume_training
-from emrun.types import Batch, EpochData
 
 _Record = Callable[..., None]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import EmrunError, RankFailed
+from emrun.base.errors import EmrunError, RankFailed
 from emrun.launch.ranks import ranks_directory, run_processes
 
 _CHILD = "from emrun.diagnosis.probe import main; main(sys.argv[1])"

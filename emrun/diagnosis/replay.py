@@ -13,28 +13,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.censor import Censor
+from emrun.base.censor import Censor
+from emrun.base.encoding import set_random_state
+from emrun.base.errors import StateError
+from emrun.base.fields import reading
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.sources import is_nested, parts
+from emrun.base.sources import length as length_of
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.types import Batch
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
-from emrun.encoding import set_random_state
-from emrun.errors import StateError
-from emrun.fields import reading
 from emrun.hook import AbstractHook, UpdateSkipped
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.sources import is_nested, parts
-from emrun.sources import length as length_of
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
-from emrun.storage.checkpoints import newest
+from emrun.storage.checkpoints.commits import newest
+from emrun.storage.checkpoints.state_file import FILE
 from emrun.storage.run import CHECKPOINTS, CONFIG
-from emrun.storage.state_file import FILE
 from emrun.streams.stream import StreamWrapper
-from emrun.temporary import TemporaryFolder
-from emrun.types import Batch
 
 _MOST = 16  # causes that are looked for; each costs a step for every halving of the batch
 

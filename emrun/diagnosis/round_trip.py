@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from emrun.base.encoding import encode
+from emrun.base.errors import StateError
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.types import Batch
 from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT, varying
 from emrun.diagnosis.private_state import unsaved_state
-from emrun.encoding import encode
-from emrun.errors import StateError
 from emrun.events import listener
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.storage.state_file import load_state, save_state
-from emrun.types import Batch
+from emrun.storage.checkpoints.state_file import load_state, save_state
 
 _WAYS = (
     "save it in a buffer (register_buffer), in get_extra_state() and set_extra_state() of the module, or in "

@@ -12,19 +12,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from emrun.arguments import check_choice
+from emrun.base.arguments import check_choice
+from emrun.base.errors import StreamError, UsageError, reason_of
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.types import Batch, StartMethod
 from emrun.config.config import load_config
 from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
-from emrun.errors import StreamError, UsageError, reason_of
 from emrun.launch.jobs import cores
-from emrun.randomness import preserved_randomness, seed_everything
 from emrun.stream_context import StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
 from emrun.training.create import create_dataset, create_model
-from emrun.types import Batch, StartMethod
 
 _LOG = logging.getLogger(__name__)
 _GAIN = 0.02  # share of the time; a simpler setting is chosen if it waits at most this much longer

@@ -11,6 +11,12 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
+from emrun.base.errors import ArgumentError, ConfigError, reason_of
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.sources import parts
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.types import Batch
+from emrun.base.wording import meant_of
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
@@ -20,21 +26,15 @@ from emrun.diagnosis.model_facts import memory, parameter_groups, parameters, ti
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.samples import sorted_sources
 from emrun.epoch_data import read_by
-from emrun.errors import ArgumentError, ConfigError, reason_of
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.sources import parts
 from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
-from emrun.temporary import TemporaryFolder
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.types import Batch
-from emrun.wording import meant_of
 
 _BATCHES = 2
 _MOST_BATCHES = 100  # batches that are read to find two that the loop would run

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from emrun.base.errors import UsageError
+from emrun.base.randomness import draw_seed
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.wording import duration
 from emrun.config.config import Config, load_config
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry
 from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
-from emrun.errors import UsageError
-from emrun.randomness import draw_seed
-from emrun.temporary import TemporaryFolder
-from emrun.wording import duration
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+from emrun.base.errors import ConfigError, Position, Problem
+from emrun.base.wording import did_you_mean, meant_of
 from emrun.config.sections import SECTIONS
 from emrun.config.yaml_tree import Node, parse, read_scalar
-from emrun.errors import ConfigError, Position, Problem
-from emrun.wording import did_you_mean, meant_of
 
 _RANGE = ("low", "high", "log", "step")
 _NOT_SWEPT = {

@@ -20,11 +20,11 @@ from tempfile import gettempdir
 from time import monotonic
 from typing import IO
 
-from emrun.errors import reason_of
+from emrun.base.errors import reason_of
+from emrun.base.temporary import TemporaryFolder
 from emrun.launch.jobs import THREADS, end_with, threads_per_job
 from emrun.launch.signals import Signals
-from emrun.ranks import KEY, cannot_meet, meet_in
-from emrun.temporary import TemporaryFolder
+from emrun.ranks.group import KEY, cannot_meet, meet_in
 
 DIRECTORY = "directory"
 """The name of the file in the ranks' directory in which rank 0 leaves the run directory."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.launch.parameters import Parameter
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment, Trial

@@ -11,13 +11,13 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.randomness import derived_seed
+from emrun.base.wording import did_you_mean, normalised
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.results import Result, Summary
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment
-from emrun.randomness import derived_seed
-from emrun.wording import did_you_mean, normalised
 
 
 class Search:

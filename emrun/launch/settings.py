@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from emrun.arguments import check_choice, check_count
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_choice, check_count
+from emrun.base.errors import ArgumentError
 
 _ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 Condition = Literal["min", "max"]

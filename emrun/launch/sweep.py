@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from emrun.errors import RunInUse, UsageError
+from emrun.base.errors import RunInUse, UsageError
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.wording import counted, listed
 from emrun.launch.jobs import Job, Jobs
 from emrun.launch.parameters import Value
 from emrun.launch.results import DONE, WAITING, Result, objective_of, result_of
@@ -22,8 +24,6 @@ from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
 from emrun.storage.lock import RunLock, writer_of
 from emrun.storage.trace import mark_pruned
-from emrun.temporary import TemporaryFolder
-from emrun.wording import counted, listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emrun.censor import Censor
+from emrun.base.censor import Censor
+from emrun.base.errors import ConfigError, Position, Problem, StorageError
+from emrun.base.randomness import derived_seed
 from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Sources
-from emrun.errors import ConfigError, Position, Problem, StorageError
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
-from emrun.randomness import derived_seed
 from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.yaml_parts import MISSING

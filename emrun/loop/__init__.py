@@ -5,5 +5,5 @@ the training, and when), `state` (where is the training), `saving` (what is save
 begin and end), and `main_loop`, which combines them and is what users see; `answers` is what hooks may ask of it. The
 other modules are small.
 
-May import: the root of emrun, `streams`, `storage`.
+May import: the root of emrun, `base`, `ranks`, `streams`, `storage`.
 """

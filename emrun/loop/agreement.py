@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from emrun.base.types import InsteadOf, InterruptPolicy, Policy
 from emrun.hook import TrainingTerminated
 from emrun.loop.endings import Endings
 from emrun.loop.interrupts import Ending
-from emrun.ranks import Ranks
-from emrun.types import InsteadOf, InterruptPolicy, Policy
+from emrun.ranks.group import Ranks
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from emrun.errors import HookError
+from emrun.base.errors import HookError
+from emrun.base.types import Horizon, InsteadOf, Policy
 from emrun.hook import AbstractHook
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
@@ -21,11 +22,10 @@ from emrun.loop.saving import Saving
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
-from emrun.ranks import Ranks
+from emrun.ranks.group import Ranks
 from emrun.shown import Shown, Text
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
-from emrun.types import Horizon, InsteadOf, Policy
 
 
 class Answers:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from emrun.arguments import check_choice, check_count
+from emrun.base.arguments import check_choice, check_count
+from emrun.base.errors import StreamError
+from emrun.base.sources import length as length_of
+from emrun.base.sources import parts
+from emrun.base.types import Batch, Policy
+from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by
-from emrun.errors import StreamError
 from emrun.events import may_read_anything
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
-from emrun.shares import total_in
-from emrun.sources import length as length_of
-from emrun.sources import parts
-from emrun.types import Batch, Policy
-from emrun.wording import did_you_mean, listed
+from emrun.ranks.shares import total_in
 
 _LOG = logging.getLogger(__name__)
 _SIZED = frozenset((list, tuple, np.ndarray, str))  # their length costs 30 ns; that of a tensor a microsecond

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.encoding import digest
-from emrun.errors import StorageError
-from emrun.ranks import ranks
-from emrun.sources import is_nested
+from emrun.base.encoding import digest
+from emrun.base.errors import StorageError
+from emrun.base.sources import is_nested
+from emrun.ranks.group import ranks
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition
 

@@ -9,17 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import HookError, has_exit_status
+from emrun.base.errors import HookError, has_exit_status
+from emrun.base.randomness import preserved_randomness
+from emrun.base.types import Batch
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.endings import Endings
 from emrun.loop.profiling import HookTimes
 from emrun.loop.rank_events import RankEvents
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness
-from emrun.shares import like
+from emrun.ranks.shares import like
 from emrun.storage.draws import Draws
-from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 

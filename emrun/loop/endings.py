@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from emrun.arguments import check_choice
+from emrun.base.arguments import check_choice
+from emrun.base.types import InsteadOf, InterruptPolicy, Policy
 from emrun.hook import TrainingTerminated
 from emrun.loop.interrupts import Ending, Interrupted, Interrupts
-from emrun.types import InsteadOf, InterruptPolicy, Policy
 
 _LOG = logging.getLogger(__name__)
 

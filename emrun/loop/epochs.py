@@ -10,8 +10,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn
 
+from emrun.base.errors import UsageError
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.types import Batch, EpochData, Profile
 from emrun.epoch_data import learning_rates
-from emrun.errors import UsageError
 from emrun.hook import TrainingAborted, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
@@ -25,14 +28,11 @@ from emrun.loop.saving import Saving
 from emrun.loop.state import Phase, TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.shares import rows_in
+from emrun.ranks.shares import rows_in
 from emrun.shown import Shown
-from emrun.slow_start import NamedWhenSlow
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.types import Batch, EpochData, Profile
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from emrun.errors import RankFailed, reason_of
+from emrun.base.errors import RankFailed, reason_of
+from emrun.base.types import Batch
 from emrun.hook import UpdateSkipped
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings
@@ -17,7 +18,6 @@ from emrun.storage.capsules import Step, keep_failure
 from emrun.storage.draws import Draws
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition
-from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 

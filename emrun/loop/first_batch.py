@@ -9,18 +9,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.base.errors import ArgumentError
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.types import Batch
 from emrun.dataset import open_stream, stream_names
-from emrun.errors import ArgumentError
 from emrun.events import listener, may_change_batches
 from emrun.hook import AbstractHook
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.slow_start import NamedWhenSlow
 from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import is_stateful
-from emrun.types import Batch
 
 _MOST_UNUSABLE = 100  # number of batches that are read at most, to find a usable one
 

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from emrun.errors import HookError
-from emrun.fields import optional, record, whole
+from emrun.base.errors import HookError
+from emrun.base.fields import optional, record, whole
+from emrun.base.types import Horizon
+from emrun.base.wording import listed
 from emrun.hook import AbstractHook
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
 from emrun.streams.dataset_streams import DatasetStreams
-from emrun.types import Horizon
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from time import monotonic
 from types import FrameType
 from typing import NamedTuple
 
+from emrun.base.terminal import leave_closed_terminal
+from emrun.base.types import InterruptPolicy
 from emrun.hook import TrainingTerminated
-from emrun.terminal import leave_closed_terminal
-from emrun.types import InterruptPolicy
 
 _LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emrun.model import AbstractModel
-from emrun.parts import weighs_nothing
+from emrun.ranks.parts import weighs_nothing
 
 _LOG = logging.getLogger(__name__)
 

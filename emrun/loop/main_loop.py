@@ -11,10 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from emrun.arguments import check_choice, check_seconds
+from emrun.base.arguments import check_choice, check_seconds
+from emrun.base.errors import ArgumentError, UsageError
+from emrun.base.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.base.wording import did_you_mean
 from emrun.dataset import stream_function
 from emrun.epoch_data import check_monitors
-from emrun.errors import ArgumentError, UsageError
 from emrun.hook import AbstractHook, Loop
 from emrun.loop.agreement import AgreedEndings
 from emrun.loop.answers import Answers
@@ -34,15 +36,13 @@ from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 from emrun.storage.draws import Draws
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
-from emrun.wording import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emrun.errors import exit_status, has_exit_status, reason_of
+from emrun.base.errors import exit_status, has_exit_status, reason_of
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.interrupts import Interrupted
 

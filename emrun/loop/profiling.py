@@ -8,7 +8,7 @@ from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from emrun.types import Profile
+from emrun.base.types import Profile
 
 _WITHIN = {
     "before_update": "hooks_in_updates",

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from emrun.errors import DifferentRanks, StreamError
+from emrun.base.errors import DifferentRanks, StreamError
+from emrun.base.sources import examples_of
+from emrun.base.types import Batch
 from emrun.events import merges, reads_batches, runs_on_every_rank
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.agreement import AgreedEndings, one_rank
 from emrun.loop.batch_checks import BatchChecks
-from emrun.parts import Joined, rows_of
-from emrun.ranks import Ranks
-from emrun.shares import Share, rows_in, total_in
-from emrun.sources import examples_of
-from emrun.types import Batch
+from emrun.ranks.group import Ranks
+from emrun.ranks.parts import Joined, rows_of
+from emrun.ranks.shares import Share, rows_in, total_in
 
 _LOG = logging.getLogger(__name__)
 

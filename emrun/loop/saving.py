@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import safe_component
+from emrun.base.arguments import safe_component
+from emrun.base.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
+from emrun.base.types import InsteadOf, Policy
 from emrun.epoch_data import declared
-from emrun.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
 from emrun.hook import AbstractHook
-from emrun.ranks import Ranks
+from emrun.ranks.group import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
-from emrun.storage.checkpoint_names import Names, go_back_to
-from emrun.storage.checkpoints import commit
+from emrun.storage.checkpoints.commits import commit
+from emrun.storage.checkpoints.manifest import free_place, is_directory_name
+from emrun.storage.checkpoints.names import Names, go_back_to
 from emrun.storage.files import storing
-from emrun.storage.manifest import free_place, is_directory_name
-from emrun.types import InsteadOf, Policy
 
 _LOG = logging.getLogger(__name__)
 

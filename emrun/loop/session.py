@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 
-from emrun.arguments import check_exit_status
-from emrun.errors import reason_of
+from emrun.base.arguments import check_exit_status
+from emrun.base.errors import reason_of
+from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
 from emrun.loop.epochs import Epochs
 from emrun.loop.first_batch import FirstBatch
 from emrun.loop.outcome import Outcome
 from emrun.storage.log import RunLog
-from emrun.types import Prefetch
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun import fields
-from emrun.encoding import RANDOM, encode, random_state, set_random_state
+from emrun.base import fields
+from emrun.base.encoding import RANDOM, encode, random_state, set_random_state
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.wording import listed
 from emrun.events import may_change_batches, merges
 from emrun.hook import AbstractHook
 from emrun.loop.horizon import STATE as OF_HORIZON
@@ -19,14 +21,12 @@ from emrun.loop.horizon import RunLength
 from emrun.loop.steps import STATE as OF_STEPS
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
-from emrun.randomness import preserved_randomness, seed_everything
-from emrun.ranks import Ranks
+from emrun.ranks.group import Ranks
 from emrun.same_hooks import arguments_of, matched
-from emrun.storage.manifest import NAMES
+from emrun.storage.checkpoints.manifest import NAMES
+from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
 from emrun.storage.run import Run
-from emrun.storage.state_file import FILE, load_state, save_state
 from emrun.streams.dataset_streams import DatasetStreams
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

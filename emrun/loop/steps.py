@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
+from emrun.base.errors import HookError
+from emrun.base.fields import SHA256, optional, record, whole
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
-from emrun.errors import HookError
-from emrun.fields import SHA256, optional, record, whole
 from emrun.loop.slots import Slots, read
 from emrun.model import AbstractModel
 from emrun.storage.steps import CHUNK, ITERATION, KEYS, Chunk, StepsFile, read_chunk

@@ -4,11 +4,10 @@ Read `torch_model`, which trains, and `module_model`, which runs the module. The
 `inputs` (batches to tensors; `prefetching` copies them ahead of time), `outputs` (with losses and metrics),
 `stream_metrics` (metrics of whole streams; `object_state` is what checkpoints have of them), `optimization` (gradients,
 updates; `optimizers` are built by `scheduled_optimizer`, each with its schedule; with `updates`, `optimizer`,
-`parameter_groups` and `schedule`), `micro_batches` (a batch in parts; `size_search` finds their size). `laziness` and
-`weights` are about the module itself; `loadable` checks whether a resume could load the weights. `evaluation_weights`
-exchanges the weights for evaluations. `init_from` loads other weights to begin with; `fit` says which of them fit.
+`parameter_groups` and the package `schedules`), `micro_batches` (a batch in parts; `size_search` finds their size).
+`laziness` and the package `weights` are about the module itself.
 `precision`, `compilation`, `recomputation` and `memory_format` change how the module is called and what it keeps.
 The engine finds models by name and does not import this package.
 
-May import: the root of emrun, `storage`.
+May import: the root of emrun, `base`, `ranks`, `storage`.
 """

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, uint8
 
-from emrun.errors import DifferentRanks
-from emrun.ranks import Ranks
+from emrun.base.errors import DifferentRanks
+from emrun.ranks.group import Ranks
 
 
 def check_alike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_flag
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_flag
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe
-from emrun.wording import did_you_mean, listed
 
 _LOG = logging.getLogger(__name__)
 

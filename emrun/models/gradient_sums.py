@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StreamError
-from emrun.parts import weighted
-from emrun.ranks import Ranks
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.ranks.group import Ranks
+from emrun.ranks.parts import weighted
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_names
-from emrun.errors import ArgumentError, StreamError, add_inputs
-from emrun.types import Batch
-from emrun.wording import did_you_mean, meant_of
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.types import Batch
+from emrun.base.wording import did_you_mean, meant_of
 
 InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
 """A list of sources, or parameter of forward -> a source or `{source: NAME, dtype: keep or a name}`."""

@@ -10,10 +10,10 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from emrun.encoding import set_random_state
-from emrun.errors import ArgumentError
-from emrun.randomness import preserved_randomness
-from emrun.wording import listed
+from emrun.base.encoding import set_random_state
+from emrun.base.errors import ArgumentError
+from emrun.base.randomness import preserved_randomness
+from emrun.base.wording import listed
 
 
 def uninitialised(module: torch.nn.Module) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 
 
 class LossScale:

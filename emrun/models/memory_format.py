@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.arguments import check_choice
-from emrun.errors import ArgumentError
-from emrun.types import Batch
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
 
 Name = Literal["channels_last", "channels_last_3d"]
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}

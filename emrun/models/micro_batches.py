@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean
 from emrun.models.optimization import Optimization
 from emrun.models.size_search import find_size
-from emrun.parts import Joined, mean, split
-from emrun.wording import did_you_mean
+from emrun.ranks.parts import Joined, mean, split
 
 _LOG = logging.getLogger(__name__)
 

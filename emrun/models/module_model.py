@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.encoding import random_state
-from emrun.errors import ArgumentError
-from emrun.fields import (
+from emrun.base.encoding import random_state
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import (
     ANOTHER_CHECKPOINT,
     ANYTHING,
     FLAG,
@@ -26,13 +26,11 @@ from emrun.fields import (
     record,
     sequence_of,
 )
+from emrun.base.types import Batch, Prefetch
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
-from emrun.models.batch_norm import calculated_anew
 from emrun.models.compilation import Compilation
-from emrun.models.evaluation_weights import EvaluationWeights
-from emrun.models.init_from import InitFrom
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.loss_scale import LossScale
@@ -46,13 +44,15 @@ from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, warn_of_batch_norm
-from emrun.models.weights import collect_weights, extra_state, load_weights, own_memory
-from emrun.ranks import ranks
-from emrun.storage.manifest import TRAINED
-from emrun.storage.state_file import FILE, load_state
-from emrun.storage.weights import FILE as FILE_OF_WEIGHTS
-from emrun.storage.weights import write_weights
-from emrun.types import Batch, Prefetch
+from emrun.models.weights.averages import EvaluationWeights
+from emrun.models.weights.batch_norm import calculated_anew
+from emrun.models.weights.init_from import InitFrom
+from emrun.models.weights.saving import collect_weights, extra_state, load_weights, own_memory
+from emrun.ranks.group import ranks
+from emrun.storage.checkpoints.manifest import TRAINED
+from emrun.storage.checkpoints.state_file import FILE, load_state
+from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS
+from emrun.storage.checkpoints.weights import write_weights
 
 EXTRA = mapping_of(ANYTHING)
 STATE = {

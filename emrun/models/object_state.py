@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.encoding import digest
-from emrun.errors import StateError
-from emrun.fields import ANYTHING, TEXT, FieldError, mapping_of, record, shown
+from emrun.base.encoding import digest
+from emrun.base.errors import StateError
+from emrun.base.fields import ANYTHING, TEXT, FieldError, mapping_of, record, shown
 from emrun.models.outputs import is_of_streams
 
 _PLAIN = (type(None), bool, int, float, str, bytes)

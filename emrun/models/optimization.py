@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_count
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.types import EpochData
+from emrun.base.wording import NO_OPTIMIZER, listed
 from emrun.hook import UpdateSkipped
 from emrun.models.gradient_sums import GradientSums
 from emrun.models.loss_scale import LossScale
@@ -21,11 +23,9 @@ from emrun.models.scheduled_optimizer import ScheduledOptimizer, named
 from emrun.models.skipped_updates import SkippedUpdates
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm
 from emrun.models.updates import all_parameters, clear_gradients, divide_gradients, parameters_beside
-from emrun.parts import weighted
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
+from emrun.ranks.parts import weighted
 from emrun.schedule_plan import log_plan
-from emrun.types import EpochData
-from emrun.wording import NO_OPTIMIZER, listed
 
 _LOG = logging.getLogger(__name__)
 _NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"

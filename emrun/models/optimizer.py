@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
-from emrun.encoding import digest
-from emrun.errors import ArgumentError, EmrunError, StateError
-from emrun.fields import FieldError
+from emrun.base.encoding import digest
+from emrun.base.errors import ArgumentError, EmrunError, StateError
+from emrun.base.fields import FieldError
+from emrun.base.types import Factory
+from emrun.base.wording import listed
 from emrun.models.parameter_groups import parameter_groups
-from emrun.storage.state_file import read_back
-from emrun.types import Factory
-from emrun.wording import listed
+from emrun.storage.checkpoints.state_file import read_back
 
 
 def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str = "optimizer") -> torch.optim.Optimizer:

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
+from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.models.closed_form import ClosedForm
-from emrun.models.planning import plan_of
-from emrun.models.schedule import Scheduler
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
+from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.planning import plan_of
+from emrun.models.schedules.stepping import Scheduler
 from emrun.schedule_plan import SchedulePlan
-from emrun.wording import did_you_mean, listed
 
 
 class HasModule(Protocol):

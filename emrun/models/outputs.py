@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_names
-from emrun.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe
-from emrun.parts import weighted
-from emrun.wording import did_you_mean, listed
+from emrun.ranks.parts import weighted
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import listed
 from emrun.models.patterns import patterns
-from emrun.wording import listed
 
 _BIASES_AND_NORMS = "biases_and_norms"
 _BIAS = re.compile(r"(^|_)bias(_|$)")  # also `in_proj_bias` and `bias_hh_l0`

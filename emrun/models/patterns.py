@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 
 
 def patterns(argument: str, value: object) -> tuple[re.Pattern[str], ...]:

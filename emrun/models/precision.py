@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from emrun.arguments import check_choice
-from emrun.errors import ArgumentError
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError
 
 _LOG = logging.getLogger(__name__)
 

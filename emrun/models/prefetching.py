@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.errors import StreamError
+from emrun.base.errors import StreamError
+from emrun.base.types import Batch
 from emrun.models.inputs import Inputs
-from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 _WIDENED_THERE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16})

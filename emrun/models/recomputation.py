@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean, listed
 from emrun.models.patterns import patterns
-from emrun.wording import did_you_mean, listed
 
 _KEY = "recompute"
 _MOST = 8  # names in a message

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
+from emrun.base.types import EpochData
+from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.models.closed_form import ClosedForm
 from emrun.models.optimizer import (
     build_optimizer,
     check_loadable,
@@ -24,10 +25,9 @@ from emrun.models.optimizer import (
     optimizer_state,
     parameters_of,
 )
-from emrun.models.planning import check_length, horizon_of
-from emrun.models.schedule import Scheduler, build_scheduler
-from emrun.types import EpochData
-from emrun.wording import did_you_mean, listed
+from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.planning import check_length, horizon_of
+from emrun.models.schedules.stepping import Scheduler, build_scheduler
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 10  # names in a warning

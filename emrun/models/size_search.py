@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from emrun.errors import ArgumentError, reason_of
-from emrun.randomness import preserved_randomness
+from emrun.base.errors import ArgumentError, reason_of
+from emrun.base.randomness import preserved_randomness
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from emrun.fields import mapping_of, record, whole
+from emrun.base.fields import mapping_of, record, whole
 from emrun.models.loss_scale import LossScale
 
 _LOG = logging.getLogger(__name__)

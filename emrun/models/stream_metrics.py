@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emrun.base.errors import ArgumentError, StateError
+from emrun.base.fields import ANYTHING, NUMBER, TEXT, mapping_of, optional, record
+from emrun.base.wording import listed
 from emrun.epoch_data import is_rate
-from emrun.errors import ArgumentError, StateError
-from emrun.fields import ANYTHING, NUMBER, TEXT, mapping_of, optional, record
 from emrun.models.object_state import ObjectState
 from emrun.models.outputs import Calculation, Calculations
-from emrun.ranks import answered, ranks
-from emrun.wording import listed
+from emrun.ranks.group import answered, ranks
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from emrun.errors import ArgumentError
-from emrun.ranks import ranks
+from emrun.base.errors import ArgumentError
+from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
 _KEY = "sync_batch_norm"

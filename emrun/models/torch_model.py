@@ -12,29 +12,29 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from emrun.errors import ArgumentError
-from emrun.fields import FLAG, record
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import FLAG, record
+from emrun.base.sources import examples_of
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
+from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
-from emrun.models.closed_form import ClosedForm
-from emrun.models.init_from import InitFrom, InitFromForm
 from emrun.models.laziness import in_evaluation_mode
-from emrun.models.loadable import Loadable
 from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimization import Optimization
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
-from emrun.models.schedule import Scheduler
+from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.stepping import Scheduler
 from emrun.models.size_search import advise
 from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.updates import Traces
+from emrun.models.weights.init_from import InitFrom, InitFromForm
+from emrun.models.weights.loadable import Loadable
+from emrun.ranks.shares import rows_in
 from emrun.schedule_plan import SchedulePlan
-from emrun.shares import rows_in
-from emrun.sources import examples_of
-from emrun.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
-from emrun.wording import NO_OPTIMIZER
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 MetricForm = Annotated[Factory, Form(keys=("inputs",))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
-    Factory, Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules", 1, shared="optimizer")
+    Factory,
+    Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules.built_in", 1, shared="optimizer"),
 ]
 
 _STATE = {**STATE_OF_MODULE, "trained": FLAG, "skipped_updates": STATE_OF_SKIPPED}

@@ -15,11 +15,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Any
 
-from emrun.censor import Censor
-from emrun.errors import StorageError
-from emrun.fields import fitting
-from emrun.storage.code import KIND, RECORD, censored
-from emrun.storage.code_record import code_records
+from emrun.base.censor import Censor
+from emrun.base.errors import StorageError
+from emrun.base.fields import fitting
+from emrun.storage.code.files import KIND, RECORD, censored
+from emrun.storage.code.record import code_records
 from emrun.storage.files import read_regular
 
 _LARGEST_RECORD = 20_000_000  # bytes

@@ -8,16 +8,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import ConfigError, StorageError
+from emrun.base.fields import fitting
+from emrun.base.wording import in_one_line
 from emrun.epoch_data import statistics
-from emrun.errors import ConfigError, StorageError
-from emrun.fields import fitting
 from emrun.runs.code_comparison import compare_code
 from emrun.runs.config_comparison import compare_configs
 from emrun.runs.step_comparison import compare_steps
 from emrun.runs.stored_run import StoredRun, number
-from emrun.storage.first_batches import LINE
+from emrun.storage.code.first_batches import LINE
 from emrun.storage.lines import read_lines
-from emrun.wording import in_one_line
 
 _MOST = 10_000  # entries of a file that are compared
 

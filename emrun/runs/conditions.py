@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from emrun.base.errors import ConfigError, UsageError
+from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.config.names import same_class
 from emrun.config.yaml_tree import parse
-from emrun.errors import ConfigError, UsageError
 from emrun.runs.columns import Column, Row, column
 from emrun.runs.stored_run import STATUSES
 from emrun.runs.yaml_parts import MISSING
-from emrun.wording import did_you_mean, in_one_line, listed
 
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from emrun.base.errors import ConfigError
 from emrun.config.overrides import hook_entry
 from emrun.config.yaml_tree import Node
-from emrun.errors import ConfigError
 from emrun.runs.stored_run import StoredRun
 
 _MOST = 1_000  # differences

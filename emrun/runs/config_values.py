@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from emrun.errors import ConfigError, StorageError
+from emrun.base.errors import ConfigError, StorageError
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.yaml_parts import Unclear, YamlPart
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from emrun.storage.code import recorded_files
-from emrun.storage.code_record import code_records
+from emrun.storage.checkpoints.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
+from emrun.storage.code.files import recorded_files
+from emrun.storage.code.record import code_records
 from emrun.storage.files import LIST, listed_files
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.log import LOG
-from emrun.storage.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
 from emrun.storage.metrics import METRICS
 from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.storage.sealed import files_of

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from emrun.errors import RunInUse, StateError, StorageError, UsageError
+from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
 from emrun.runs.yaml_parts import MISSING
+from emrun.storage.checkpoints.manifest import ASIDE, TO_RESUME, Contents, leave_out
+from emrun.storage.checkpoints.manifest import FILE as MANIFEST
 from emrun.storage.files import remove_files, storing
 from emrun.storage.lock import LOCK_FILES, RunLock, last_writer_elsewhere, process_of, writer_of
-from emrun.storage.manifest import ASIDE, TO_RESUME, Contents, leave_out
-from emrun.storage.manifest import FILE as MANIFEST
 from emrun.storage.run import CHECKPOINTS
 
 What = Literal["runs", "checkpoints", "optimizer states"]

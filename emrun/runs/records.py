@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.errors import UsageError
+from emrun.base.errors import UsageError
+from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.runs.columns import value_of
 from emrun.runs.stored_run import StoredRun, number
 from emrun.runs.yaml_parts import MISSING
 from emrun.storage.steps import ITERATION
-from emrun.wording import did_you_mean, in_one_line, listed
 
 RUN = "run"
 """The column with the name of the run."""

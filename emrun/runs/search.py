@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from emrun.errors import StorageError, UsageError
+from emrun.base.errors import StorageError, UsageError
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import storing
 from emrun.storage.run import CONFIG, no_run

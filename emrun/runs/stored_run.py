@@ -10,11 +10,12 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import ConfigError, StorageError
+from emrun.base.wording import counted
 from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_at
 from emrun.config.yaml_tree import Node, parse
-from emrun.errors import ConfigError, StorageError
 from emrun.runs.yaml_parts import MISSING, Unclear, YamlPart, below, split_text
 from emrun.storage.files import read_regular
 from emrun.storage.lock import writer_of
@@ -22,7 +23,6 @@ from emrun.storage.metrics import METRICS, epochs_of
 from emrun.storage.run import CONFIG
 from emrun.storage.steps import STEPS, Chunk, chunks_of
 from emrun.storage.trace import TRACE, known_fields
-from emrun.wording import counted
 
 STATUSES = ("running", "finished", "interrupted", "failed", "pruned", "killed", "damaged")
 """What `StoredRun.status` may be."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from emrun.errors import ConfigError, StorageError
+from emrun.base.errors import ConfigError, StorageError
 from emrun.runs.stored_run import StoredRun, statistic
 
 Which = Literal["last", "min", "max"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from emrun.base.errors import ConfigError
 from emrun.config.yaml_tree import parse
-from emrun.errors import ConfigError
 
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*):(?: +(.*))?")
 _ITEM = re.compile(r"- +(.*)")

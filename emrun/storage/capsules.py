@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import emrun
-from emrun import fields
-from emrun.censor import Censor
-from emrun.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
-from emrun.errors import StorageError, UsageError, exit_status, reason_of
+from emrun.base import fields
+from emrun.base.censor import Censor
+from emrun.base.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
+from emrun.base.errors import StorageError, UsageError, exit_status, reason_of
+from emrun.base.types import Batch
+from emrun.base.wording import from_here
 from emrun.hook import AbstractHook, TrainingTerminated, UpdateSkipped
 from emrun.model import AbstractModel
+from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
 from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.log import LOG
 from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
-from emrun.storage.state_file import FILE, load_state, save_state
-from emrun.types import Batch
-from emrun.wording import from_here
 
 _LOG = logging.getLogger(__name__)
 

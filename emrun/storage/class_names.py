@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import StateError, reason_of
+from emrun.base.wording import listed
 from emrun.dataset import named_classes
-from emrun.errors import StateError, reason_of
 from emrun.storage.files import opened_regular, storing, write_atomically
-from emrun.wording import listed
 
 CLASSES = "classes.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from emrun.encoding import GENERATORS, random_state
+from emrun.base.encoding import GENERATORS, random_state
 
 
 class Draws:

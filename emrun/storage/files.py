@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from emrun.errors import TIMED_OUT, ReadTimeout, StorageError, UsageError, is_timeout
-from emrun.wording import size_of
+from emrun.base.errors import TIMED_OUT, ReadTimeout, StorageError, UsageError, is_timeout
+from emrun.base.wording import size_of
 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part

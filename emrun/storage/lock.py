@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from emrun.errors import RunInUse, StorageError
+from emrun.base.errors import RunInUse, StorageError
 from emrun.storage.files import guard, read_regular, storing, unguard, write_atomically
 
 _LOCK, _OWNER = ".lock", ".owner.json"

@@ -9,8 +9,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from emrun.censor import Censor
-from emrun.errors import reason_of
+from emrun.base.censor import Censor
+from emrun.base.errors import reason_of
 from emrun.storage.files import opened_regular, storing
 
 _LOG = logging.getLogger(__name__)

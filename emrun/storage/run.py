@@ -12,10 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import safe_component
-from emrun.censor import Censor, keep_on_terminal
-from emrun.errors import RunExists, UsageError
-from emrun.storage.code_record import CodeRecord, remove_code
+from emrun.base.arguments import safe_component
+from emrun.base.censor import Censor, keep_on_terminal
+from emrun.base.errors import RunExists, UsageError
+from emrun.base.types import EpochData
+from emrun.base.wording import listed
+from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
     LIST,
     check_guards,
@@ -33,8 +35,6 @@ from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
 from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
-from emrun.types import EpochData
-from emrun.wording import listed
 
 _LOG = logging.getLogger(__name__)
 

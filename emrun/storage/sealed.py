@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from emrun.fields import FILES, fitting
+from emrun.base.fields import FILES, fitting
 from emrun.storage.files import flush_directory, flush_file, opened_regular, read_regular, storing, write_atomically
 
 _LARGEST = 64_000_000  # bytes of the file that describes a folder

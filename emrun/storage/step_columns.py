@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emrun.arguments import expanded
-from emrun.errors import UsageError
+from emrun.base.arguments import expanded
+from emrun.base.errors import UsageError
 from emrun.storage.run import holds_run, no_run
 from emrun.storage.steps import ITERATION, STEPS, Chunk, chunks_of
 from emrun.storage.trace import TRACE

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emrun.fields import Kind
+from emrun.base.fields import Kind
 from emrun.storage.files import opened_regular, storing
 from emrun.storage.lines import Change, Lines, read_lines
 

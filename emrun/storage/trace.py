@@ -18,11 +18,23 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import emrun
-from emrun.censor import Censor
-from emrun.fields import ANYTHING, FLAG, TEXT, choice, fitting, mapping_of, optional, record, sequence_of, shown, whole
-from emrun.ranks import ranks
+from emrun.base.censor import Censor
+from emrun.base.fields import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    choice,
+    fitting,
+    mapping_of,
+    optional,
+    record,
+    sequence_of,
+    shown,
+    whole,
+)
+from emrun.ranks.group import ranks
+from emrun.storage.code.git import head_of
 from emrun.storage.files import read_regular, refuse_timeout, write_atomically, write_list
-from emrun.storage.git import head_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.encoding import digest, encode
-from emrun.types import Batch
+from emrun.base.encoding import digest, encode
+from emrun.base.types import Batch
 
 
 @dataclass(slots=True)

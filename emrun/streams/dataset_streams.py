@@ -7,16 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from emrun.arguments import check_count
+from emrun.base.arguments import check_count
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch, Interval
 from emrun.dataset import stream_function, stream_lengths, stream_names
-from emrun.errors import ArgumentError
-from emrun.ranks import Ranks
+from emrun.ranks.group import Ranks
 from emrun.streams.extra_streams import read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.pass_lengths import asked_length
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
-from emrun.types import Batch, Interval
 
 StreamLike = str | StreamWrapper | Iterable[Batch]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from emrun.errors import ArgumentError
-from emrun.types import Interval
-from emrun.wording import did_you_mean
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Interval
+from emrun.base.wording import did_you_mean
 
 _KEYS = ("every", "batches")
 

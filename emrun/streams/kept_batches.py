@@ -7,9 +7,9 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from emrun.randomness import preserved_randomness, seed_everything
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.types import Batch
 from emrun.streams.stream_pass import StreamPass, WithState
-from emrun.types import Batch
 
 _LOG = logging.getLogger(__name__)
 

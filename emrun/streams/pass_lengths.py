@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from emrun.base.randomness import preserved_randomness
+from emrun.base.slow_start import NamedWhenSlow
 from emrun.dataset import takes_context
-from emrun.randomness import preserved_randomness
-from emrun.slow_start import NamedWhenSlow
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
 

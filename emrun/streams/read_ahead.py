@@ -10,8 +10,8 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
+from emrun.base.types import Prefetch
 from emrun.streams.stream_pass import WithState
-from emrun.types import Prefetch
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE = 1.0  # seconds until a reader that does not end is left behind as a daemon

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from emrun.arguments import check_choice, check_count, check_seconds
-from emrun.types import Prefetch, StartMethod
+from emrun.base.arguments import check_choice, check_count, check_seconds
+from emrun.base.types import Prefetch, StartMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.errors import StreamError
+from emrun.base.errors import StreamError
 from emrun.streams.stream_pass import WithState
 
 _LOG = logging.getLogger(__name__)

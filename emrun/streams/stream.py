@@ -13,11 +13,12 @@ from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
-from emrun.encoding import random_digest, random_state, set_random_state
-from emrun.errors import StreamError
-from emrun.randomness import preserved_randomness
-from emrun.ranks import Ranks
-from emrun.ranks import ranks as ranks_of_run
+from emrun.base.encoding import random_digest, random_state, set_random_state
+from emrun.base.errors import StreamError
+from emrun.base.randomness import preserved_randomness
+from emrun.base.types import Batch, Prefetch, StartMethod
+from emrun.ranks.group import Ranks
+from emrun.ranks.group import ranks as ranks_of_run
 from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
@@ -25,7 +26,6 @@ from emrun.streams.reading import Reading
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
-from emrun.types import Batch, Prefetch, StartMethod
 
 _LOG = logging.getLogger(__name__)
 

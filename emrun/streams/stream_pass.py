@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from emrun.base.encoding import encode
+from emrun.base.errors import StreamError
+from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.base.randomness import seed_everything
+from emrun.base.types import Batch
 from emrun.dataset import takes_context
-from emrun.encoding import encode
-from emrun.errors import StreamError
-from emrun.fields import ANOTHER_CHECKPOINT, reading
-from emrun.randomness import seed_everything
-from emrun.ranks import Ranks
-from emrun.shares import own_share
+from emrun.ranks.group import Ranks
+from emrun.ranks.shares import own_share
 from emrun.stream_context import COMPARED, StreamContext, beyond_end
-from emrun.types import Batch
 
 
 class WithState(NamedTuple):

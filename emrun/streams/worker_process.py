@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from emrun.censor import Censor, censor_standard_error, terminal_censor
-from emrun.errors import EmrunError, StreamError
+from emrun.base.censor import Censor, censor_standard_error, terminal_censor
+from emrun.base.errors import EmrunError, StreamError
 from emrun.streams.packing import packed
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, named

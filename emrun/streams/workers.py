@@ -19,13 +19,13 @@ from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from typing import Any
 
-from emrun.censor import terminal_censor
-from emrun.errors import StreamError
+from emrun.base.censor import terminal_censor
+from emrun.base.errors import StreamError
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.user_modules import user_directories
 from emrun.streams.pickling import what_cannot_be_pickled
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.worker_process import GROUP_SIGNALS, SAFE_PATH, Last, Task, set_environment, work
-from emrun.temporary import TemporaryFolder
-from emrun.user_modules import user_directories
 
 _LOG = logging.getLogger(__name__)
 _STARTING = threading.Lock()  # held while `sys.path` and the environment are prepared for new processes

@@ -3,5 +3,5 @@
 Read `create` (what `emrun train` does), then `build` (from a config to objects), `evaluate` and `resume`; `user_code`
 gathers what the run is made from; `settings` writes what the run finds for `auto` to its config.
 
-May import: the root of emrun, `config`, `storage`, `loop`.
+May import: the root of emrun, `base`, `ranks`, `config`, `storage`, `loop`, `runs`.
 """

@@ -8,19 +8,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
+from emrun.base.randomness import seed_everything
+from emrun.base.slow_start import NamedWhenSlow
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.config.yaml_tree import Node
 from emrun.dataset import stream_function
-from emrun.errors import ArgumentError, ConfigError, HookError, Position, Problem
 from emrun.hook import AbstractHook
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
-from emrun.randomness import seed_everything
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 from emrun.schedule_plan import SchedulePlan
-from emrun.slow_start import NamedWhenSlow
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 

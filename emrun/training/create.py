@@ -8,8 +8,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import expanded
-from emrun.censor import Censor
+from emrun.base.arguments import expanded
+from emrun.base.censor import Censor
+from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
+from emrun.base.randomness import draw_seed, seed_everything
+from emrun.base.user_modules import find_user_modules
+from emrun.base.wording import from_here, listed
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import escaped
@@ -17,12 +21,10 @@ from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import check_hooks
 from emrun.config.yaml_text import dump
-from emrun.errors import ConfigError, Problem, RankFailed, StateError, UsageError
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
-from emrun.randomness import draw_seed, seed_everything
-from emrun.ranks import join, ranks
+from emrun.ranks.group import join, ranks
 from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog
@@ -31,8 +33,6 @@ from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.device import device_of
 from emrun.training.settings import connected
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
-from emrun.user_modules import find_user_modules
-from emrun.wording import from_here, listed
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,21 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import expanded
-from emrun.censor import Censor
+from emrun.base.arguments import expanded
+from emrun.base.censor import Censor
+from emrun.base.errors import StorageError, UsageError
+from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.base.types import EpochData
+from emrun.base.wording import counted, did_you_mean, from_here, listed, progress
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.epoch_data import read_of_others
-from emrun.errors import StorageError, UsageError
-from emrun.fields import ANOTHER_CHECKPOINT, reading
-from emrun.ranks import join, ranks
-from emrun.storage import checkpoints
+from emrun.ranks.group import join, ranks
+from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.manifest import Manifest, verify
 from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
-from emrun.storage.manifest import Manifest, verify
 from emrun.storage.run import (
     CHECKPOINTS,
     CONFIG,
@@ -37,8 +39,6 @@ from emrun.storage.run import (
 from emrun.training.build import Training, assemble
 from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
-from emrun.types import EpochData
-from emrun.wording import counted, did_you_mean, from_here, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     """
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
-    checkpoints.find(directory / CHECKPOINTS, checkpoint_name)
+    commits.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True)
     load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
     return training
@@ -106,7 +106,7 @@ def evaluate(
         check_alike(plan, tell)
         if joined.is_first:
             root = directory / CHECKPOINTS
-            checkpoints.find(root, checkpoint_name)
+            commits.find(root, checkpoint_name)
             results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
             censor = Censor(plan.config.secrets(), [directory])
             try:
@@ -171,7 +171,7 @@ def load_checkpoint(
     check_classes(training.dataset, root.parent)
     is_told = tell is not None and not ranks().is_first
     while True:
-        place = Path(tell(None)) if tell is not None and is_told else checkpoints.find(root, name)
+        place = Path(tell(None)) if tell is not None and is_told else commits.find(root, name)
         try:
             manifest = verify(place)
             with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
@@ -179,8 +179,8 @@ def load_checkpoint(
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
             break
         except StorageError as error:
-            if is_told or checkpoints.find(root, name) == place:
-                checkpoints.note_intact(error, root)
+            if is_told or commits.find(root, name) == place:
+                commits.note_intact(error, root)
                 raise
     if tell is not None and not is_told:
         tell(str(place))
@@ -189,7 +189,7 @@ def load_checkpoint(
 
 def name_of_checkpoint(root: Path, name: str | None) -> str:
     """Return the name of the checkpoint that is used if the command names `name`, or none."""
-    *others, last = checkpoints.DEFAULTS
+    *others, last = commits.DEFAULTS
     return name or next((each for each in others if (root / each).is_dir()), last)
 
 

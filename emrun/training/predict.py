@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from emrun.arguments import expanded
+from emrun.base.arguments import expanded
+from emrun.base.errors import ArgumentError, StreamError, UsageError
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
-from emrun.errors import ArgumentError, StreamError, UsageError
 from emrun.hook import AbstractHook
-from emrun.ranks import join
-from emrun.storage import checkpoints
+from emrun.ranks.group import join
+from emrun.storage.checkpoints import commits
 from emrun.storage.run import CHECKPOINTS
 from emrun.training.create import assemble_alike, check_alike
 from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
@@ -76,7 +76,7 @@ def predict(
         laid_over = (own if config is None else read_config(config)).overlaid(stream)
         plan = Plan.of(laid_over.overridden([*overrides, "main_loop.fixed_batch_size=null"]), Imported())
         check_alike(plan, tell)
-        checkpoints.find(root, checkpoint_name)
+        commits.find(root, checkpoint_name)
         try:
             saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables)
         except ArgumentError as error:

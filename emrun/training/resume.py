@@ -11,25 +11,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from emrun.arguments import expanded
-from emrun.censor import Censor
+from emrun.base.arguments import expanded
+from emrun.base.censor import Censor
+from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.base.wording import counted, from_here, listed, progress
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
-from emrun.errors import StateError, StorageError, UsageError
 from emrun.loop.saving import left_alone
-from emrun.ranks import join, ranks
+from emrun.ranks.group import join, ranks
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
-from emrun.storage import checkpoints
+from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.manifest import check_resumable, verify
 from emrun.storage.class_names import check_classes
-from emrun.storage.code_record import copy_code
+from emrun.storage.code.record import copy_code
 from emrun.storage.files import check_guards, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
-from emrun.storage.manifest import check_resumable, verify
 from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
@@ -38,7 +39,6 @@ from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, wa
 from emrun.training.device import device_of
 from emrun.training.settings import FOUND, connected
 from emrun.training.user_code import log_code_directory, record_code
-from emrun.wording import counted, from_here, listed, progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -234,10 +234,10 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
 def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
     """Return the checkpoint to resume from, after verifying it; None if the run has no checkpoint."""
     if name is None:
-        return checkpoints.newest(root)
+        return commits.newest(root)
     while True:
         path = expanded(name)
-        place = path.resolve() if path != Path(path.name) and path.is_dir() else checkpoints.find(root, name)
+        place = path.resolve() if path != Path(path.name) and path.is_dir() else commits.find(root, name)
         if place.parent != root.resolve():
             raise UsageError(f"{name} is not a checkpoint in {root}")
         try:
@@ -245,7 +245,7 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
             return place
         except StorageError as error:
             if place.is_dir():  # otherwise the run is being trained, and the name has moved to a newer checkpoint
-                checkpoints.note_intact(error, root)
+                commits.note_intact(error, root)
                 raise
 
 
@@ -294,7 +294,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
     recorded = read_metrics(source / METRICS)
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
-    if had_none and (is_at_its_first or checkpoints.is_unfinished(source / CHECKPOINTS)):
+    if had_none and (is_at_its_first or commits.is_unfinished(source / CHECKPOINTS)):
         return
     epochs = sum(line["epoch"] > 0 for line in recorded)
     iterations = trace.get("iterations_done") if trace.get("status") in ("finished", "interrupted") else None
@@ -312,7 +312,7 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
     """Copy the files of a run at a checkpoint; if the run is being trained, it may delete the checkpoint meanwhile."""
     copied = None
     while place is not None and copied is None:
-        copied = checkpoints.copy_up_to(place, directory / CHECKPOINTS)
+        copied = commits.copy_up_to(place, directory / CHECKPOINTS)
         if copied is None:
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them

@@ -22,17 +22,17 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from emrun.arguments import expanded
-from emrun.censor import Censor
+from emrun.base.arguments import expanded
+from emrun.base.censor import Censor
+from emrun.base.errors import UsageError, reason_of
+from emrun.base.user_modules import user_directories
+from emrun.base.wording import listed, size_of
 from emrun.config.plan import Plan, code_directories
-from emrun.errors import UsageError, reason_of
-from emrun.ranks import ranks
-from emrun.storage.code import Code, Module, Repository, changes
-from emrun.storage.code_record import CodeRecord, changed_since
-from emrun.storage.git import Git, GitError
+from emrun.ranks.group import ranks
+from emrun.storage.code.files import Code, Module, Repository, changes
+from emrun.storage.code.git import Git, GitError
+from emrun.storage.code.record import CodeRecord, changed_since
 from emrun.storage.run import Run
-from emrun.user_modules import user_directories
-from emrun.wording import listed, size_of
 
 _LOG = logging.getLogger(__name__)
 

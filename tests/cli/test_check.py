@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from projects import MAJORITY
 
+from emrun.base.errors import ConfigError
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
-from emrun.errors import ConfigError
 
 EMRUN = Path(sys.executable).with_name("emrun")
 ROOT = Path(__file__).parent.parent.parent

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from emrun import create_dataset
+from emrun.base.errors import ConfigError
 from emrun.cli import emrun as commands
 from emrun.cli.bench import _choice
 from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
-from emrun.errors import ConfigError
 from emrun.stream_context import StreamContext
 
 BASE = """\

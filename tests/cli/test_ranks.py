@@ -14,10 +14,10 @@ import torch
 from projects import SEVERAL, SEVERAL_PARTS
 from safetensors.torch import load_file
 
-from emrun import ranks as emrun_ranks
 from emrun import read_steps
+from emrun.base.errors import RankFailed
 from emrun.cli.signals import unwound_by_sigterm, words_before_sigterm
-from emrun.errors import RankFailed
+from emrun.ranks import group as emrun_ranks
 
 EMRUN = Path(sys.executable).with_name("emrun")
 
@@ -30,7 +30,7 @@ import signal
 import sys
 
 from emrun import AbstractHook
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 
 
 def failing_net():

@@ -12,7 +12,7 @@ from projects import MAJORITY
 from training.tiny import trace
 
 from emrun import create_training
-from emrun.errors import RunInUse
+from emrun.base.errors import RunInUse
 
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 

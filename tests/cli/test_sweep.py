@@ -113,8 +113,8 @@ def test_folds_and_repeats_are_one_experiment(project, emrun):
 
 
 def test_without_optuna_the_message_has_the_command_that_installs_it(project, monkeypatch):
+    from emrun.base.errors import MissingExtra
     from emrun.cli import emrun as commands
-    from emrun.errors import MissingExtra
 
     monkeypatch.chdir(project)
     monkeypatch.setitem(sys.modules, "optuna", None)

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from emrun import AbstractHook, AbstractModel
-from emrun.errors import ArgumentError, HookError
-from emrun.types import Factory, Form
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import Factory, Form
 
 if TYPE_CHECKING:
     from nowhere import Something

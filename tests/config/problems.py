@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.errors import ConfigError
+from emrun.base.errors import ConfigError
 
 
 def problem_of(function, *arguments):

@@ -5,8 +5,8 @@ import os
 import pytest
 from config.problems import problem_of
 
+from emrun.base.errors import ConfigError
 from emrun.config.config import load_config, read_config
-from emrun.errors import ConfigError
 
 
 @pytest.fixture

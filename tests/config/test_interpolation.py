@@ -5,12 +5,12 @@ import os
 import pytest
 from config.problems import problem_of
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
 from emrun.config.interpolation import escaped, interpolate, unread_vars, without_environment
 from emrun.config.overrides import override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
-from emrun.errors import ConfigError, Position
 
 
 def interpolated(text, *overrides):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
 from emrun.config.json_schema import config_schema, hint_schema
 from emrun.config.names import short_names
@@ -25,7 +26,6 @@ from emrun.config.sections import SECTIONS, SUPPLIED
 from emrun.config.source_finder import Sources
 from emrun.config.type_hints import mismatch
 from emrun.config.yaml_tree import node_of
-from emrun.errors import ConfigError, Position
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "sample_configs").rglob("*.yaml"))
@@ -144,7 +144,9 @@ def test_every_optimizer_and_scheduler_is_there_with_all_its_arguments(package, 
     }
     form = f"form.{'-'.join((package.__name__, *keys))}"
     suggested = SCHEMA["$defs"][form]["properties"]["class"]["anyOf"][0]["enum"]
-    suggested = [each for each in suggested if f"emrun.models.schedules.{each}-step_on-metric" not in SCHEMA["$defs"]]
+    suggested = [
+        each for each in suggested if f"emrun.models.schedules.built_in.{each}-step_on-metric" not in SCHEMA["$defs"]
+    ]
     assert set(suggested) == {name for name, each in classes.items() if each.__module__.startswith(package.__name__)}
     for name in suggested:
         properties = SCHEMA["$defs"]["-".join((f"{package.__name__}.{name}", *keys))]["properties"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from emrun.base.errors import ConfigError
+from emrun.base.wording import normalised
 from emrun.config import names
 from emrun.config.config import load_config
 from emrun.config.import_finder import locate
 from emrun.config.plan import check_statically
-from emrun.errors import ConfigError
-from emrun.wording import normalised
 
 ROOT = Path(names.__file__).parents[1]
 

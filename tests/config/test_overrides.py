@@ -5,10 +5,10 @@ from config.problems import problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.overrides import copies_left, hook_entry, merge, override, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
-from emrun.errors import ConfigError, Position
 
 
 def changed(text, *overrides):

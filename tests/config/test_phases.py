@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
@@ -17,7 +18,6 @@ from emrun.config.planner import Planner
 from emrun.config.source_finder import Sources
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
-from emrun.errors import ConfigError, Position
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +94,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, Optio
 
 import torch
 from emrun import AbstractDataset, AbstractHook
-from emrun.types import Factory, Form
+from emrun.base.types import Factory, Form
 
 if TYPE_CHECKING:
     from nowhere import Hidden

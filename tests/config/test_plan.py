@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 from projects import linear_on_digits
 
+from emrun.base.errors import ConfigError
 from emrun.config import planner
 from emrun.config.config import load_config
 from emrun.config.plan import Plan, defaults_of
 from emrun.config.source_finder import Sources
-from emrun.errors import ConfigError
 
 CONFIG = linear_on_digits(hooks=[{"StopAfter": {"epochs": 3}}])
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from emrun.base.errors import ConfigError
 from emrun.config.import_finder import Imported, locate
 from emrun.config.planner import Planner
 from emrun.config.yaml_tree import parse
-from emrun.errors import ConfigError
 from emrun.hook import AbstractHook
 from emrun.training.create import create_training
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import pytest
 
+from emrun.base.errors import ConfigError
+from emrun.base.types import Factory, Form
 from emrun.config.recipe import build
-from emrun.errors import ConfigError
-from emrun.types import Factory, Form
 
 # class, import, args
 

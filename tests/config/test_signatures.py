@@ -12,10 +12,10 @@ from dataclasses import InitVar, dataclass, field
 import pytest
 import torch
 
+from emrun.base.errors import Position
 from emrun.config.calls import check_call
 from emrun.config.signatures import handed_on, parameters_of
 from emrun.config.yaml_tree import node_of
-from emrun.errors import Position
 from emrun.hook import AbstractHook
 
 

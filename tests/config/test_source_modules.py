@@ -75,7 +75,7 @@ def test_common_code_is_read(text, tmp_path, monkeypatch):
         ("import numpy, json\nfrom torch import nn", False),
         ("def f():\n    import sys", True),
         ("import second", True),
-        ("from emrun.types import Factory", False),
+        ("from emrun.base.types import Factory", False),
     ],
 )
 def test_a_module_of_the_users_may_change_where_others_are_looked_for(text, may_find_more, tmp_path, monkeypatch):

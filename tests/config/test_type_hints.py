@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from projects import linear_on_digits
 
 from emrun import create_training
+from emrun.base.errors import ConfigError, Position, Problem
+from emrun.base.wording import did_you_mean
 from emrun.config.config import load_config
 from emrun.config.type_hints import mismatch
-from emrun.errors import ConfigError, Position, Problem
-from emrun.wording import did_you_mean
 
 Number = int | float
 Shape = typing.Union[int, tuple[int, int]]  # noqa: UP007 - as torch writes it

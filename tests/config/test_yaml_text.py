@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from emrun.base.errors import Position
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
-from emrun.errors import Position
 
 BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 KEYS = st.text(max_size=8) | st.integers()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar
-from emrun.errors import ConfigError, Position
 
 BOUNDED = settings(max_examples=60, derandomize=True, deadline=None, database=None)
 

@@ -5,8 +5,8 @@ import pytest
 from doubles import together
 from sklearn.datasets import load_digits
 
+from emrun.base.errors import ArgumentError
 from emrun.datasets import Digits
-from emrun.errors import ArgumentError
 from emrun.streams.stream import StreamWrapper
 
 SIZES = {"train": 1437, "valid": 180, "test": 180}

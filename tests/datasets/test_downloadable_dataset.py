@@ -16,8 +16,8 @@ import zipfile
 import pytest
 import trustme
 
+from emrun.base.errors import ArgumentError, DownloadError, MissingExtra, StorageError, StreamError
 from emrun.datasets import DownloadableDataset
-from emrun.errors import ArgumentError, DownloadError, MissingExtra, StorageError, StreamError
 
 CONTENT = bytes(range(256)) * 1000
 

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets._examples import ExampleReader
-from emrun.errors import ArgumentError, MissingExtra, StreamError
 from emrun.stream_context import StreamContext
 
 BAD = {2, 3, 5, 7}

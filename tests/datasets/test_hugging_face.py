@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.config.import_finder import locate
 from emrun.datasets import HuggingFace
-from emrun.errors import ArgumentError, MissingExtra, StreamError
 
 library = locate("datasets")  # Hugging Face's, not the folder of this repository
 COLUMNS = {

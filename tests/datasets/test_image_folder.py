@@ -11,8 +11,8 @@ import pytest
 from doubles import together
 from PIL import Image
 
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import ImageFolder
-from emrun.errors import ArgumentError, MissingExtra, StreamError
 
 CLASSES = ["ant", "bee", "cat"]
 

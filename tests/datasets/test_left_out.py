@@ -10,8 +10,8 @@ import pytest
 from doubles import stream_of, together
 from PIL import Image
 
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import ImageFolder, Table, TarShards
-from emrun.errors import ArgumentError, StreamError
 
 
 def encoded(extension="PNG"):

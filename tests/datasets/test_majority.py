@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from emrun.base.errors import ArgumentError
 from emrun.datasets import Majority
-from emrun.errors import ArgumentError
 from emrun.streams.stream import StreamWrapper
 
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Majority, Mixed
-from emrun.errors import ArgumentError, StreamError
 from emrun.stream_context import StreamContext
 from emrun.streams.stream import StreamWrapper
 

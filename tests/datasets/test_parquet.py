@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from doubles import stream_of
 
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import Parquet
-from emrun.errors import ArgumentError, MissingExtra, StreamError
 from emrun.stream_context import StreamContext
 
 FIRST = {"id": range(50), "x": np.linspace(0, 1, 50, dtype=np.float32), "text": [f"row {i}" for i in range(50)]}

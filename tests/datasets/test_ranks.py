@@ -9,8 +9,8 @@ from doubles import stream_of
 from samples import SAMPLES
 
 from emrun import create_dataset
-from emrun.ranks import Ranks
-from emrun.shares import rows_in
+from emrun.ranks.group import Ranks
+from emrun.ranks.shares import rows_in
 
 CONFIGS = ("majority.yaml", "digits_mlp.yaml", "mixed.yaml", *(
     f"{name}/config.yaml"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Table
-from emrun.errors import ArgumentError, StreamError
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.arange(20, dtype=np.int64) % 3

@@ -12,8 +12,8 @@ import pytest
 from doubles import stream_of
 from PIL import Image
 
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import TarShards
-from emrun.errors import ArgumentError, MissingExtra, StreamError
 
 
 def png(value, size=(4, 4), mode="RGB", extension="PNG"):

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+from emrun.base.errors import ArgumentError, StorageError, StreamError
 from emrun.datasets import TokenWindows
-from emrun.errors import ArgumentError, StorageError, StreamError
 
 TEXT = "".join(chr(97 + i * i % 26) for i in range(90)) + "ä€"  # 90 bytes, then 2 and 3
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import TorchDataset
-from emrun.errors import ArgumentError, StreamError
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
 COUNT = 11

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emrun.base.temporary import TemporaryFolder
 from emrun.diagnosis.example_store import ExampleStore, in_words
-from emrun.temporary import TemporaryFolder
 
 STREAMS = st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), max_size=12), min_size=1, max_size=3)
 

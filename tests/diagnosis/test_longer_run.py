@@ -2,9 +2,9 @@
 
 import pytest
 
+from emrun.base.errors import UsageError
 from emrun.diagnosis.longer_run import Length, _changes, verify_extension
 from emrun.diagnosis.recorded_trainings import Job, Recording
-from emrun.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from emrun import create_training
+from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.cli.replay import report
 from emrun.diagnosis.replay import halve, replay
-from emrun.errors import StateError, StorageError, UsageError
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import psutil
 import pytest
 
+from emrun.base.encoding import random_digest
+from emrun.base.errors import ArgumentError, StreamError, UsageError
+from emrun.base.randomness import seed_everything
 from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
-from emrun.encoding import random_digest
-from emrun.errors import ArgumentError, StreamError, UsageError
-from emrun.randomness import seed_everything
 
 SECONDS = 0.05
 SETTINGS = ["no read-ahead", "buffer: 4", "workers: 1", "workers: 2"]

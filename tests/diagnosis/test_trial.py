@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from emrun.base.errors import StateError
 from emrun.config.config import load_config
 from emrun.diagnosis.trial import try_out
-from emrun.errors import StateError
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
+from emrun.base.errors import UsageError
 from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.diagnosis.verification import _chosen, _usual, verify
-from emrun.errors import UsageError
 
 GENERATORS = {"python": "a", "numpy": "b", "torch": "c"}
 

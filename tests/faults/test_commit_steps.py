@@ -50,7 +50,7 @@ def fail_at(at, how, run, count_file=None):
 @pytest.fixture
 def ended(small):
     """Run a function in a child; return the exit status that the command would have, negative for a signal."""
-    from emrun.errors import EmrunError
+    from emrun.base.errors import EmrunError
 
     def end(function, *arguments):
         def run():

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from emrun.base.errors import ConfigError, exit_status
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.names import short_names
 from emrun.config.plan import check_statically
 from emrun.config.sections import SECTIONS
 from emrun.config.source_finder import Sources
-from emrun.errors import ConfigError, exit_status
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_configs"
 SHARED = Sources()

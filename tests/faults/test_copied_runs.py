@@ -17,7 +17,7 @@ import shutil
 import pytest
 
 from emrun import create_training, resume_training
-from emrun.storage.manifest import verify
+from emrun.storage.checkpoints.manifest import verify
 from emrun.training.create import train
 
 NAMES = ("best", "epoch-1", "epoch-2", "latest")

@@ -11,8 +11,8 @@ from itertools import product
 import pytest
 
 from emrun import resume_training
-from emrun.errors import EmrunError, StorageError
-from emrun.storage.manifest import FORMAT
+from emrun.base.errors import EmrunError, StorageError
+from emrun.storage.checkpoints.manifest import FORMAT
 from emrun.storage.sealed import describe, json_digest
 from emrun.training.create import train
 

@@ -305,7 +305,7 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a run that goes on and deletes checkpoints is forked")
 def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small, trials):
-    from emrun.storage.checkpoints import newest
+    from emrun.storage.checkpoints.commits import newest
 
     live = small.began((*TRAIN, "hooks.StopAfter.epochs=100000"), project, save_always)
     while not (project / "run" / "checkpoints" / "best").exists():
@@ -441,7 +441,7 @@ def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(p
 
 
 def in_a_group(temporary):
-    from emrun.temporary import _clear_temporary_folders
+    from emrun.base.temporary import _clear_temporary_folders
 
     _clear_temporary_folders.cache_clear()  # once in a process; this one stands for a new one
     os.setpgid(0, 0)

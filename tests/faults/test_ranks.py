@@ -95,7 +95,7 @@ import os
 from pathlib import Path
 
 from emrun import AbstractHook
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 
 
 class Listens(AbstractHook):

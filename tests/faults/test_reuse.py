@@ -19,7 +19,7 @@ SPEC.loader.exec_module(streams)
 PARTS = """
 import json
 from emrun import AbstractHook, AbstractModel
-from emrun.encoding import digest
+from emrun.base.encoding import digest
 
 
 class Nothing(AbstractModel):

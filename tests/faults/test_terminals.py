@@ -21,7 +21,7 @@ import select
 import sys
 
 from emrun import AbstractHook
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 
 
 class Waits(AbstractHook):

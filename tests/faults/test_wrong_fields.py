@@ -18,7 +18,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from emrun.storage.code import read_code
+from emrun.storage.code.files import read_code
 from emrun.storage.sealed import describe, json_digest
 
 WRONG = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from emrun import MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, StreamError
-from emrun.fields import FieldError
+from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.fields import FieldError
 from emrun.hooks import AccumulateVariables, StopAfter
 from emrun.training.create import train
 

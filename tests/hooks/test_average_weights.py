@@ -8,9 +8,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import AverageWeights, SetOverTime, StopAfter
-from emrun.models.schedules import Linear
+from emrun.models.schedules.built_in import Linear
 
 
 class Averaged(AbstractHook):

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import Benchmark
 
 

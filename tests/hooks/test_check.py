@@ -3,7 +3,7 @@
 import pytest
 
 from emrun import MainLoop, TrainingAborted, create_training
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import Check
 
 

@@ -9,8 +9,8 @@ import torch
 from sklearn import metrics as sklearn
 
 from emrun import MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, ConfigError, HookError, StreamError
-from emrun.fields import FieldError
+from emrun.base.errors import ArgumentError, ConfigError, HookError, StreamError
+from emrun.base.fields import FieldError
 from emrun.hooks import ClassificationMetrics, ComputeStats, StopAfter
 from emrun.training.create import train
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop
+from emrun.base.errors import ArgumentError, HookError, StreamError
 from emrun.epoch_data import read_by
-from emrun.errors import ArgumentError, HookError, StreamError
 from emrun.hooks import ComputeStats, StopAfter
 
 

@@ -9,7 +9,7 @@ from doubles import Record, Streams, state_of
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import AverageWeights, Diagnose, Freeze
 
 ADAM = Factory(torch.optim.Adam, lr=0.01)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from emrun import MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, ConfigError
+from emrun.base.errors import ArgumentError, ConfigError
 from emrun.hooks import EarlyStopping, StopAfter
 from emrun.training.create import train
 

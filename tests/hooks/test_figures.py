@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from emrun.errors import MissingExtra
+from emrun.base.errors import MissingExtra
 from emrun.hooks._figures import DPI, check_matplotlib, drawn, figure, png
 
 

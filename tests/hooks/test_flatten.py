@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop
-from emrun.errors import ArgumentError, HookError, StreamError
+from emrun.base.errors import ArgumentError, HookError, StreamError
 from emrun.hooks import AccumulateVariables, ComputeStats, Flatten, StopAfter
 
 

@@ -6,7 +6,7 @@ from doubles import SGD, Streams, run, state_of, vectors
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import Freeze
 
 

@@ -8,7 +8,7 @@ from doubles import run as train
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, read_steps
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import LogNorms
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, LogVariables, StopAfter
 from emrun.training.create import train
 
@@ -151,7 +151,7 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
 
 
 def test_a_listed_variable_that_nothing_wrote_is_an_error_with_the_nearest_name():
-    from emrun.errors import HookError
+    from emrun.base.errors import HookError
 
     hook = LogVariables(variables=["los"])
     with pytest.raises(HookError, match=r"wrote 'los'; did you mean 'loss'\?"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, HookError, StreamError
+from emrun.base.errors import ArgumentError, HookError, StreamError
 from emrun.hooks import LogitsToCsv
 
 LOGITS = torch.arange(15.0).reshape(5, 3) / 7

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import OnPlateau, StopAfter
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, HookError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, HookError, MissingExtra, StreamError
 from emrun.hooks import PlotLines
 from emrun.shown import Picture
 from emrun.training.create import create_training

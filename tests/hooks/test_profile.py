@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from emrun import resume_training
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import Profile
 
 

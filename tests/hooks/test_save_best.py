@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, ConfigError, HookError, StorageError
+from emrun.base.errors import ArgumentError, ConfigError, HookError, StorageError
 from emrun.hooks import ComputeStats, SaveBest, StopAfter
 from emrun.training.create import train
 

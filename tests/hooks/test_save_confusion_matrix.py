@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix
 
 from emrun import AbstractHook, MainLoop, create_training
-from emrun.errors import ArgumentError, ConfigError, HookError, MissingExtra, StorageError, StreamError
+from emrun.base.errors import ArgumentError, ConfigError, HookError, MissingExtra, StorageError, StreamError
 from emrun.hooks import SaveConfusionMatrix, StopAfter
 from emrun.hooks.save_confusion_matrix import draw_matrix
 from emrun.shown import Picture

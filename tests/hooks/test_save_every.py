@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
 from emrun.loop.saving import check_saved_names
-from emrun.storage.checkpoints import commit
+from emrun.storage.checkpoints.commits import commit
 
 
 def named(run):

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, HookError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, HookError, MissingExtra, StreamError
 from emrun.hooks import SaveExamples
 from emrun.hooks._pictures import Cell, picture_of, sheet
 from emrun.shown import Picture

@@ -3,7 +3,7 @@
 import pytest
 
 from emrun import create_training, resume_training
-from emrun.errors import ArgumentError, ConfigError, StorageError
+from emrun.base.errors import ArgumentError, ConfigError, StorageError
 from emrun.hooks import SaveFile
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate

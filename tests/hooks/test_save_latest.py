@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from emrun import AbstractHook, MainLoop
-from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.hooks import SaveLatest, StopAfter
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, MissingExtra, StorageError, StreamError
+from emrun.base.errors import ArgumentError, MissingExtra, StorageError, StreamError
 from emrun.hooks import SaveMasks
 from emrun.hooks.save_masks import PALETTE
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, HookError, StorageError, StreamError
+from emrun.base.errors import ArgumentError, HookError, StorageError, StreamError
 from emrun.hooks import SavePredictions
 
 

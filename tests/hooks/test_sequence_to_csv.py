@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emrun import MainLoop
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.hooks import SequenceToCsv
 
 

@@ -6,9 +6,9 @@ from doubles import run
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training
-from emrun.errors import ArgumentError, ConfigError, HookError
+from emrun.base.errors import ArgumentError, ConfigError, HookError
 from emrun.hooks import SetOverTime, StopAfter
-from emrun.models.schedules import Constant, Cosine, Linear
+from emrun.models.schedules.built_in import Constant, Cosine, Linear
 
 LINEAR = Factory(Linear)
 

@@ -11,7 +11,7 @@ from doubles import run as train
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ClipGradients, SkipSpike
 
 

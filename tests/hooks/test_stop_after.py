@@ -6,9 +6,9 @@ import time
 import pytest
 
 from emrun import AbstractHook, MainLoop
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import counted
 from emrun.hooks import StopAfter
-from emrun.wording import counted
 
 
 class Trace(AbstractHook):

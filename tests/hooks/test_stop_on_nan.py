@@ -6,7 +6,7 @@ import torch
 from projects import linear_on_majority
 
 from emrun import AbstractHook, TrainingAborted, create_training
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import StopOnNaN
 from emrun.training.create import train as run_training
 

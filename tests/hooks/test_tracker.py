@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from emrun import AbstractHook, create_training, resume_training
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
 from emrun.training.create import train
 

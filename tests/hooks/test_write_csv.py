@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.errors import ArgumentError, HookError, StateError
+from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.hooks import StopAfter, WriteCSV
 from emrun.training.create import train
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import Warm
 from sweeps import statuses, trials, write_project
 
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteMLflow
 from emrun.storage.facts import Facts
 

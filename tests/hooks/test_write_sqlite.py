@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
-from emrun.errors import ArgumentError, HookError, StateError
+from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.hooks import WriteSQLite
 from emrun.training.create import train
 

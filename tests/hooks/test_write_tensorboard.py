@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteTensorBoard
 from emrun.hooks._figures import png
 from emrun.shown import Histogram, Picture, Text
@@ -166,7 +166,7 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
 def test_without_tensorboard_the_message_says_what_to_install():
     code = (
         "import sys; sys.modules['tensorboard'] = None\n"
-        "from emrun.errors import MissingExtra\n"
+        "from emrun.base.errors import MissingExtra\n"
         "from emrun.hooks import WriteTensorBoard\n"
         "try: WriteTensorBoard()\n"
         "except MissingExtra as error: print(error)"

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import WriteTrackio
 
 DUE = [0, *range(10, 136, 10), 45, 135]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import WriteWandb
 from emrun.hooks._wandb_files import newest_step, records_of
 

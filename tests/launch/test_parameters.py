@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from emrun.base.errors import ConfigError
 from emrun.config.yaml_tree import parse
-from emrun.errors import ConfigError
 from emrun.launch.parameters import read_parameters, text_of
 
 CONFIG = """

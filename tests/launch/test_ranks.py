@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.launch.ranks import _explained, launch
 
 

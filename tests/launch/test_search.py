@@ -2,8 +2,8 @@
 
 import pytest
 
+from emrun.base.errors import ArgumentError
 from emrun.config.yaml_tree import parse
-from emrun.errors import ArgumentError
 from emrun.launch.parameters import read_parameters
 from emrun.launch.results import Result
 from emrun.launch.search import Search

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from sweeps import write_project
 
+from emrun.base.errors import ConfigError
 from emrun.config.config import load_config
-from emrun.errors import ConfigError
 from emrun.launch.parameters import read_parameters
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Trials, identity

@@ -10,7 +10,7 @@ from in_ranks import in_ranks
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.hooks import StopAfter
-from emrun.ranks import Ranks, join
+from emrun.ranks.group import Ranks, join
 
 BATCHES = [{"x": np.arange(4.0), "y": np.arange(4.0)}] * 400
 

@@ -10,7 +10,7 @@ import torch
 from doubles import Doubler, SixExamples
 
 from emrun import AbstractHook, AbstractModel, MainLoop
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.loop.batch_checks import BatchChecks
 
 

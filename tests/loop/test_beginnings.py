@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.loop.beginnings import Beginnings, digests
 from emrun.streams.stream import StreamPosition
 

@@ -9,9 +9,9 @@ import pytest
 from doubles import LossOfOne
 
 from emrun import AbstractHook, MainLoop, create_training
+from emrun.base.errors import StreamError
 from emrun.cli.replay import report
 from emrun.diagnosis.replay import replay
-from emrun.errors import StreamError
 from emrun.hooks import StopAfter
 
 PARTS = """

@@ -9,7 +9,7 @@ import pytest
 from doubles import Doubler, SixExamples, loop_of, names, recording_hook, trained
 
 from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
 from emrun.storage.run import Run

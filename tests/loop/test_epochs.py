@@ -10,7 +10,7 @@ import torch
 from doubles import Doubler, SixExamples, loop_of, names, recording_hook, trained
 
 from emrun import AbstractHook, MainLoop, TrainingTerminated
-from emrun.errors import StreamError, UsageError
+from emrun.base.errors import StreamError, UsageError
 from emrun.hooks import StopAfter
 from emrun.loop.state import Phase
 from emrun.storage.run import Run

@@ -7,10 +7,10 @@ import torch
 from doubles import LossOfOne, Streams
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.errors import HookError
+from emrun.base.errors import HookError
+from emrun.base.types import Horizon
 from emrun.hooks import StopAfter
 from emrun.training.create import train
-from emrun.types import Horizon
 
 
 class Look(AbstractHook):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from emrun.errors import exit_status
+from emrun.base.errors import exit_status
 from emrun.hook import TrainingTerminated
 from emrun.loop.interrupts import Interrupted, Interrupts
 

@@ -8,10 +8,10 @@ import pytest
 from doubles import Doubler, SixExamples, loop_of, names, recording_hook, trained
 
 from emrun import AbstractHook, MainLoop
-from emrun.errors import ArgumentError, HookError, StreamError
+from emrun.base.errors import ArgumentError, HookError, StreamError
 from emrun.hooks import StopAfter
+from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
-from emrun.storage.state_file import load_state
 from emrun.storage.trace import read_trace
 
 

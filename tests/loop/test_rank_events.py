@@ -7,7 +7,7 @@ from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, MainLoop, TorchModel
 from emrun.hooks import ComputeStats, StopAfter
-from emrun.ranks import join
+from emrun.ranks.group import join
 
 BATCHES = [{"x": np.arange(5.0) + n, "y": np.arange(5.0), "name": [f"{n}{each}" for each in "abcde"]} for n in range(3)]
 

@@ -13,13 +13,13 @@ from doubles import Doubler, SixExamples
 from storage.committing import names_in
 
 from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
-from emrun.errors import ArgumentError, HookError, StorageError
+from emrun.base.errors import ArgumentError, HookError, StorageError
+from emrun.base.types import Factory
 from emrun.hooks import SaveEvery, SaveLatest, StopAfter
 from emrun.loop.saving import Saving
-from emrun.storage.checkpoints import commit, find
-from emrun.storage.manifest import verify
+from emrun.storage.checkpoints.commits import commit, find
+from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.run import create_run
-from emrun.types import Factory
 
 
 def save(directory):

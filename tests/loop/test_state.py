@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from emrun import AbstractHook, AbstractModel
-from emrun.errors import StateError
+from emrun.base.errors import StateError
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.horizon import RunLength
 from emrun.loop.state import STATE, Phase, TrainingState
 from emrun.loop.steps import StepRecord
+from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
-from emrun.storage.state_file import load_state
 from emrun.streams.dataset_streams import DatasetStreams
 
 

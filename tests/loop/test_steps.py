@@ -10,7 +10,7 @@ import torch
 from doubles import SGD, Affine, LossOfOne, Numbers, Streams
 
 from emrun import AbstractHook, MainLoop, TorchModel, read_steps
-from emrun.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.loop import steps as steps_module
 from emrun.loop.steps import StepRecord
 from emrun.storage.run import Run

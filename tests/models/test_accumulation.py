@@ -13,7 +13,7 @@ from torch import nn
 from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.hooks import AverageWeights, ComputeStats, StopAfter
 
 
@@ -212,7 +212,7 @@ def test_a_schedule_counts_windows():
         def before_update(self, optimizer):
             self.seen.append(optimizer.param_groups[0]["lr"])
 
-    from emrun.models.schedules import Linear
+    from emrun.models.schedules.built_in import Linear
 
     rates = Rates()
     model = TorchModel(Push(), optimizer=SGD, scheduler=Factory(Linear), accumulate=2)

@@ -9,7 +9,7 @@ from torch import nn
 from emrun import MainLoop, TorchModel
 from emrun.hooks import StopAfter
 from emrun.models.alike import check_alike, copy_from_first
-from emrun.ranks import join
+from emrun.ranks.group import join
 
 
 def copied():

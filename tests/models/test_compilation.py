@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from emrun import AbstractHook, MainLoop, TorchModel
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models.compilation import Compilation
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch

@@ -13,8 +13,8 @@ from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.hooks import ComputeStats, Diagnose, SkipSpike, StopAfter, StopOnNaN
-from emrun.parts import weighs_nothing, weighted
-from emrun.ranks import join
+from emrun.ranks.group import join
+from emrun.ranks.parts import weighs_nothing, weighted
 
 NAN = float("nan")
 

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from emrun.models import gradient_sums
 from emrun.models.gradient_sums import GradientSums
-from emrun.ranks import join
+from emrun.ranks.group import join
 
 
 def parameters(*dtypes):

@@ -9,7 +9,7 @@ from doubles import SGD, XY, Affine, Keep, Two, evaluate, identity, run
 from torch import nn
 
 from emrun import Factory, TorchModel
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError, StreamError
 
 
 class Optional(Keep):

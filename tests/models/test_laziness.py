@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from emrun import AbstractHook, MainLoop, TorchModel
+from emrun.base.errors import ArgumentError
 from emrun.config.config import load_config
 from emrun.diagnosis.trial import try_out
-from emrun.errors import ArgumentError
 from emrun.hook import TrainingTerminated
 from emrun.models.laziness import end_laziness
-from emrun.models.weights import collect_weights, load_weights
-from emrun.storage.weights import write_weights
+from emrun.models.weights.saving import collect_weights, load_weights
+from emrun.storage.checkpoints.weights import write_weights
 
 BATCHES = [{"x": np.full((2, 3), i, "float32"), "y": np.ones(2, "float32")} for i in range(3)]
 

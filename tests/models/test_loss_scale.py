@@ -5,7 +5,7 @@ import torch
 from doubles import Affine, run
 
 from emrun import Factory, TorchModel
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models.loss_scale import LossScale
 
 SGD = Factory(torch.optim.SGD, lr=0.1)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from emrun import MainLoop, TorchModel
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 
 LAST = torch.channels_last
 

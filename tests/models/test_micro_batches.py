@@ -10,9 +10,9 @@ from torch import nn
 from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingAborted
-from emrun.errors import ArgumentError, StreamError
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.hooks import ComputeStats, StopOnNaN
-from emrun.parts import Joined, split
+from emrun.ranks.parts import Joined, split
 
 MOMENTUM = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.encoding import digest, encode
-from emrun.errors import StateError
-from emrun.fields import FieldError
+from emrun.base.encoding import digest, encode
+from emrun.base.errors import StateError
+from emrun.base.fields import FieldError
 from emrun.models.object_state import ObjectState, pack, unpack
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from doubles import Normed
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.models.optimizer import build_optimizer, check_loadable, on_shapes
 
 NAMES = [name for name, _ in Normed().named_parameters()]

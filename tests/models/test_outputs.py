@@ -28,8 +28,8 @@ from torch import nn
 from torch.nn import functional
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Digits
-from emrun.errors import ArgumentError, StreamError
 from emrun.hooks import StopAfter
 from emrun.metrics import accuracy
 

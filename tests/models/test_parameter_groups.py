@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from emrun import Factory
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models.optimizer import build_optimizer
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 from windows import weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models import precision as precision_module
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from emrun import MainLoop, TorchModel
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models.recomputation import recompute
 
 

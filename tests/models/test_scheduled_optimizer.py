@@ -6,9 +6,9 @@ from doubles import Streams, run
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.hooks import StopAfter
-from emrun.models.schedules import Cosine
+from emrun.models.schedules.built_in import Cosine
 
 FACTORS = [{"x": [[1.0, 2.0], [0.5, -1.0]]}, {"x": [[-1.0, 0.0], [2.0, 1.0]]}, {"x": [[0.0, 3.0], [1.0, 1.0]]}]
 

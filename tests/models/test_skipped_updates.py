@@ -7,7 +7,7 @@ import torch
 from doubles import SGD, Push, Streams, run
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, UpdateSkipped
-from emrun.errors import HookError
+from emrun.base.errors import HookError
 from emrun.hooks import StopOnNaN
 
 BATCHES = [{"x": [0.0, 0.0]}] * 4

@@ -10,8 +10,8 @@ import torch
 from doubles import SGD, XY, Affine, Streams
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training
+from emrun.base.errors import ArgumentError, StateError
 from emrun.datasets import Digits
-from emrun.errors import ArgumentError, StateError
 from emrun.hooks import ComputeStats, EarlyStopping, LogVariables, StopAfter
 
 

@@ -7,9 +7,9 @@ import torch
 from in_ranks import in_ranks
 from torch import nn
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm
-from emrun.ranks import join
+from emrun.ranks.group import join
 
 SHAPES = {nn.BatchNorm1d: (5, 3), nn.BatchNorm2d: (5, 3, 4, 2), nn.BatchNorm3d: (5, 3, 2, 2, 2)}
 

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from emrun import Factory, MainLoop, TorchModel, create_training
+from emrun.base.errors import ArgumentError
 from emrun.datasets import Digits
-from emrun.errors import ArgumentError
 from emrun.hooks import ComputeStats, StopAfter
 from emrun.metrics import accuracy
 from emrun.streams.stream import StreamWrapper

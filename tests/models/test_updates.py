@@ -23,7 +23,7 @@ from doubles import (
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
-from emrun.errors import StreamError
+from emrun.base.errors import StreamError
 from emrun.hooks import ComputeStats
 from emrun.models.updates import Traces, clear_gradients
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.runs.code_comparison import compare_code
-from emrun.storage.code import Code, Module, Repository, write_code
+from emrun.storage.code.files import Code, Module, Repository, write_code
 
 SOURCE = b"import torch\n\nWIDTH = 32\n"
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from stored_runs import BEGIN
 
-from emrun.errors import UsageError
+from emrun.base.errors import UsageError
 from emrun.runs.columns import FACTS, check_known, column, rows_of
 from emrun.runs.search import find_runs
 from emrun.runs.yaml_parts import MISSING

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from emrun.errors import RunInUse, StorageError, UsageError
+from emrun.base.errors import RunInUse, StorageError, UsageError
 from emrun.runs import own_files, pruning
 from emrun.runs.columns import column, rows_of
 from emrun.runs.pruning import Removal, better, without_best
 from emrun.runs.search import find_runs
 from emrun.runs.stored_run import StoredRun, size_below
-from emrun.storage import checkpoints
+from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
+from emrun.storage.checkpoints.state_file import FILE as STATE_FILE
 from emrun.storage.files import write_atomically, write_list
 from emrun.storage.lock import RunLock
-from emrun.storage.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
-from emrun.storage.state_file import FILE as STATE_FILE
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def directory(make_run):
             (folder / name).write_bytes(b"x" * 1000)
 
     for iteration, name in ((10, "best"), (20, "latest")):
-        checkpoints.commit(place / "checkpoints", save, epoch=1, iteration=iteration, names=[name])
+        commits.commit(place / "checkpoints", save, epoch=1, iteration=iteration, names=[name])
     write_atomically(place / "training.csv", "epoch")
     write_list(place)
     return place
@@ -59,7 +59,7 @@ def test_without_optimizer_states_checkpoints_are_intact_but_not_resumable(direc
     assert removal.size == 4000
     removal.carry_out()
     for name in ("best", "latest"):
-        place = checkpoints.find(directory / "checkpoints", name)
+        place = commits.find(directory / "checkpoints", name)
         assert list(verify(place).files) == ["model.safetensors"]
         with pytest.raises(UsageError, match=r"has no state\.pt, so that it cannot be resumed"):
             check_resumable(place)
@@ -101,7 +101,7 @@ def test_a_manifest_is_changed_before_its_files_go(directory, monkeypatch):
 
 
 def test_a_checkpoint_of_a_newer_emrun_is_left_alone(directory):
-    place = checkpoints.find(directory / "checkpoints", "best")
+    place = commits.find(directory / "checkpoints", "best")
     content = json.loads((place / "manifest.json").read_text())
     (place / "manifest.json").write_text(json.dumps({**content, "format": 2}))
     with pytest.raises(StorageError, match="is newer than this emrun supports"):

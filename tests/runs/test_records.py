@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.errors import UsageError
+from emrun.base.errors import UsageError
 from emrun.runs.records import Records
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.steps import Chunk

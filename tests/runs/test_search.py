@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from emrun.errors import StorageError, UsageError
+from emrun.base.errors import StorageError, UsageError
 from emrun.runs.search import find_run, find_runs
 from emrun.storage.run import create_evaluation
 

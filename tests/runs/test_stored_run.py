@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from emrun.errors import ConfigError, StorageError
+from emrun.base.errors import ConfigError, StorageError
 from emrun.runs import yaml_parts
 from emrun.runs.stored_run import StoredRun, number, size_below, statistic
 from emrun.runs.yaml_parts import MISSING

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emrun.base.errors import ConfigError, Position
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
-from emrun.errors import ConfigError, Position
 from emrun.runs import yaml_parts
 from emrun.runs.yaml_parts import MISSING, Unclear, split_text
 

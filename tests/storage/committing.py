@@ -4,7 +4,7 @@ import json
 
 from ruamel.yaml import YAML
 
-from emrun.storage.checkpoints import commit
+from emrun.storage.checkpoints.commits import commit
 from emrun.storage.sealed import json_digest
 
 FILES = {"model.safetensors": bytes(range(256)) * 4, "state.pt": b"state", "empty": b""}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
-from emrun.censor import Censor
-from emrun.errors import ArgumentError, EmrunError, StorageError, UsageError
+from emrun.base.censor import Censor
+from emrun.base.errors import ArgumentError, EmrunError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
 from emrun.storage.draws import Draws

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from emrun.base.errors import StateError
 from emrun.datasets import ImageFolder
-from emrun.errors import StateError
 from emrun.storage.class_names import CLASSES, check_classes, record_classes
 from emrun.training.create import create_training, train
 from emrun.training.evaluate import evaluate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.encoding import set_random_state
+from emrun.base.encoding import set_random_state
 from emrun.storage.draws import Draws
 
 DRAWING = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from emrun.errors import StorageError, exit_status
+from emrun.base.errors import StorageError, exit_status
 from emrun.storage.files import (
     append_line,
     flush_directory,

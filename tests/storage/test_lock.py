@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from emrun.errors import RunInUse
+from emrun.base.errors import RunInUse
 from emrun.storage.files import append_line, flush_lines, truncate, write_atomically
 from emrun.storage.lock import RunLock, last_writer_elsewhere, writer_of
 

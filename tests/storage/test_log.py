@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 
 
 @pytest.fixture

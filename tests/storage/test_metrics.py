@@ -10,7 +10,7 @@ import pytest
 import torch
 from storage.committing import tree
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.storage.metrics import METRICS
 
 

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 from storage.committing import trace_of, tree
 
-from emrun.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
+from emrun.base.errors import ArgumentError, RunInUse, StorageError, UsageError, exit_status
 from emrun.storage import run as run_module
 from emrun.storage.lock import RunLock
 from emrun.storage.run import create_evaluation, create_run, holds_run

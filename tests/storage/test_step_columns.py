@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emrun import read_steps
-from emrun.errors import UsageError
+from emrun.base.errors import UsageError
 from emrun.storage.steps import Chunk
 
 

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.storage.steps import Chunk, StepsFile, format_of, read_chunk
 
 CHUNKS = [

@@ -13,7 +13,7 @@ import torch
 from storage.committing import trace_of, tree
 
 import emrun
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.storage.run import Run
 from emrun.storage.trace import mark_pruned, read_trace
 

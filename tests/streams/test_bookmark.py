@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from doubles import always_the_same, by_context, flat, readers
 
-from emrun.randomness import preserved_randomness
+from emrun.base.randomness import preserved_randomness
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from emrun.encoding import random_state
+from emrun.base.encoding import random_state
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.stream_pass import StreamPass
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.errors import ArgumentError
+from emrun.base.errors import ArgumentError
 from emrun.streams.reading import Reading
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.encoding import digest
-from emrun.errors import StreamError
+from emrun.base.encoding import digest
+from emrun.base.errors import StreamError
 from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream import StreamWrapper
 

@@ -11,7 +11,7 @@ from array import array
 import pytest
 from doubles import always_the_same, by_context, by_counting, flat, lists, readers
 
-from emrun.errors import StreamError
+from emrun.base.errors import StreamError
 from emrun.loop.interrupts import Interrupts
 from emrun.streams import read_ahead
 from emrun.streams.stream import StreamPosition, StreamWrapper

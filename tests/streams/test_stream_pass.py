@@ -7,7 +7,7 @@ import traceback
 import pytest
 from doubles import readers
 
-from emrun.errors import StreamError
+from emrun.base.errors import StreamError
 from emrun.streams.stream import StreamWrapper
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")

@@ -19,9 +19,9 @@ import psutil
 import pytest
 import torch
 
-from emrun.encoding import digest, random_digest
-from emrun.errors import StreamError
-from emrun.randomness import preserved_randomness
+from emrun.base.encoding import digest, random_digest
+from emrun.base.errors import StreamError
+from emrun.base.randomness import preserved_randomness
 from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.workers import Workers

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from training.tiny import CONFIG, metrics, trace, trained, weights
 
 import emrun
-from emrun.errors import ConfigError, UsageError
+from emrun.base.errors import ConfigError, StreamError, UsageError
 from emrun.training.create import create_training, train
 
 COUNTING = """
@@ -297,7 +297,7 @@ def test_a_variable_that_nothing_makes_is_found_before_any_update(tmp_path):
         CONFIG, tmp_path, overrides=["hooks.ComputeStats.variables=[loss, acuracy]", "main_loop.skip_zeroth_epoch=true"]
     )
     before = {name: value.clone() for name, value in training.model.module.state_dict().items()}
-    with pytest.raises(emrun.errors.StreamError, match="'acuracy', which is neither a source nor an output") as caught:
+    with pytest.raises(StreamError, match="'acuracy', which is neither a source nor an output") as caught:
         train(training)
     assert caught.value.exit_status == 2
     assert all(torch.equal(before[name], value) for name, value in training.model.module.state_dict().items())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.errors import RunExists, UsageError
+from emrun.base.errors import RunExists, UsageError
 from emrun.training.directories import check_free, check_run, is_begun
 
 ENDED = "status: {}\nreason: done\nepochs_done: {}\niterations_done: {}\n"

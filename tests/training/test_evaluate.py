@@ -9,7 +9,7 @@ import torch
 from ruamel.yaml import YAML
 from training.tiny import CONFIG, metrics, trace, trained
 
-from emrun.errors import StateError, StorageError, UsageError
+from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.training.evaluate import evaluate
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop, create_model, create_training, evaluate, load_run, resume_training
+from emrun.base.errors import ConfigError
 from emrun.diagnosis.replay import replay
-from emrun.errors import ConfigError
-from emrun.storage.weights import read_weights
+from emrun.storage.checkpoints.weights import read_weights
 
 LINEAR = {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1}
 CONFIG = {

@@ -9,9 +9,9 @@ from doubles import SGD, Affine, Streams
 from training.resuming import Interrupt, config_of, result, train_with
 
 from emrun import Factory, MainLoop, TorchModel, create_training, read_steps, resume_training
-from emrun.errors import StateError
+from emrun.base.errors import StateError
 from emrun.hooks import StopAfter
-from emrun.models.schedules import Constant
+from emrun.models.schedules.built_in import Constant
 from emrun.training.create import train
 
 RATE = 0.05

@@ -16,7 +16,7 @@ from in_ranks import in_ranks, results_of
 from training.resuming import AROUND_UPDATES, Interrupt, config_of, result, resumed, train_with
 
 from emrun import AbstractHook, create_training, resume_training
-from emrun.ranks import ranks
+from emrun.ranks.group import ranks
 from emrun.training.create import train
 
 PARTS = '''

@@ -5,7 +5,8 @@ import pytest
 from training.resuming import config_of, result, straight
 from training.tiny import CONFIG, metrics, trained, weights
 
-import emrun
+from emrun import AbstractHook
+from emrun.base.errors import ConfigError
 from emrun.training.create import create_training, train
 from emrun.training.evaluate import evaluate
 from emrun.training.resume import resume_training
@@ -14,7 +15,7 @@ SMALL = {**CONFIG, "dataset": {"class": "Majority", "n": 100, "batch_size": 4}}
 """A run with five batches of the stream for validation."""
 
 
-class Seen(emrun.AbstractHook):
+class Seen(AbstractHook):
     """Records the sums of the batches: (stream, whether it is trained on, epoch) -> sums."""
 
     def __init__(self):
@@ -99,5 +100,5 @@ def test_a_run_with_parts_is_resumed_exactly(project, kind):
 
 def test_overfit_and_a_size_of_epochs_contradict_each_other(tmp_path):
     config = {**SMALL, "main_loop": {"overfit": 2, "fixed_epoch_size": 3}}
-    with pytest.raises(emrun.errors.ConfigError, match=r"main_loop\.overfit: overfit and fixed_epoch_size both set"):
+    with pytest.raises(ConfigError, match=r"main_loop\.overfit: overfit and fixed_epoch_size both set"):
         create_training(config, tmp_path)

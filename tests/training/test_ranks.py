@@ -11,8 +11,8 @@ import torch
 from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, create_training, resume_training
-from emrun.errors import RankFailed
-from emrun.ranks import ranks
+from emrun.base.errors import RankFailed
+from emrun.ranks.group import ranks
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict

@@ -11,9 +11,9 @@ import pytest
 from training.resuming import HOOKS, config_of, result, resumed, stopped, straight, train_with
 
 from emrun import AbstractHook, create_training, resume_training
-from emrun.encoding import encode
-from emrun.errors import StateError, StorageError, UsageError
-from emrun.storage.checkpoints import commit
+from emrun.base.encoding import encode
+from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.storage.checkpoints.commits import commit
 from emrun.training.create import train
 
 
@@ -269,7 +269,7 @@ def test_a_fork_chooses_again_when_the_run_deletes_the_checkpoint_meanwhile(proj
             assert not old.exists()
         return copy(source, target)
 
-    monkeypatch.setattr("emrun.storage.checkpoints.shutil.copy2", after_the_next_commit)
+    monkeypatch.setattr("emrun.storage.checkpoints.commits.shutil.copy2", after_the_next_commit)
     training = resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
     (name,) = {link.resolve().name for link in (project / "fork" / "checkpoints").iterdir() if link.is_symlink()}
     assert name == (directory / "checkpoints" / "latest").resolve().name
@@ -280,7 +280,7 @@ def test_a_fork_chooses_again_when_the_run_deletes_the_checkpoint_meanwhile(proj
 def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
     directory = stopped(project)
     monkeypatch.setattr(
-        "emrun.storage.checkpoints.shutil.copy2", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+        "emrun.storage.checkpoints.commits.shutil.copy2", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
     )
     with pytest.raises(OSError, match="disk is full"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")

@@ -4,8 +4,8 @@ import pytest
 from training.resuming import config_of, interrupted, result, resumed, stopped, straight
 
 from emrun import create_training, resume_training
-from emrun.errors import StateError
-from emrun.models import schedules
+from emrun.base.errors import StateError
+from emrun.models.schedules import built_in
 from emrun.training.create import train
 
 
@@ -25,7 +25,7 @@ ALL = {
 
 
 def test_every_schedule_is_resumed_below():
-    assert {each for each, value in vars(schedules).items() if getattr(value, "__module__", "") == schedules.__name__
+    assert {each for each, value in vars(built_in).items() if getattr(value, "__module__", "") == built_in.__name__
             and isinstance(value, type)} == set(ALL)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 from training.resuming import config_of, interrupted, plain, resumed, stopped, train_with
 
 from emrun import AbstractHook, create_training, load_run, read_steps
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.training.create import train
 from emrun.training.resume import resume_training
 

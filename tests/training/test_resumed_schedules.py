@@ -4,7 +4,7 @@ import pytest
 from training.resuming import config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
-from emrun.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.training.create import train
 
 

@@ -10,10 +10,10 @@ from in_ranks import in_ranks
 from torch import nn
 
 from emrun import AbstractHook, MainLoop, TorchModel
+from emrun.base.errors import StreamError
 from emrun.datasets import ImageFolder
-from emrun.errors import StreamError
 from emrun.hooks import ComputeStats, SavePredictions, StopAfter
-from emrun.ranks import join, ranks
+from emrun.ranks.group import join, ranks
 
 COUNT = 29
 

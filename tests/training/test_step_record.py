@@ -11,7 +11,7 @@ import torch
 from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
-from emrun.errors import StorageError
+from emrun.base.errors import StorageError
 from emrun.storage.steps import read_chunk
 from emrun.training.create import train
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from emrun import create_training, resume_training
-from emrun.storage.code import read_code
-from emrun.storage.git import head_of
+from emrun.storage.code.files import read_code
+from emrun.storage.code.git import head_of
 from emrun.training import user_code
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun.base.errors import StorageError
+from emrun.base.wording import in_one_line
 from emrun.epoch_data import statistics
-from emrun.errors import StorageError
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun, number
 from emrun.storage.metrics import METRICS
 from emrun.storage.steps import STEPS
-from emrun.wording import in_one_line
 
 _MOST_CURVES = 300  # of a run
 _MOST_MISSING = 10_000

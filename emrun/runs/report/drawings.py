@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.base.wording import in_one_line
 from emrun.runs.report.markup import Html, joined, tag
-from emrun.wording import in_one_line
 
 _WIDTH, _HEIGHT = 320, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40

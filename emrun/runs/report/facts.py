@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emrun.errors import StateError, StorageError
-from emrun.fields import TEXT, fitting, record, sequence_of, whole
+from emrun.base.errors import StateError, StorageError
+from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
 from emrun.runs.code_comparison import newest_code
 from emrun.runs.stored_run import StoredRun
+from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
-from emrun.storage.manifest import Contents, readable_manifest
 
 DIAGNOSIS = "diagnosis.jsonl"
 _FAILURES = "failures"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from emrun.base.wording import counted, in_one_line, size_of, span
 from emrun.runs.report.curves import Curves
 from emrun.runs.report.facts import (
     LogLine,
@@ -25,7 +26,6 @@ from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, 
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
-from emrun.wording import counted, in_one_line, size_of, span
 
 _LONGEST = 200  # characters of a value in a table
 _MOST_STATISTICS = 100

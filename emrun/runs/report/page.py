@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from emrun import __version__
+from emrun.base.errors import RunInUse, StorageError, UsageError
+from emrun.base.wording import counted, from_here, in_one_line
 from emrun.epoch_data import is_rate
-from emrun.errors import RunInUse, StorageError, UsageError
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
@@ -29,7 +30,6 @@ from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
 from emrun.storage.files import opened_regular, write_atomically
 from emrun.storage.trace import TRACE
-from emrun.wording import counted, from_here, in_one_line
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.base.wording import counted, in_one_line, span
 from emrun.runs.config_values import values_of
 from emrun.runs.report.drawings import key_of, parallel, scatter
 from emrun.runs.report.markup import Html, joined, section, table, tag
 from emrun.runs.report.one_run import RunPart, badge, in_words, key_class
-from emrun.wording import counted, in_one_line, span
 
 _NOT_OF_IDENTITY = ("seed", "name", "code_directory")
 _OF_REPEATS = ("seed", "vars.fold")

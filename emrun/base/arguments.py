@@ -1,0 +1,75 @@
+"""Checks of argument values, and helpers for paths, that constructors and commands share."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import get_args
+
+from emrun.base.errors import ArgumentError
+
+
+def check_choice(argument: str, value: object, allowed: object) -> None:
+    """Raise `ArgumentError` unless `value` is one of the values of the `Literal` type `allowed`."""
+    choices = get_args(allowed)
+    if value not in choices:
+        raise ArgumentError(argument, f"{value!r} is not one of {', '.join(map(str, choices))}")
+
+
+def check_count(argument: str, value: object, minimum: int = 0) -> None:
+    """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
+
+
+def check_seconds(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is a positive, finite number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ArgumentError(argument, f"must be a positive number of seconds, not {value!r}")
+
+
+def check_exit_status(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is an exit status: a whole number from 0 to 255."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
+        raise ArgumentError(argument, f"{value!r} is not an exit status; use a whole number from 0 to 255")
+
+
+def check_flag(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ArgumentError(argument, f"{value!r} is neither true nor false")
+
+
+def check_names(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless `value` is a list of strings."""
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ArgumentError(argument, f"{value!r} is not a list of names")
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path from a config or a command line, with a leading `~` or `~user` replaced by the home directory.
+
+    A shell does not replace `~` in `--output-dir=~/runs`, nor inside quotes. `./~` is a directory of this name.
+    """
+    if isinstance(path, str) and not path.startswith("~") and Path(path).parts[:1] and Path(path).parts[0][0] == "~":
+        return Path(path).absolute()
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user: a file may have that name
+        return Path(path)
+
+
+def safe_component(argument: str, name: str) -> str:
+    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; all other characters become `_`.
+
+    Leading dots are removed.
+
+    Raises:
+        ArgumentError: the result is empty or longer than 100 characters.
+    """
+    safe = re.sub(r"[^\w.-]", "_", name).lstrip(".")
+    if not safe or len(safe) > 100:
+        allowed = "use letters, digits, '_' and '-', at most 100 characters"
+        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory; {allowed}")
+    return safe

@@ -1,0 +1,256 @@
+"""States and batches in plain types and tensors: the part of a checkpoint besides the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.base.errors import StateError
+from emrun.base.fields import NUMBER, FieldError, Kind, choice, record, sequence_of, shown, whole
+from emrun.base.sources import is_nested
+from emrun.base.types import Batch
+
+_BITS = 2000
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def encode(value: Any, key: str, *, copied: bool = False) -> Any:
+    """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
+
+    Args:
+        value: plain types, tensors, NumPy numbers, and mappings, lists and tuples of these.
+        key: the name of the value in messages.
+        copied: copy the tensors, so that later changes in place do not change the result.
+
+    Raises:
+        StateError: the value is of another type; the message names its key.
+    """
+    if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
+        value = value.item()
+    if type(value) in _PLAIN:
+        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch cannot read it back
+            raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
+        return value
+    if is_nested(value):
+        raise StateError(f"{key} is a nested tensor, which cannot be saved; use a list of tensors")
+    if isinstance(value, torch.Tensor):
+        there = value.detach().as_subclass(torch.Tensor)
+        return there.clone() if copied and there.is_cpu else there.cpu()
+    if isinstance(value, Mapping):
+        for name in value:
+            if type(name) not in (str, int, float, bool, type(None)):
+                raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use a string")
+        return {name: encode(entry, f"{key}.{name}", copied=copied) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
+    hint = "convert it with torch.from_numpy" if isinstance(value, np.ndarray) else "use plain types and tensors"
+    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved; {hint}")
+
+
+def _python_state() -> Any:
+    version, numbers, gauss = random.getstate()
+    return version, array("I", numbers).tobytes(), gauss
+
+
+def _numpy_state() -> Any:
+    state: Any = np.random.get_state(legacy=False)
+    state["state"]["key"] = state["state"]["key"].tobytes()
+    return state
+
+
+def _torch_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _cuda_states() -> list[bytes]:
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return [state.numpy().tobytes() for state in states]
+
+
+GENERATORS: Mapping[str, Callable[[], Any]] = {
+    "python": _python_state,
+    "numpy": _numpy_state,
+    "torch": _torch_state,
+    "cuda": _cuda_states,
+}
+"""Name of a global generator -> the function that returns its state in plain types; `cuda` is for all devices."""
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the global generators of Python, NumPy and torch (all CUDA devices)."""
+    return {name: take() for name, take in GENERATORS.items()}
+
+
+def random_digest() -> str:
+    """Return a checksum of the states of the global generators of Python, NumPy and torch's CPU."""
+    return digest([GENERATORS[name]() for name in ("python", "numpy", "torch")])
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the global generators to a state that `random_state` returned."""
+    random.setstate(_as_python(state["python"]))
+    np.random.set_state(_as_numpy(state["numpy"]))
+    torch.set_rng_state(_tensor(state["torch"]))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(map(_tensor, state["cuda"]))
+
+
+def _as_python(saved: Any) -> Any:
+    version, numbers, gauss = saved
+    return version, tuple(array("I", numbers)), gauss
+
+
+def _as_numpy(saved: Mapping[str, Any]) -> Any:
+    return {**saved, "state": {**saved["state"], "key": np.frombuffer(saved["state"]["key"], np.uint32)}}
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _is_of_python(saved: Any) -> bool:
+    random.Random().setstate(_as_python(saved))
+    return type(saved) is tuple and (saved[2] is None or type(saved[2]) is float)
+
+
+def _is_of_numpy(saved: Any) -> bool:
+    np.random.RandomState().set_state(_as_numpy(saved))
+    return True
+
+
+def _is_of_torch(saved: Any) -> bool:
+    torch.Generator().set_state(_tensor(saved))
+    return type(saved) is bytes
+
+
+_NUMPY = {
+    "bit_generator": choice("MT19937"),
+    "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
+    "has_gauss": choice(0, 1),
+    "gauss": NUMBER,
+}
+RANDOM = record(
+    {
+        "python": Kind("a state of Python's generator", _is_of_python),
+        "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
+        "torch": Kind("a state of torch's generator", _is_of_torch),
+        "cuda": sequence_of(
+            Kind("a state of a GPU's generator", lambda saved: type(saved) is bytes and len(saved) == 16)
+        ),
+    }
+)
+"""The kind of the value that `random_state` returns."""
+
+
+def digest(batch: Any) -> str:
+    """Return a checksum of the names, types, shapes and values of a batch's sources."""
+    found = hashlib.blake2b(digest_size=16)
+    _add(found, batch)
+    return found.hexdigest()
+
+
+def _add(found: Any, value: Any) -> None:
+    if is_nested(value):
+        found.update(b"nested")
+        _add(found, list(value.detach().unbind()))
+    elif isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        found.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if value.numel():
+            found.update(value.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        found.update(f"{value.dtype}{value.shape}".encode())
+        found.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            found.update(f"{name}:".encode())
+            _add(found, value[name])
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
+        found.update(f"list{len(value)}".encode())
+        for entry in value:
+            _add(found, entry)
+    else:
+        found.update(repr(value).encode())
+
+
+def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sources of a batch in types that can be saved, and for each other source why it is left out."""
+    packed: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, values in batch.items():
+        try:
+            packed[str(name)] = _pack(values, f"source {name!r}")
+        except Exception as error:
+            left_out[str(name)] = str(error)
+    return packed, left_out
+
+
+def _pack(value: Any, key: str) -> tuple[str, Any]:
+    """Return the kind of a value, and its content in types that can be saved; `unpack` restores the value."""
+    if is_nested(value):
+        layout = "jagged" if value.layout is torch.jagged else "strided"
+        return layout, [encode(each, key) for each in value.unbind()]
+    if isinstance(value, torch.Tensor):
+        return "tensor", encode(value, key)
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.kind == "U":
+            return "text", encode(value.tolist(), key)
+        if value.dtype.kind not in "biufc":
+            raise StateError(f"{key} is an array of {value.dtype}, which cannot be saved safely")
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        return "array", torch.from_numpy(native)
+    with suppress(StateError):
+        return "plain", encode(value, key)
+    if isinstance(value, list | tuple):
+        return "list", [_pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
+    if isinstance(value, Mapping):
+        names = encode(list(value), key)
+        return "mapping", (names, [_pack(entry, f"{key}.{name}") for name, entry in value.items()])
+    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved safely")
+
+
+def unpack(packed: Any, key: str) -> Any:
+    """Return the value that `pack_all` packed.
+
+    Raises:
+        FieldError: `packed` does not have the form that `pack_all` returns.
+    """
+    kind: Any
+    value: Any
+    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
+    if kind in ("tensor", "array") and isinstance(value, torch.Tensor):
+        return value if kind == "tensor" else value.numpy()
+    if kind == "list" and isinstance(value, list):
+        return _unpack_all(value, key)
+    if kind in ("jagged", "strided") and isinstance(value, list) and _are_tensors(value):
+        return torch.nested.nested_tensor(value, layout=getattr(torch, kind))
+    if kind == "mapping" and _are_names_and_values(value):
+        return dict(zip(value[0], _unpack_all(value[1], key), strict=True))
+    if kind == "text" and isinstance(value, str | list):
+        return np.array(value)
+    if kind == "plain":
+        return value
+    raise FieldError(
+        key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping, jagged), a value"
+    )
+
+
+def _unpack_all(values: list[Any], key: str) -> list[Any]:
+    return [unpack(each, f"{key}[{index}]") for index, each in enumerate(values)]
+
+
+def _are_tensors(values: list[Any]) -> bool:
+    return all(isinstance(each, torch.Tensor) for each in values) and len({each.dtype for each in values}) == 1
+
+
+def _are_names_and_values(value: Any) -> bool:
+    fits = isinstance(value, tuple) and [*map(type, value)] == [list, list] and len(value[0]) == len(value[1])
+    return fits and not any(isinstance(name, list | dict | set) for name in value[0])

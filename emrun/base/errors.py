@@ -1,0 +1,220 @@
+"""The errors that emrun raises for users, each with the exit status of the command."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from emrun.base.wording import listed
+
+
+class EmrunError(Exception):
+    """Base class of emrun's errors; `exit_status` is the exit status of the command."""
+
+    exit_status = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in a config: a file with a line and a column, counted from 1, or a source without lines (line 0)."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in a config: its position, its key, and a message that says what to do."""
+
+    position: Position | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(self.position or ""), self.key, self.message) if part)
+
+    def block(self) -> str:
+        """Return the problem in one line, followed by the line of the config (if known) with a caret below it."""
+        if self.position is None or not self.position.text:
+            return str(self)
+        text = self.position.text.rstrip()
+        indent = "".join(char if char == "\t" else " " for char in text[: self.position.column - 1])
+        return f"{self}\n    {text}\n    {indent}^"
+
+
+class ConfigError(EmrunError, ValueError):
+    """A config that cannot be used; `problems` holds all mistakes that were found."""
+
+    exit_status = 2
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        found = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        sources = [problem.position.source for problem in found if problem.position]
+
+        def place(problem: Problem) -> tuple[int, int, int]:
+            if problem.position is None:
+                return len(sources), 0, 0
+            return sources.index(problem.position.source), problem.position.line, problem.position.column
+
+        self.problems = tuple(sorted(found, key=place))
+        super().__init__("\n".join(problem.block() for problem in self.problems))
+
+
+class ArgumentError(EmrunError, ValueError):
+    """An argument that a constructor cannot use. If it comes from a config, it is reported at its line.
+
+    Classes of users may raise this error too. `argument` may point into the argument: `groups[0].match`.
+    """
+
+    exit_status = 2
+
+    def __init__(self, argument: str, message: str) -> None:
+        self.argument = argument
+        self.message = message
+        super().__init__(f"{argument}: {message}")
+
+
+class HookError(EmrunError, ValueError):
+    """A hook that cannot work in this main loop: it misspells an event, or reads what no earlier hook writes.
+
+    `hook_index` is the index of the hook; `about` has the values that its arguments may have, in this order, because of
+    which it cannot work. If one of its arguments has such a value, the error is reported at the line of the argument.
+    """
+
+    exit_status = 2
+
+    def __init__(self, message: str, hook_index: int | None = None, about: Sequence[str] = ()) -> None:
+        self.hook_index = hook_index
+        self.about = about
+        super().__init__(message)
+
+
+class UsageError(EmrunError, ValueError):
+    """A command or a call that makes no sense, such as an evaluation of a directory that is not a run."""
+
+    exit_status = 2
+
+
+class MissingExtra(EmrunError, ImportError):
+    """An optional library that a hook, dataset or model needs is not installed; the message has the install command."""
+
+    exit_status = 2
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} needs {library}, which is not installed: pip install 'emrun[{extra}]'")
+
+
+class StreamError(EmrunError, ValueError):
+    """A stream or a batch that breaks the contract: empty, ragged, or without a source that the model needs.
+
+    An error in the first batch of a stream is a mistake in the config or the dataset, found before any update: exit
+    status 2. An error in a later batch is a failure: exit status 1.
+    """
+
+    def __init__(self, message: str, *, first_batch: bool = False) -> None:
+        self.exit_status = 2 if first_batch else 1
+        super().__init__(message)
+
+
+class StorageError(EmrunError, OSError):
+    """A file of a run that cannot be read or written: full disk, read-only directory, damaged checkpoint."""
+
+    exit_status = 74
+
+    def __str__(self) -> str:
+        return str(self.strerror or super().__str__())  # without Python's `[Errno 28]`
+
+
+class ReadTimeout(StorageError):
+    """A file that a (network) file system did not deliver in time; the file may be intact."""
+
+
+class DownloadError(EmrunError):
+    """A download that failed: no answer, a wrong file, or an archive that is damaged or not safe to unpack."""
+
+
+class RunExists(UsageError):
+    """The directory for a new run already holds a run."""
+
+
+class RunInUse(EmrunError):
+    """Another process, or another main loop in this process, is writing this run."""
+
+    exit_status = 75
+
+
+class RankFailed(EmrunError):
+    """Another of the processes that train together has failed or has ended; that process reports the cause.
+
+    `exit_status` is that of the other process, as far as it is known. `is_cause` is true if that process hangs, so that
+    only this one can report it.
+    """
+
+    def __init__(self, message: str, exit_status: int = 1, *, is_cause: bool = False) -> None:
+        self.exit_status = exit_status
+        self.is_cause = is_cause
+        super().__init__(message)
+
+
+class DifferentRanks(EmrunError):
+    """The processes that train together have different batches or parameters."""
+
+
+class StateError(EmrunError, ValueError):
+    """A state that cannot be saved, or that does not fit the object that loads it."""
+
+    exit_status = 2
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error; for an error of the operating system without its number: `reason: PATH`."""
+    if not isinstance(error, OSError) or isinstance(error, EmrunError) or error.errno is None:
+        return str(error)
+    known = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk is full", errno.ETIMEDOUT: "timed out"}
+    words = known.get(error.errno) or str(error.strerror or os.strerror(error.errno))
+    paths = [
+        os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes | os.PathLike)
+    ]
+    return ": ".join([words[:1].lower() + words[1:], *([" -> ".join(paths)] if paths else [])])
+
+
+TIMED_OUT = "timed out, because the file system does not answer; the file may be intact, so try again"
+"""The message about a file that could not be read in time."""
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Return whether an error is a timeout of the operating system."""
+    return isinstance(error, TimeoutError) or (isinstance(error, OSError) and error.errno == errno.ETIMEDOUT)
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the exit status of the command for an error: that of an emrun error, 1 for other errors, never 0."""
+    status = getattr(error, "exit_status", 1) if has_exit_status(error) else 1
+    return status if isinstance(status, int) and 0 < status < 256 else 1
+
+
+def has_exit_status(error: BaseException) -> bool:
+    """Return whether the `exit_status` of an error is from a class of emrun; other classes may use it differently."""
+    return any(
+        "exit_status" in each.__dict__ and str(each.__module__).startswith("emrun.") for each in type(error).__mro__
+    )
+
+
+def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
+    """Add a note to an error that is not emrun's: what was called with which inputs.
+
+    Args:
+        error: the error.
+        what: what was called.
+        inputs: its inputs as they are shown, e.g. `x: float32 (32, 10)`.
+    """
+    if not isinstance(error, EmrunError) and not getattr(error, "has_inputs", False):
+        error.add_note(f"{what} got {listed(list(inputs))}")
+        error.__dict__["has_inputs"] = True

@@ -1,0 +1,370 @@
+"""Schedules of learning rates that are a closed form of the updates done and the horizon of the run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from emrun.base.errors import ArgumentError
+from emrun.base.fields import ANYTHING, NUMBER, choice, mapping_of, optional, record, sequence_of, whole
+from emrun.base.types import Horizon
+from emrun.base.wording import counted
+from emrun.hook import Loop
+from emrun.models.optimizer import check_class
+from emrun.models.schedules import curves, longer_run
+from emrun.models.schedules.curves import Factor
+from emrun.models.schedules.part_lengths import Length
+from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
+
+_NOMINAL = 10_000  # updates of a run whose length is not known yet
+_PLAN = {"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))}
+_STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN))}
+_EXTENDED = record({"on_extend": choice(*longer_run.CHOICES), "rate": NUMBER, "updates": whole()})
+"""The fields of a plan that extends the one before it."""
+
+
+class ClosedForm(ABC):
+    """Base class of the schedules in `emrun.models.schedules.built_in`, which step after each update.
+
+    A schedule has three parts. In the warm-up, update k of W has k / W of the rate of its parameter group. Then comes
+    the part that gives the schedule its name. The cool-down is the last part of the run: the rate goes in a straight
+    line from where it is to `final`. All rates are doubles that depend on nothing but the number of updates done. If
+    the run continues after its end, the rate stays at `final`.
+
+    A run that is made longer by a resume has the rates of a run that had this length from the beginning, if those of
+    the updates that were made stay the same. Otherwise `on_extend` says how it continues.
+
+    Args:
+        optimizer: its parameter groups get the rates; the base rate of a group is its `lr`.
+        warmup: the length of the warm-up; None for none.
+        cooldown: the length of the cool-down; None for none.
+        final: the share of the rate at the end.
+        on_extend: `replan`, `hold` or `rewarm`; None to refuse a longer run that would change rates already used.
+
+    Attributes:
+        updates_done: number of updates that were counted.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
+    """
+
+    on_update = True
+    metric = None
+    sets_rates = True
+    """Whether the shares are those of learning rates; a hook may use a schedule for another number, and sets False."""
+    depends_on_end = True
+    """Whether the part between warm-up and cool-down depends on where it ends."""
+    largest_final = 1.0
+    """The largest share of the rate that a run may end with."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup: float | str | None,
+        cooldown: float | str | None,
+        final: float,
+        on_extend: longer_run.OnExtend | None,
+        **others: Any,
+    ) -> None:
+        longer_run.check_choice(on_extend)
+        if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= self.largest_final:
+            allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
+            raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
+        self.optimizer = optimizer
+        self.final = float(final)
+        self.warmup = None if warmup is None else Length.parse("warmup", warmup)
+        self.cooldown = None if cooldown is None else Length.parse("cooldown", cooldown)
+        self.updates_done = 0
+        self.plans: list[dict[str, Any]] = []
+        """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts.
+
+        A plan that extends the one before it also has `on_extend` and `rate`, the share of the last update before it.
+        """
+        self._on_extend = on_extend
+        if on_extend is not None and not self.needs_horizon:
+            message = f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend"
+            raise ArgumentError("on_extend", message)
+        self._configured = {"warmup": warmup, "cooldown": cooldown, "final": final, **others}
+        self._is_changed = False  # whether the arguments are others than those of the loaded state
+        self._factor: Factor | None = None
+        self._cools: int | None = None  # number of updates before the cool-down
+        self._loop: Loop | None = None
+        self._groups: list[tuple[dict[str, Any], float]] = []  # parameter group, base rate
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+
+    @abstractmethod
+    def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
+        """Return the rates between warm-up and cool-down.
+
+        Args:
+            horizon: the horizon, for lengths.
+            warmup: number of updates of the warm-up.
+            length: number of updates of this part; 0 if nothing depends on it and it is not known.
+
+        Returns:
+            Function of the number of updates done since the warm-up, from 0 to `length`.
+        """
+
+    def lengths(self) -> list[Length]:
+        """Return all lengths among the arguments."""
+        return [each for each in (self.warmup, self.cooldown) if each is not None]
+
+    @property
+    def needs_horizon(self) -> bool:
+        """Whether the rates depend on the number of updates of the run."""
+        return self.depends_on_end or self.cooldown is not None or any(each.unit == "%" for each in self.lengths())
+
+    def is_awaited(self, horizon: Horizon) -> bool:
+        """Return whether the rates can be calculated only after the zeroth epoch."""
+        needs_updates = self.needs_horizon and horizon.updates is None and not horizon.missing
+        needs_passes = horizon.updates_per_pass is None and any(each.unit == "passes" for each in self.lengths())
+        return horizon.is_awaited and (needs_updates or needs_passes)
+
+    def factor(self, horizon: Horizon) -> Factor:
+        """Return the function that gives the share of the rate of each update.
+
+        Raises:
+            ArgumentError: the run is too short for the parts of the schedule, or its length is not known.
+        """
+        name, total = type(self).__name__, horizon.updates
+        warmup = self.warmup.updates(horizon) if self.warmup is not None else 0
+        if total is None:
+            if self.needs_horizon:
+                message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
+                raise ArgumentError("scheduler", message)
+            return curves.joined(warmup, self.between(horizon, warmup, 0))
+        cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
+        if warmup > total:
+            message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
+            raise ArgumentError("scheduler.warmup", message)
+        if warmup + cooldown > total:
+            both = f"{warmup} of warm-up and {cooldown} of cool-down" if warmup else f"{cooldown}"
+            message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
+            raise ArgumentError("scheduler.cooldown", message)
+        length = total - warmup - cooldown
+        between = self.between(horizon, warmup, length) if length else curves.full
+        if not cooldown and not self.depends_on_end:
+            return curves.joined(warmup, between)
+        return curves.ended(warmup, length, between, cooldown, self.final)
+
+    def plan(self, horizon: Horizon) -> Factor:
+        """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
+
+        Raises:
+            ArgumentError: see `factor`; or the horizon has changed since the run began, and with it the rates of
+                updates that were made already.
+        """
+        known = self.plans[-1] if self.plans else None
+        if known is not None and horizon.updates is None:
+            horizon = Horizon(known["updates"], known["updates_per_pass"])
+        wanted = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        new = {"began": self.updates_done, **wanted}
+        if known is None:
+            plans = [new]
+        elif self._is_changed:
+            plans = [*self.plans, new]
+        elif self._keeps_rates(known, horizon):
+            plans = [*self.plans[:-1], {**known, **wanted}]
+        else:
+            refusal = self.refusal(horizon)
+            if refusal is not None or self._on_extend is None:
+                raise ArgumentError("scheduler", refusal or "the length of the run has changed")
+            plans = [*self.plans, self._extension(horizon, self._on_extend)]
+        factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
+        self.plans, self._is_changed = plans, False
+        return factor
+
+    def refusal(self, horizon: Horizon) -> str | None:
+        """Return why the run cannot have another horizon than the loaded plan; None if it can.
+
+        It can if the rates of the updates that were made stay the same, if the arguments have changed too, so that the
+        schedule is another one, or if it is longer and `on_extend` says how it continues.
+
+        Raises:
+            ArgumentError: see `factor`.
+        """
+        known, name = self.plans[-1] if self.plans else None, type(self).__name__
+        if known is None or known["updates"] is None or horizon.updates is None:
+            return None
+        updates = known["updates"], horizon.updates
+        if self._is_changed:
+            if updates[1] <= updates[0] or self._on_extend in (None, "replan"):
+                return None
+            return (
+                f"on_extend={self._on_extend} continues the schedule that the run had, but this resume changes "
+                "arguments of the schedule too; make the changes in two resumes, or remove on_extend to get the new "
+                "schedule over the whole run"
+            )
+        if self._keeps_rates(known, horizon):
+            return None
+        if horizon.updates > known["updates"] and self._on_extend is not None:
+            plan = self._extension(horizon, self._on_extend)
+            if self.sets_rates and self._on_extend == "hold" and plan["rate"] == 0:
+                return "on_extend=hold keeps the rate of the last update, which is 0 and trains nothing; use replan"
+            self._factor_of(plan)  # checks that the lengths fit
+            return None
+        cools = self._cools_of(known) if self.sets_rates else None  # nothing else requests a checkpoint
+        text = "Resume with the limits that the run had, or train anew"
+        if cools is not None and 0 < cools < self.updates_done and self._keeps_rates(known, horizon, cools):
+            text = (
+                f"The rates before the cool-down stay the same: resume with --checkpoint {BEFORE_COOLDOWN}, "
+                f"after {counted(cools, 'update')}, to get what a run of this length gives from its beginning"
+            )
+        if horizon.updates > known["updates"]:
+            made = (name, self._bases(), self.updates_done, updates)
+            return (
+                longer_run.described(lambda each: self._factor_of(self._extension(horizon, each)), *made) + f"\n{text}"
+            )
+        return (
+            f"{name} was planned for {updates[0]} updates, and the run now makes {updates[1]}: this changes the rates "
+            f"of the {self.updates_done} updates that were made already. {text}"
+        )
+
+    def refusal_without_end(self) -> str | None:
+        """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
+        known = self.plans[-1] if self.plans else None
+        if known is None or known["updates"] is None or not self.needs_horizon or self._is_changed:
+            return None
+        if self.updates_done < known["updates"] or known.get("on_extend") == "hold":
+            return None
+        rate = longer_run.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
+        return (
+            f"the {known['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
+            f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
+        )
+
+    def _keeps_rates(self, known: Mapping[str, Any], horizon: Horizon, until: int | None = None) -> bool:
+        """Return whether the updates under a plan that were made have the same rates with another horizon.
+
+        Raises:
+            ArgumentError: see `factor`.
+        """
+        if horizon.updates == known["updates"]:
+            return True
+        other = {**known, "updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        before, now = self._factor_of(known), self._factor_of(other)
+        made = range(known["began"], self.updates_done if until is None else until)
+        return all(before(done) == now(done) for done in made)
+
+    def _extension(self, horizon: Horizon, choice: str) -> dict[str, Any]:
+        """Return the plan that extends the last one."""
+        rate = self._factor_of(self.plans[-1])(self.updates_done - 1)
+        length = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        return {"began": self.updates_done, **length, "on_extend": choice, "rate": rate}
+
+    def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
+        warmup = self.warmup.updates(longer_run.horizon_of(plan)) if self.warmup is not None else 0
+        return longer_run.factor_of(plan, self.factor, warmup)
+
+    def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
+        """Return the number of updates before the cool-down; None if there is none."""
+        if self.cooldown is None or plan["updates"] is None or plan.get("on_extend") == "hold":
+            return None
+        return int(plan["updates"]) - self.cooldown.updates(longer_run.horizon_of(plan))
+
+    def _bases(self) -> list[float]:
+        return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
+
+    def shown(self, horizon: Horizon) -> SchedulePlan:
+        """Return the plan of a run of this length.
+
+        Raises:
+            ArgumentError: see `plan`.
+        """
+        name = type(self).__name__
+        bases = self._bases()
+        if self.is_awaited(horizon) and not self.plans:
+            name += "".join(f", {each.name} {each}" for each in self.lengths())
+            note = "the number of updates is known after the zeroth epoch"
+            if any(each.unit != "%" for each in self.lengths()):
+                return SchedulePlan(name, note=note)
+            total = _NOMINAL
+            factor = self.factor(Horizon(total))
+            return SchedulePlan(name, note=note, rates=curves.sampled(factor, total, bases))
+        factor, last = self.plan(horizon), self.plans[-1]
+        for each in self.lengths() if last.get("on_extend") != "hold" else ():
+            name += f", {each.name} {counted(each.updates(longer_run.horizon_of(last)), 'update')}"
+        if last["updates"] is None:
+            return SchedulePlan(name, note="no hook limits the updates of the run")
+        note = ""
+        if "on_extend" in last:
+            rates = [longer_run.by_group(bases, [share]) for share in (last["rate"], factor(last["began"]))]
+            note = f"on_extend={last['on_extend']} after {last['began']} updates, from {rates[0]} to {rates[1]}"
+        for before, after in reversed(list(pairwise(self.plans))):
+            if "on_extend" not in after:
+                break
+            factor = curves.joined_at(after["began"], self._factor_of(before), factor)
+        return SchedulePlan(
+            name, last["updates"], note=note, rates=curves.sampled(factor, max(last["updates"], 1), bases)
+        )
+
+    def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
+        """Set the rates of the next update; called before the first update of each epoch.
+
+        Args:
+            horizon: the length of the run.
+            loop: saves the checkpoint `before-cooldown`; None for none.
+
+        Raises:
+            ArgumentError: see `plan`.
+        """
+        if self.is_awaited(horizon) and not self.plans:
+            return  # before the zeroth epoch, or in `emrun check`
+        self._factor = self.plan(horizon)
+        self._loop = loop if loop is not None and loop.has_run else None
+        self._cools = self._cools_of(self.plans[-1]) if self._loop is not None else None
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))  # a hook may have added the group
+        self._groups = [(group, float(group["initial_lr"])) for group in self.optimizer.param_groups]
+        self._set()
+
+    def step(self, epoch_data: object = None) -> None:
+        """Count an update, and set the rates of the next one."""
+        self.updates_done += 1
+        self._set()
+        if self.updates_done == self._cools and self._loop is not None:
+            self._loop.request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
+
+    def _set(self) -> None:
+        if self._factor is None:
+            return
+        factor = self._factor(self.updates_done)
+        for group, base in self._groups:
+            if group["lr"].__class__ is float:
+                group["lr"] = base * factor
+            else:
+                _set_rate(group, base * factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the updates done and the plans, with the class and the configured arguments."""
+        state = {"updates_done": self.updates_done, "plans": [dict(plan) for plan in self.plans]}
+        return {"class": type(self).__name__, "configured": self._configured, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned; the arguments are those of the config.
+
+        Raises:
+            StateError: the state belongs to another scheduler.
+        """
+        check_class(saved, "scheduler", type(self).__name__)
+        record({"configured": mapping_of(ANYTHING), "state": record(_STATE)}).check(saved, "scheduler")
+        for index, plan in enumerate(saved["state"]["plans"]):
+            if "on_extend" in plan:
+                _EXTENDED.check(plan, f"scheduler.state.plans[{index}]")
+        self.updates_done = saved["state"]["updates_done"]
+        self.plans = [dict(plan) for plan in saved["state"]["plans"]]
+        self._is_changed = saved["configured"] != self._configured
+        self._factor = None
+
+
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    """Set a rate that may be a tensor, as optimizers that are captured in graphs need it."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,268 @@
+"""The learning rate schedule of a `TorchModel`: one of torch's schedulers, when it steps, and how it is resumed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from emrun.base.errors import ArgumentError
+from emrun.base.types import EpochData, Factory, Horizon
+from emrun.base.wording import listed
+from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
+from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.preview import MOST_STEPS, PARTS, Ahead, End, all_in, ends, on_dummy
+from emrun.schedule_plan import SchedulePlan
+from emrun.storage.checkpoints.state_file import read_back
+
+_LOG = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """A learning rate scheduler and when it steps.
+
+    Args:
+        scheduler: one of torch's schedulers.
+        on_update: step after each update instead of after each epoch.
+        metric: the address `stream/variable/aggregation` of the statistic that each step gets.
+    """
+
+    def __init__(self, scheduler: Any, on_update: bool, metric: str | None) -> None:
+        self.scheduler = scheduler
+        self.on_update = on_update
+        self.metric = metric
+        self.key = "model.scheduler"
+        """Its key in the config, for messages."""
+        self._configured = _plain(scheduler.state_dict())
+        self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
+        self._is_loaded = False
+        self._ended: list[End] | None = None  # at the time of loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state with its class and configured arguments."""
+        state = _plain(self.scheduler.state_dict())
+        return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned; arguments that the config has changed since then replace the saved ones.
+
+        Raises:
+            StateError: the state belongs to another scheduler, or the scheduler refuses it.
+        """
+        check_class(saved, "scheduler", _class_of(self.scheduler))
+        old, new = saved["configured"], self._configured
+        with refusals("scheduler", self.scheduler):
+            self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
+            self.scheduler.load_state_dict(_updated(saved["state"], old, new))
+        if old.get("_last_lr") != new.get("_last_lr"):
+            for each in all_in(self.scheduler):
+                each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def check_loadable(self) -> None:
+        """Check that the state can be saved and read back, and that the scheduler of a resume does not refuse it.
+
+        Raises:
+            StateError: a resume could not load the state.
+        """
+        saved = read_back(self.state_dict(), "its state")
+        with refusals("scheduler", self.scheduler):
+            _copied(self.scheduler).load_state_dict(_updated(saved["state"], saved["configured"], self._configured))
+
+    def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan:
+        """Return the plan of a run of this length; in a new run, check that the scheduler fits it.
+
+        Args:
+            horizon: the length of the run.
+            epochs: number of epochs of the run; None if it is not known.
+
+        Raises:
+            ArgumentError: the scheduler does not fit the run.
+        """
+        name = _class_of(self.scheduler)
+        if self.metric is not None:
+            return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
+        steps = horizon.updates if self.on_update else epochs
+        if steps is None:
+            awaited = "whether it fits the run is known after the zeroth epoch"
+            return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
+        after = None if self.on_update else steps
+        copied = on_dummy(self._at_first) if self._at_first is not None else None
+        if copied is None or steps > MOST_STEPS:
+            why = f"of more than {MOST_STEPS} steps" if copied is not None else "of your own"
+            return SchedulePlan(name, horizon.updates, after, f"the rates of a schedule {why} are not known in advance")
+        ahead = Ahead(copied, steps, "updates" if self.on_update else "epochs")
+        if not self._is_loaded and steps:
+            ahead.check(horizon.updates)
+        used = [rates[: max(steps, 1)] for rates in ahead.rates]
+        return SchedulePlan(name, horizon.updates, after, rates=used)
+
+    def step(self, epoch_data: EpochData | None) -> None:
+        """Step the scheduler; with a metric, only after an epoch that evaluated the stream of the metric.
+
+        Raises:
+            ArgumentError: the data of the epoch does not have the metric, or the metric is not a number.
+        """
+        if self.metric is None:
+            self.scheduler.step()
+            return
+        if epoch_data is not None and self.metric.partition("/")[0] not in epoch_data:
+            return
+        value: Any = epoch_data
+        address = self.metric.split("/")
+        for part in address:
+            if not isinstance(value, Mapping) and address[2:] == ["mean"]:
+                break  # a plain number is its own mean
+            if not isinstance(value, Mapping) or part not in value:
+                there = listed(list(value)) if isinstance(value, Mapping) else "a number"
+                raise ArgumentError(
+                    "scheduler", f"metric {self.metric!r}: there is no {part!r}: there is {there}; see ComputeStats"
+                )
+            value = value[part]
+        if not _is_number(value):
+            shown = f"a mapping of {listed(list(value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
+            message = f"metric {self.metric!r} is {shown}, not a number; name one number: stream/variable/aggregation"
+            raise ArgumentError("scheduler", message)
+        self.scheduler.step(value)
+
+    def check_end(self) -> None:
+        """Warn once, with the learning rates, if the training continues after the end of the loaded schedule.
+
+        Raises:
+            ArgumentError: the scheduler cannot make another step.
+        """
+        if not self._is_loaded:
+            return
+        self._is_loaded = False
+        ended = ends(self.scheduler, self.scheduler.state_dict(), self.key)
+        found = ended or self._ended
+        if not found:
+            return
+        steps = "{} has made {} of its {} steps ({})"
+        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
+        last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
+        if last:
+            message = f"the schedule has ended: {made}, and torch does not allow more"
+            raise ArgumentError("scheduler", f"{message}; resume with the override {last[0].key}=N, the new end")
+        now, after = _rates(self.scheduler), self._rates_after_a_step()
+        rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
+        if ended:
+            advice = f"; the override {ended[0].key}=N makes the schedule longer"
+        else:
+            made, advice = made.replace(" has made ", " had made "), "; the longer schedule starts from there"
+        if ended or after == now:
+            advice += (
+                ". A rate that has reached its end, such as 0, does not change: resume from a checkpoint before the "
+                "end (`--checkpoint NAME`) for other rates"
+            )
+        _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
+
+    def _rates_after_a_step(self) -> str | None:
+        """Return the learning rates after one more step, or None if a step may have other effects."""
+        copied = on_dummy(self.scheduler)
+        if copied is None:
+            return None
+        copied.step()
+        return _rates(copied)
+
+
+def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler | ClosedForm:
+    """Build the scheduler of an optimizer.
+
+    Args:
+        optimizer: the optimizer whose learning rates the scheduler sets.
+        form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
+    """
+    options: Mapping[str, Any] = getattr(form, "options", {})
+    step_on, metric = options.get("step_on", "epoch"), options.get("metric")
+    if optimizer is None:
+        raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
+    if step_on not in ("epoch", "update"):
+        raise ArgumentError("scheduler.step_on", f"{step_on!r} is neither epoch nor update")
+    if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
+        raise ArgumentError("scheduler.metric", f"{metric!r} is not an address stream/variable/aggregation")
+    if metric is not None and step_on == "update":
+        raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
+    try:
+        with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            scheduler = form.share("optimizer", optimizer) if isinstance(form, Factory) else form(optimizer)
+    except (ValueError, TypeError) as error:
+        if not is_raised_by_torch(error):
+            raise
+        raise ArgumentError("scheduler", str(error)) from error
+    if isinstance(scheduler, ClosedForm):
+        for name in options:
+            message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
+            raise ArgumentError(f"scheduler.{name}", message)
+        return scheduler
+    for each in all_in(scheduler):
+        later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
+        for part in later:
+            if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
+                message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
+                raise ArgumentError("scheduler", message)
+    needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    if needs_metric and metric is None:
+        raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
+    if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
+        raise ArgumentError("scheduler.metric", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
+    return Scheduler(scheduler, step_on == "update", metric)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a statistic is one number, of any library."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        float(value)
+        return not isinstance(value, str | bytes)
+    return False
+
+
+def _updated(state: Any, old: Any, new: Any) -> Any:
+    """Return a state with the new value wherever the old and the new arguments differ.
+
+    So too where it is still the old one, because the new one has the type that the scheduler needs, such as Counter.
+    """
+    if isinstance(state, dict) and isinstance(old, dict) and type(new) is dict:
+        known = {key for key in state if key in old and key in new}
+        return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
+    if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
+        return [_updated(*each) for each in zip(state, old, new, strict=True)]
+    return state if equal(old, new) and not equal(state, old) else copy.deepcopy(new)
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a scheduler's state that can be saved, at any depth; functions are in the config."""
+    return {
+        key: [_plain(part) for part in value] if key == PARTS and isinstance(value, list) else copy.deepcopy(value)
+        for key, value in state.items()
+        if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
+    }
+
+
+def _copied(scheduler: Any) -> Any:
+    """Return a copy of a scheduler that loads a state without changing the scheduler; the optimizer is the same."""
+    copied = copy.copy(scheduler)
+    if hasattr(copied, PARTS):
+        copied._schedulers = [_copied(each) for each in copied._schedulers]
+    return copied
+
+
+def _rates(scheduler: Any) -> str:
+    """Return the learning rates of the parameter groups, for a message."""
+    rates = [f"{float(group['lr']):g}" for group in scheduler.optimizer.param_groups]
+    return ", ".join(dict.fromkeys(rates))
+
+
+def _class_of(scheduler: Any) -> str:
+    """Return the name of a scheduler's class, with those of its inner ones: `SequentialLR(LinearLR, StepLR)`."""
+    parts = ", ".join(map(_class_of, getattr(scheduler, PARTS, ())))
+    return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__

@@ -1,0 +1,60 @@
+"""Other weights for evaluations than those being trained, such as their averages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean
+
+
+class EvaluationWeights:
+    """Exchanges tensors of a module with others of the same shapes; nothing is copied.
+
+    Args:
+        module: the module.
+        others: name of a parameter or buffer -> the tensor for evaluations, of the same shape and dtype and on the same
+            device. While it is in use, this tensor has the values of the training.
+
+    Raises:
+        ArgumentError: a name or a tensor does not fit the module.
+    """
+
+    def __init__(self, module: torch.nn.Module, others: Mapping[str, Tensor]) -> None:
+        self.others = dict(others)
+        self.in_use = False
+        """Whether the module has the tensors for evaluations."""
+        own = _tensors(module)
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        for name, other in self.others.items():
+            if name not in own:
+                message = f"the module has no parameter or buffer {name!r}{did_you_mean(name, own)}"
+                raise ArgumentError("evaluation_weights", message)
+            tensor = own[name]
+            if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
+                message = f"{name!r} is {_shown(other)}, but {_shown(tensor)} is needed"
+                raise ArgumentError("evaluation_weights", message)
+            self._pairs.append((tensor, other))
+
+    def use(self, wanted: bool) -> None:
+        """Put the tensors for evaluations into the module, or those of the training."""
+        if wanted is self.in_use:
+            return
+        self.in_use = wanted
+        for tensor, other in self._pairs:
+            tensor.data, other.data = other.data, tensor.data
+
+    def replaced(self, *, evaluation: bool) -> dict[int, Tensor]:
+        """Return id of a parameter or buffer -> what it has in evaluations, or in the training, if not this now."""
+        return {} if evaluation is self.in_use else {id(tensor): other for tensor, other in self._pairs}
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"

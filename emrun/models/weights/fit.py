@@ -1,0 +1,230 @@
+"""Which tensors of other weights fit a module: by name, shape and dtype."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from emrun.models.weights.saving import own_tensors
+
+Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
+"""Why a tensor that should be loaded is not loaded."""
+
+_WRAPPERS = ((r"_orig_mod\.", ""), (r"^module\.", ""))  # what torch.compile and DistributedDataParallel add to names
+_COMPARED = 50  # names of a file that are compared with those of the module to find what was renamed
+_TRIED = 3  # renames that are tried
+
+
+@dataclass(slots=True)
+class Fit:
+    """How the tensors of a file fit a module.
+
+    Args:
+        sources: name of a parameter or buffer of the module -> the tensor to load.
+        tied: name of a parameter or buffer -> the name in `sources` of the same tensor of the module.
+        left: reason -> name -> name with what is wrong, for messages.
+        not_selected: names in the module that no pattern selects.
+        only_there: names in the file that no pattern selects and the module does not have.
+        values: name in the module or in the file -> how many numbers the tensor has; 0 for a tensor counted before.
+    """
+
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    left: dict[Reason, dict[str, str]] = field(default_factory=dict)
+    not_selected: list[str] = field(default_factory=list)
+    only_there: list[str] = field(default_factory=list)
+    values: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, there: Mapping[str, Tensor], selects: Callable[[str], bool]) -> Fit:
+        """Find which tensors fit.
+
+        Args:
+            module: the module. Its lazy parts take any shape that their sizes allow.
+            there: name, as the module would call it -> tensor.
+            selects: returns whether a name is to be loaded.
+        """
+        found = cls()
+        here = own_tensors(module)
+        for names in _tied(here):
+            found._fit_one([each for each in names if selects(each)], names, here, there, module)
+        found._leave_incomplete(module, here)
+        for name in [each for each in there if each not in here]:
+            found.values[name] = there[name].numel()
+            if selects(name):
+                found._leave("only in the file", name)
+            else:
+                found.only_there.append(name)
+        return found
+
+    def _fit_one(
+        self,
+        selected: list[str],
+        names: list[str],
+        here: Mapping[str, Tensor],
+        there: Mapping[str, Tensor],
+        module: torch.nn.Module,
+    ) -> None:
+        """Fit a tensor of the module, which has several names if it is tied."""
+        self.values.update(dict.fromkeys(names, 0))
+        self.values[names[0]] = 0 if is_lazy(here[names[0]]) else here[names[0]].numel()
+        fitting = []
+        for name in [each for each in selected if each in there]:
+            wrong = _mismatch(module, name, here[name], there[name])
+            if wrong is None:
+                fitting.append(name)
+            else:
+                self._leave(wrong[0], name, f"{name} is {wrong[1]} in the file, {wrong[2]} in the module")
+        first = next(iter(fitting), None)
+        if first is None:
+            for name in [each for each in selected if each not in there]:
+                self._leave("not in the file", name)
+            self.not_selected += [each for each in names if each not in selected]
+            return
+        self.sources[first] = there[first]
+        self.values[first] = self.values[first] or (there[first].numel() if is_lazy(here[first]) else 0)
+        for name in [each for each in fitting if each != first]:
+            if not torch.equal(there[name], there[first]):
+                self._leave("tied here", name, f"{name} and {first} are one tensor here, but differ in the file")
+        left = {each for found in self.left.values() for each in names if each in found}
+        self.tied |= {each: first for each in names if each != first and each not in left}
+
+    def _leave(self, reason: Reason, name: str, text: str = "") -> None:
+        self.left.setdefault(reason, {})[name] = text or name
+
+    def _leave_incomplete(self, module: torch.nn.Module, here: Mapping[str, Tensor]) -> None:
+        """Leave out what would give shapes to only some of the tensors of a lazy part, which then has no way on."""
+        lazy = [name for name, tensor in here.items() if is_lazy(tensor)]
+        lacking = {_part(name) for name in lazy if name not in self.sources}
+        for name in [each for each in lazy if each in self.sources and _part(each) in lacking]:
+            del self.sources[name]
+            self._leave("lazy", name, f"{name}: other tensors of its lazy part are not loaded")
+
+
+def _part(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _tied(here: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of the tensors of a module, those of one tensor together."""
+    found: dict[object, list[str]] = {}
+    for name, each in here.items():
+        place: object = name
+        if not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
+            place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
+        found.setdefault(place, []).append(name)
+    return list(found.values())
+
+
+def _mismatch(module: torch.nn.Module, name: str, here: Tensor, there: Tensor) -> tuple[Reason, str, str] | None:
+    """Return why a tensor cannot be loaded, and what it is in the file and in the module; None if it can be loaded."""
+    if is_lazy(here):
+        size = _size_of_lazy(module.get_submodule(_part(name)), there)
+        if size is not None:
+            return "another shape", str(tuple(there.shape)), f"of a lazy part of size {size}"
+    elif here.shape != there.shape:
+        return "another shape", str(tuple(there.shape)), str(tuple(here.shape))
+    if not _converts(there, here):
+        return "another dtype", kind_of(there), kind_of(here)
+    return None
+
+
+def _size_of_lazy(part: Any, there: Tensor) -> int | None:
+    """Return the output size of a lazy part if it contradicts the shape of a tensor, None if the tensor may fit."""
+    size = getattr(part, "out_features", None) or getattr(part, "out_channels", None)
+    axis = 1 if getattr(part, "transposed", False) and there.dim() > 1 else 0
+    groups = getattr(part, "groups", 1) if axis else 1
+    if not isinstance(size, int) or (there.dim() > axis and there.shape[axis] * groups == size):
+        return None
+    return size
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return the dtype of a tensor in words, or what else keeps it from being an ordinary tensor."""
+    if tensor.is_meta:
+        return "on the device meta"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _converts(there: Tensor, here: Tensor) -> bool:
+    """Return whether a tensor can be copied into another one without another meaning: floats to floats, for example."""
+    if any(each.layout is not torch.strided or each.is_nested or each.is_quantized for each in (there, here)):
+        return False
+    if there.is_meta or there.is_complex() != here.is_complex():
+        return False
+    if there.dtype == here.dtype:
+        return True
+    if there.is_floating_point() != here.is_floating_point() or torch.bool in (there.dtype, here.dtype):
+        return False
+    try:
+        torch.empty(1, dtype=here.dtype).copy_(torch.empty(1, dtype=there.dtype))
+    except (RuntimeError, NotImplementedError):  # such as two numbers in a byte
+        return False
+    return True
+
+
+def likely_rename(module: torch.nn.Module, there: Sequence[tuple[str, Tensor]]) -> tuple[str, str, int] | None:
+    """Return the rename of names in a file with which most tensors would fit a module by name and shape.
+
+    Args:
+        module: the module.
+        there: the names and tensors of the file.
+
+    Returns:
+        A regular expression, its replacement, and how many tensors would fit; None if none would fit that does not now.
+    """
+    here = {name: None if is_lazy(each) else each.shape for name, each in own_tensors(module).items()}
+
+    def fitting(pattern: str, replacement: str) -> int:
+        names = {re.sub(pattern, replacement, name) if pattern else name: each.shape for name, each in there}
+        return sum(name in here and here[name] in (None, shape) for name, shape in names.items())
+
+    votes: Counter[tuple[str, str]] = Counter()
+    for name, each in [pair for pair in there if pair[0] not in here][:_COMPARED]:
+        votes.update(_beginnings(name, other) for other, shape in here.items() if shape in (None, each.shape))
+    likely = [pair for pair, _ in votes.most_common(_TRIED + 1) if pair != ("", "")]
+    tries = [*_WRAPPERS, *((f"^{re.escape(begin)}", own.replace("\\", r"\\")) for begin, own in likely)]
+    best = max(tries, key=lambda each: fitting(*each))
+    count = fitting(*best)
+    return (*best, count) if count > fitting("", "") else None
+
+
+def _beginnings(name: str, other: str) -> tuple[str, str]:
+    """Return what is before the parts, separated by dots, that two names have in common at their ends.
+
+    Two empty strings stand for names that end differently.
+    """
+    parts, others = name.split("."), other.split(".")
+    same = 0
+    while same < min(len(parts), len(others)) and parts[-1 - same] == others[-1 - same]:
+        same += 1
+    if not same:
+        return "", ""
+    return tuple("".join(f"{each}." for each in names[: len(names) - same]) for names in (parts, others))  # type: ignore[return-value]
+
+
+def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of loaded tensors that had values too large for their dtype in the module."""
+    here = own_tensors(module)
+    return [name for name, each in sources.items() if _has_overflowed(each, here[name])]
+
+
+def _has_overflowed(there: Tensor, here: Tensor) -> bool:
+    if there.dtype == here.dtype or there.is_complex():
+        return False
+    if not there.is_floating_point():
+        return not torch.equal(here.to(there.device, there.dtype), there)
+    return torch.finfo(here.dtype).max < torch.finfo(there.dtype).max and _finite(here) != _finite(there)
+
+
+def _finite(tensor: Tensor) -> int:
+    return int((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().sum())

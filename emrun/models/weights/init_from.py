@@ -1,0 +1,235 @@
+"""`init_from`: the weights that the module of a new run begins with."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Required, TypedDict
+
+import torch
+from torch import Tensor
+
+from emrun.base.arguments import expanded
+from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
+from emrun.base.wording import did_you_mean, in_one_line, listed
+from emrun.models.patterns import compiled, patterns
+from emrun.models.weights.fit import Fit, kind_of, likely_rename, overflowing
+from emrun.models.weights.saving import extra_state, own_memory, own_tensors
+from emrun.storage.checkpoints.saved_weights import read_saved
+
+_LOG = logging.getLogger(__name__)
+
+_KEY = "init_from"
+_MOST = 4  # names in a message or in a row of the table
+_SKIP = "to load only what fits, set on_mismatch: skip"
+
+
+class InitFromForm(TypedDict, total=False):
+    """The long form of `init_from` in a config; `path` is required."""
+
+    path: Required[str]
+    match: str | Sequence[str]
+    rename: Mapping[str, str]
+    on_mismatch: Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class InitFrom:
+    """The argument `init_from` of a model: `PATH`, or `{path: PATH, match, rename, on_mismatch}`.
+
+    Args:
+        path: where the weights are; see `emrun.storage.checkpoints.saved_weights.read_saved`.
+        match: patterns that select the parameters and buffers to load (`re.search`); without patterns, all are loaded.
+        rename: pairs of a pattern and its replacement, applied in this order to the names in the file (`re.sub`).
+        skips: whether to load what fits, instead of an error, if something does not.
+        key: the argument with the path, for messages.
+    """
+
+    path: Path
+    match: tuple[re.Pattern[str], ...] = ()
+    rename: tuple[tuple[re.Pattern[str], str], ...] = ()
+    skips: bool = False
+    key: str = _KEY
+
+    @classmethod
+    def read(cls, value: object) -> InitFrom:
+        """Read the argument; no file is read.
+
+        Raises:
+            ArgumentError: it has another form, or a pattern is not a regular expression.
+        """
+        if isinstance(value, str | os.PathLike) and str(value):
+            return cls(expanded(value))
+        if not isinstance(value, Mapping):
+            raise ArgumentError(_KEY, f"{value!r} is neither a path nor a mapping such as {{path: FILE, match: REGEX}}")
+        for key in value:
+            if key not in InitFromForm.__annotations__:
+                known = list(InitFromForm.__annotations__)
+                hint = did_you_mean(str(key), known) or f"; allowed: {listed(known)}"
+                raise ArgumentError(f"{_KEY}.{key}", f"unknown key {key!r}{hint}")
+        path, key = value.get("path"), f"{_KEY}.path"
+        if path is None:
+            raise ArgumentError(_KEY, "missing key 'path': a run directory, a checkpoint, or a file with weights")
+        if not isinstance(path, str | os.PathLike) or not str(path):
+            raise ArgumentError(key, f"{path!r} is not a path")
+        policy = value.get("on_mismatch", "error")
+        if policy not in ("error", "skip"):
+            raise ArgumentError(f"{_KEY}.on_mismatch", f"{policy!r} is not one of error, skip")
+        match, rename = patterns(f"{_KEY}.match", value.get("match")), _renames(value.get("rename"))
+        return cls(expanded(path), match, rename, policy == "skip", key)
+
+    def load(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Load the weights into a module, and log a table of what was loaded and what was not.
+
+        Returns:
+            `source`, where the weights are from, and the `rows` of the table: {what, tensors, values, which}.
+
+        Raises:
+            ArgumentError: the file cannot be read, nothing fits, or something does not fit and is not to be skipped.
+                The module is only changed if it is the module that refuses, or a value is too large for its dtype.
+            ReadTimeout: the file system does not return a file in time.
+        """
+        from tabulate import tabulate  # takes 75 ms
+
+        try:
+            saved = read_saved(self.path)
+        except ReadTimeout:
+            raise
+        except (UsageError, StateError, StorageError) as error:
+            raise self._refused(reason_of(error)) from error
+        there = self._renamed(saved.tensors)
+        own_memory(module)
+        own = own_tensors(module)
+        for index, pattern in enumerate(self.match):
+            if not any(map(pattern.search, (*own, *there))):
+                names = f"the module has {_named(own)}"
+                where = f"{_KEY}.match" + f"[{index}]" * (len(self.match) > 1)
+                raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
+        fit = Fit.of(module, there, self._selects)
+        hint = self._hint(module, there) if fit.left or not fit.sources else ""
+        if not fit.sources:
+            raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}{hint}")
+        if fit.left and not self.skips:
+            reasons = "; ".join(f"{reason}: {_named(left.values())}" for reason, left in fit.left.items())
+            kind = type(module).__name__
+            raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}{hint}")
+        self._copy(module, fit)
+        rows = _rows(fit, own, list(dict.fromkeys((*saved.others, *extra_state(module)))))
+        table = tabulate([each.values() for each in rows], ["", "tensors", "values", ""], intfmt=",")
+        _LOG.info("weights from %s:\n%s", saved.source, table)
+        if hint:
+            _LOG.warning("weights from %s%s", saved.source, hint)
+        return {"source": saved.source, "rows": rows}
+
+    def _selects(self, name: str) -> bool:
+        return not self.match or any(pattern.search(name) for pattern in self.match)
+
+    def _refused(self, message: str) -> ArgumentError:
+        return ArgumentError(self.key, message)
+
+    def _renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of a file under the names that the module would have for them."""
+        unused = dict.fromkeys(pattern.pattern for pattern, _ in self.rename)
+        found: dict[str, Tensor] = {}
+        before: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            new = name
+            for pattern, replacement in self.rename:
+                try:
+                    new, count = pattern.subn(replacement, new)
+                except (re.error, IndexError) as error:
+                    wrong = f"{replacement!r} cannot replace {pattern.pattern!r}: {error}"
+                    raise ArgumentError(f"{_KEY}.rename", wrong) from error
+                if count:
+                    unused.pop(pattern.pattern, None)
+            if new in found:
+                both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
+                raise ArgumentError(f"{_KEY}.rename", both)
+            found[new], before[new] = tensor, name
+        if unused:
+            wrong = f"{next(iter(unused))!r} matches no name in the file, which has {_named(tensors)}"
+            raise ArgumentError(f"{_KEY}.rename", wrong)
+        return found
+
+    def _hint(self, module: torch.nn.Module, there: Mapping[str, Tensor]) -> str:
+        """Return the advice to rename, empty if that would not make more tensors fit."""
+        found = likely_rename(module, [pair for pair in there.items() if pair[0].isprintable()])
+        if found is None:
+            return ""
+        pattern, replacement, count = found
+        quoted = "'{}': '{}'".format(*(each.replace("'", "''") for each in (pattern, replacement)))
+        where = f"{quoted} at the end of rename" if self.rename else f"rename: {{{quoted}}}"
+        where = f"init_from: {{path: {self.path}, {where}}}" if self.key == _KEY else where
+        return f"; with {where}, the names and shapes of {count} tensors would fit"
+
+    def _copy(self, module: torch.nn.Module, fit: Fit) -> None:
+        """Copy the tensors into a module; each is read from its file at this moment."""
+        kind = type(module).__name__
+        try:
+            unknown = module.load_state_dict({**module.state_dict(), **fit.sources}, strict=False).unexpected_keys
+        except RuntimeError as error:
+            raise self._refused(f"{kind} does not load these weights: {error}") from error
+        if unknown:
+            raise self._refused(f"{kind} does not load what its state dict has: {_named(unknown)}")
+        if large := overflowing(module, fit.sources):
+            raise self._refused(f"values too large for the dtype of the module: {_named(large)}; use another dtype")
+
+
+def _renames(value: object) -> tuple[tuple[re.Pattern[str], str], ...]:
+    key = f"{_KEY}.rename"
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
+        raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
+    return tuple((compiled(key, pattern), replacement) for pattern, replacement in value.items())
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return the first names, and how many there are."""
+    names = list(names)
+    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{f', ... ({len(names)})' * (len(names) > _MOST)}"
+
+
+def _reason_for_nothing(module: torch.nn.Module, fit: Fit, there: Mapping[str, Tensor]) -> str:
+    """Return why no tensor is loaded: shapes if names are the same, else the names of both sides."""
+    same: tuple[Any, ...] = ("another shape", "another dtype", "lazy")
+    found = [f"{reason}: {_named(fit.left[reason].values())}" for reason in same if reason in fit.left]
+    kind = type(module).__name__
+    return "; ".join([*found, f"the file has {_named(there)}, {kind} has {_named(own_tensors(module))}"])
+
+
+def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of the table: {what, tensors, values, which}."""
+
+    def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:
+        names = list(names)
+        values = sum(fit.values.get(each, 0) for each in names)
+        return {
+            "what": what,
+            "tensors": len(names),
+            "values": values,
+            "which": _named(names if texts is None else texts),
+        }
+
+    rows = [row("loaded", [each for each in own if each in fit.sources or each in fit.tied])]
+    kinds = {name: (kind_of(each), kind_of(own[name])) for name, each in fit.sources.items()}
+    for old, new in Counter(pair for pair in kinds.values() if pair[0] != pair[1]):
+        rows.append(
+            row(
+                f"of these, converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)]
+            )
+        )
+    if fit.tied:
+        rows.append(row("of these, tied to others", fit.tied))
+    rows += [row(f"not loaded: {reason}", left, left.values()) for reason, left in fit.left.items()]
+    rest = {
+        "not loaded: left out by match": fit.not_selected,
+        "not loaded: only in the file, left out by match": fit.only_there,
+        "not loaded: not a tensor": others,
+    }
+    return rows + [row(what, names) for what, names in rest.items() if names]

@@ -1,0 +1,154 @@
+"""What of a module can be saved, and whether a resume could load it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NoReturn, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch.nn.parameter import is_lazy
+
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import listed
+from emrun.models.weights.saving import own_tensors
+
+Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
+"""Name of a parameter or buffer -> its shape (None as long as a lazy module has not seen a batch) and its dtype."""
+
+
+def structure(module: torch.nn.Module) -> Structure:
+    """Return names, shapes and dtypes of the tensors of a module that are saved."""
+    state = own_tensors(module)
+    return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
+
+
+def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
+    """Return the differences of two structures in words: new, missing or different tensors; an unknown shape fits any.
+
+    Args:
+        before: the structure that a checkpoint is loaded into.
+        now: the structure that is saved in the checkpoint.
+        of_dtypes: whether dtypes are compared too.
+    """
+    found = [f"{name!r} is new" for name in now if name not in before]
+    found += [f"{name!r} is missing" for name in before if name not in now]
+    for name, (shape, dtype) in now.items():
+        old_shape, old_dtype = before.get(name, (shape, dtype))
+        if old_shape not in (None, shape):
+            found.append(f"{name!r} had shape {old_shape}, has {shape}")
+        elif of_dtypes and old_dtype != dtype:
+            found.append(f"{name!r} was {_shown(old_dtype)}, is {_shown(dtype)}")
+    return found
+
+
+def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
+    """Return the parameters and buffers that safetensors cannot store, with the reasons, in words."""
+    found = []
+    for name, tensor in own_tensors(module).items():
+        if is_lazy(tensor):
+            continue
+        if tensor.is_quantized:
+            found.append(f"{name!r} is quantised ({_shown(tensor.dtype)})")
+        elif tensor.layout is not torch.strided or tensor.is_nested:
+            found.append(f"{name!r} is {'nested' if tensor.is_nested else _shown(tensor.layout)}")
+        elif tensor.is_meta:
+            found.append(f"{name!r} is on the device meta, without values")
+        elif not _is_held(tensor.dtype):
+            found.append(f"{name!r} is {_shown(tensor.dtype)}")
+    return found
+
+
+def _is_held(dtype: torch.dtype) -> bool:
+    """Return whether safetensors supports a dtype."""
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except (KeyError, SafetensorError):
+        return False
+    return True
+
+
+def _shown(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+class HasModule(Protocol):
+    """A model with a module."""
+
+    module: torch.nn.Module
+
+
+class Loadable:
+    """Checks, before the first batch, update and checkpoint, that a resume could load what a run saves.
+
+    Compares the parameters and buffers of a module with those that a resume would load a checkpoint into.
+
+    Args:
+        model: the model with the module, which a hook or a subclass may replace.
+    """
+
+    def __init__(self, model: HasModule) -> None:
+        self._model = model
+        self._registered: Structure = {}  # what a checkpoint would be loaded into
+        self._before_update: Structure | None = None  # None once the first update is checked
+
+    def register(self) -> None:
+        """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
+        self._registered = structure(self._model.module)
+
+    def check_saving(self) -> None:
+        """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
+
+        Raises:
+            ArgumentError: a checkpoint cannot be saved, or a resume could not load it.
+        """
+        self._check_that_weights_can_be_held()
+        now = structure(self._model.module)
+        changed = differences(self._registered, now, of_dtypes=False)
+        if changed:
+            self._refuse(
+                "before_training of a hook or of the model changes parameters or buffers, after the checkpoint was "
+                f"loaded: {listed(changed)}; do that in the constructor of the hook or model"
+            )
+        self._before_update = now
+
+    @property
+    def pending(self) -> Callable[[], None] | None:
+        """The check of the first update, None once it is done."""
+        return self.check_first_update if self._before_update is not None else None
+
+    def check_first_update(self) -> None:
+        """Call `check` once, between the first forward of a training step and its update."""
+        self.check()
+        self._before_update = None
+
+    def check(self) -> None:
+        """Check that running the module has not changed its structure; only before the first update.
+
+        Raises:
+            ArgumentError: a resume could not load the parameters and buffers.
+        """
+        if self._before_update is None:
+            return
+        changed = differences(self._before_update, structure(self._model.module))
+        if changed:
+            self._refuse(
+                f"forward changes parameters or buffers: {listed(changed)}; create them in __init__, or use lazy "
+                "modules such as torch.nn.LazyLinear; the optimizer would not train parameters that are created later"
+            )
+        self._check_that_weights_can_be_held()
+
+    def _refuse(self, reason: str) -> NoReturn:
+        kind = type(self._model.module).__name__
+        raise ArgumentError("module", f"a resume could not load a checkpoint of {kind}: {reason}")
+
+    def _check_that_weights_can_be_held(self) -> None:
+        found = what_cannot_be_held(self._model.module)
+        if found:
+            raise ArgumentError(
+                "module",
+                f"the weights cannot be saved: {listed(found)}, which safetensors cannot store; use another dtype or "
+                "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False and "
+                "get_extra_state()",
+            )

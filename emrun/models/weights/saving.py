@@ -1,0 +1,116 @@
+"""The weights of a module: how they are saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from emrun.base.errors import StateError
+from emrun.base.wording import listed
+from emrun.models.laziness import uninitialised
+from emrun.storage.checkpoints.weights import FILE, read_weights
+
+_MOST = 4  # names of tensors in a message
+
+
+def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module that are saved: its state dict without `extra_state`."""
+    return {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
+
+
+def extra_state(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the extra state in a module's state dict: what `get_extra_state` of its parts returned."""
+    return {name: value for name, value in module.state_dict().items() if _is_extra(name, value)}
+
+
+def _is_extra(name: str, value: Any) -> bool:
+    """Return whether an entry of a state dict is what `get_extra_state` returned, and not a tensor of the module."""
+    return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
+
+
+def collect_weights(
+    module: torch.nn.Module, *, copied: bool = False, replaced: Mapping[int, Tensor] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a module's parameters and buffers, tied tensors once, and the names of the others; see `write_weights`.
+
+    Args:
+        module: the module.
+        copied: copy the tensors, so that later changes of the module do not change them.
+        replaced: id of a parameter or buffer -> the tensor to collect instead.
+
+    Raises:
+        StateError: a lazy module has not seen a batch.
+    """
+    without_shape = uninitialised(module)
+    if without_shape:
+        raise StateError(f"{listed(without_shape)}: a lazy module has no weights to save before its first batch")
+    weights: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    first_at: dict[tuple[object, ...], str] = {}
+    storages: set[int] = set()
+    found = own_tensors(module)
+    if replaced:
+        names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
+        found |= {name: tensor for name, tensor in others.items() if name in found}
+    for name, tensor in found.items():
+        own_storage = tensor.untyped_storage().data_ptr()
+        place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        if tensor.numel() and place in first_at:
+            tied[name] = first_at[place]
+            continue
+        first_at[place] = name
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage().data_ptr()
+        is_shared = storage in storages or (copied and storage == own_storage)
+        weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
+        storages.add(storage)
+    return weights, tied
+
+
+def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> None:
+    """Read the weights that `write_weights` wrote into a module of the same structure.
+
+    Raises:
+        StorageError: the file cannot be read.
+        StateError: the names or shapes in the file are not those of the module.
+    """
+    state = read_weights(directory, name)
+    expected = own_tensors(module)
+    missing = sorted(expected.keys() - state.keys())
+    extra = sorted(state.keys() - expected.keys())
+    wrong = [
+        f"{each} is {tuple(state[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
+        for each, tensor in expected.items()
+        if each in state and not is_lazy(tensor) and state[each].shape != tensor.shape
+    ]
+    lists = (("", wrong), ("only in the module: ", missing), ("only in the checkpoint: ", extra))
+    found = [f"{head}{listed(names[:_MOST])}{', ...' * (len(names) > _MOST)}" for head, names in lists if names]
+    if found:
+        raise StateError(
+            f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
+            "architecture that they were saved from"
+        )
+    own_memory(module)
+    module.load_state_dict({**module.state_dict(), **state})
+
+
+def own_memory(module: torch.nn.Module) -> None:
+    """Give each value of expanded parameters and buffers its own memory, because torch cannot load into shared memory.
+
+    Buffers with `persistent=False` are not changed, because they are not loaded.
+    """
+    for part in module.modules():
+        tensors = {**part._parameters, **part._buffers}
+        for name, tensor in tensors.items():
+            if tensor is None or name in part._non_persistent_buffers_set or is_lazy(tensor):
+                continue
+            axes = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
+            if any(stride == 0 and size > 1 for stride, size in axes):
+                tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)

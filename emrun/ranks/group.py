@@ -1,0 +1,454 @@
+"""The ranks of a run: the processes that train one model together, each on its own rows of every batch.
+
+A run in one process has one rank. `join` makes this process one of several: environment variables tell which. The ranks
+that `emrun --nproc` starts meet in a directory of their user, those of torchrun at an address. Everything that ranks
+exchange goes through `Ranks`; PyTorch is imported when they join.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hmac
+import io
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from emrun.base.errors import RankFailed, StorageError, UsageError, exit_status
+from emrun.base.wording import counted
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Work
+    from torch.distributed.distributed_c10d import Store
+
+Value = TypeVar("Value")
+
+KEY = "key"
+"""The name of the file in the ranks' directory with the key of the codes that prove who has sent an object."""
+
+_STORE = "store"
+_PATIENCE = timedelta(minutes=10)  # in which all ranks have to meet, as with torch's launcher
+_LOOK = 0.01  # seconds between two looks whether all ranks are there
+_LONGEST_WAIT = 1800.0  # seconds
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+_HASH = "sha256"
+_CODE = 32  # bytes of such a code
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One of the processes that train together, and what they exchange.
+
+    The collective methods must be called by all ranks, in the same order. They raise `RankFailed` if another rank has
+    ended.
+
+    Args:
+        rank: the index of this process, from 0; rank 0 writes the run directory and speaks.
+        size: the number of processes.
+        local: the index of this process on its machine.
+        group: the process group for plain objects and tensors in main memory; None for one process.
+        background: another one, for what the ranks exchange while they do other things.
+        least: the least number of rows that a rank gets of a batch, unless it gets none; 2 for BatchNorm.
+        key: the key of the ranks of one machine; an object that comes without a code made with the key is not decoded.
+            Empty for ranks that torchrun has started, which trust their network.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+    group: ProcessGroup | None = None
+    background: ProcessGroup | None = None
+    least: int = 1
+    key: bytes = b""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several ranks."""
+        return self.size > 1
+
+    def share(self, count: int) -> tuple[int, int]:
+        """Return which rows of a batch with `count` rows are those of this rank, as (begin, end).
+
+        The shares differ by at most one row. With too few rows for all ranks, the last ones have none.
+        """
+        size = min(self.size, max(1, count // self.least))
+        return count * min(self.rank, size) // size, count * min(self.rank + 1, size) // size
+
+    def from_first(self, value: Value) -> Value:
+        """Return the value that rank 0 has."""
+        if not self.several:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        with answered(()):
+            found = self._packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+            size = torch.tensor(len(found))
+            dist.broadcast(size, src=0, group=self.group)
+            if not self.is_first:
+                found = torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(found, src=0, group=self.group)
+        received: Value = self._unpacked([found])[0]
+        return received
+
+    def gathered(self, value: Value) -> list[Value]:
+        """Return the values of all ranks, in their order, on rank 0; an empty list on the others."""
+        return self._collected(value, self.is_first, self.group) if self.several else [value]
+
+    def all_gathered(self, value: Value) -> list[Value]:
+        """Return the values of all ranks, in their order, on every rank."""
+        return self._collected(value, None, self.group) if self.several else [value]
+
+    def check(self, groups: Sequence[ProcessGroup | None]) -> None:
+        """Check that no stranger has taken the place of a rank in a process group; all ranks call this."""
+        for group in groups if self.key else ():
+            self._collected(None, None, group)
+
+    def _collected(self, value: Any, receives: bool | None, group: ProcessGroup | None) -> list[Any]:
+        """Return the values of all ranks on those that receive them.
+
+        Args:
+            value: the value of this rank.
+            receives: whether this is the only rank that receives them; None if all do.
+            group: the process group that sends them.
+        """
+        import torch
+        import torch.distributed as dist
+
+        with answered(()):
+            own = self._packed(value)
+            sizes = torch.zeros(self.size, dtype=torch.int64)
+            dist.all_gather([*sizes.unsqueeze(1)], torch.tensor([len(own)]), group=group)
+            longest = int(sizes.max())
+            padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+            found = [torch.empty_like(padded) for _ in range(self.size if receives is not False else 0)]
+            if receives is None:
+                dist.all_gather(found, padded, group=group)
+            else:
+                dist.gather(padded, found or None, dst=0, group=group)
+        return self._unpacked([each[:size] for each, size in zip(found, sizes.tolist(), strict=False)])
+
+    def _packed(self, value: Any) -> torch.Tensor:
+        """Return a value as bytes, of which the first are the code of this rank."""
+        import torch
+
+        buffer = io.BytesIO()
+        buffer.write(bytes(_CODE))
+        pickle.dump(value, buffer)
+        data = buffer.getbuffer()
+        data[:_CODE] = self._code(self.rank, data[_CODE:])
+        return torch.frombuffer(data, dtype=torch.uint8)
+
+    def _unpacked(self, found: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the values of the ranks from 0 on.
+
+        Raises:
+            RankFailed: the code of a value is not that of its rank.
+        """
+        values = []
+        for rank, each in enumerate(found):
+            data = each.numpy().data
+            if not hmac.compare_digest(data[:_CODE], self._code(rank, data[_CODE:])):
+                raise RankFailed(
+                    f"what came from rank {rank} is not from a process of this run: another program of this machine "
+                    "has connected to the ranks; start again",
+                    is_cause=True,
+                )
+            values.append(pickle.loads(data[_CODE:]))
+        return values
+
+    def _code(self, rank: int, data: memoryview) -> bytes:
+        """Return what proves that a rank has sent some bytes; zeros without a key."""
+        if not self.key:
+            return bytes(_CODE)
+        code = hmac.new(self.key, b"%d " % rank, _HASH)
+        code.update(data)
+        return code.digest()
+
+    def add_up(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor, on any device, by the sum of those of all ranks; its shape and dtype are the same there."""
+        if self.several:
+            import torch.distributed as dist
+
+            with answered(()):
+                dist.all_reduce(tensor, group=self._group_of(tensor))
+
+    def copy_from_first(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor, on any device, by that of rank 0, which has the same shape and dtype."""
+        if self.several:
+            import torch
+            import torch.distributed as dist
+
+            values = tensor.detach().contiguous()
+            with answered(()):
+                dist.broadcast(values.view(-1).view(torch.uint8), src=0, group=self._group_of(tensor))
+            tensor.detach().copy_(values)
+
+    def _group_of(self, tensor: torch.Tensor) -> ProcessGroup | None:
+        """Return the process group for a tensor; None for the default one, that of the GPUs if there are any."""
+        return self.group if tensor.device.type == "cpu" else None
+
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor, on any device, by the sum of those of all ranks; call the result to end this."""
+        return self._begin("SUM", tensor, self._group_of(tensor))
+
+    def begin_maximum(self, tensor: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor in main memory by the largest values of all ranks; call the result to end this."""
+        return self._begin("MAX", tensor, self.background)
+
+    def _begin(self, operation: str, tensor: torch.Tensor, group: ProcessGroup | None) -> Callable[[], None]:
+        if not self.several:
+            return lambda: None
+        import torch.distributed as dist
+
+        with answered(()):
+            work: Work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), group=group, async_op=True)
+
+        def end() -> None:
+            with answered(()):
+                work.wait()
+
+        return end
+
+    def limit_waits(self, seconds: float) -> None:
+        """Set how long this rank waits for the others before it raises an error."""
+        if self.several:
+            from torch.distributed.distributed_c10d import _set_pg_timeout
+
+            for group in (self.group, None):
+                _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    @contextmanager
+    def in_step(self) -> Iterator[Callable[[Any], Any]]:
+        """A block that all ranks run, each with its own work: if one of them fails, all leave the block with an error.
+
+        The value of the block is a function for all ranks to call at the same points: it returns the value of rank 0.
+        There, and at the end of the block, the ranks learn which of them have failed. The first of these raises its
+        error, the others raise `RankFailed` with its exit status.
+        """
+        exchanged: list[BaseException] = []
+
+        def exchange(value: Any, error: BaseException | None = None) -> Any:
+            if not self.several:
+                return value
+            failure = None if error is None else (exit_status(error), f"{type(error).__name__}: {error}")
+            found = self.all_gathered((failure, value if self.is_first else None))
+            failures = [(rank, each) for rank, (each, _) in enumerate(found) if each is not None]
+            if failures and failures[0][0] != self.rank:
+                rank, (status, message) = failures[0]
+                exchanged.append(RankFailed(f"rank {rank} failed ({message})", status))
+                raise exchanged[0]
+            return found[0][1]
+
+        try:
+            yield exchange
+        except BaseException as error:
+            if error not in exchanged and not isinstance(error, RankFailed):
+                exchange(None, error)
+            raise
+        exchange(None)
+
+
+@contextmanager
+def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterator[None]:
+    """Raise `RankFailed` if another rank has ended in a block, which PyTorch reports as a failure of the connection.
+
+    Args:
+        words: words of which one is in the message of such a failure; empty if the block does nothing but exchange.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        global _misses_others  # noqa: PLW0603 - a process is one rank
+        if words and not any(word in str(error) for word in words):
+            raise
+        _misses_others = True
+        if "imed out" in str(error):
+            raise RankFailed(
+                "another rank does not answer: it hangs, or does something that takes long, such as a hook that runs "
+                "on rank 0 only; main_loop.rank_timeout says how long the others wait",
+                is_cause=True,
+            ) from error
+        raise RankFailed("another rank has ended") from error
+
+
+_current = Ranks()
+_place: Path | None = None
+_has_joined = False
+_misses_others = False
+
+
+def misses_others() -> bool:
+    """Return whether another rank has ended or does not answer, so that this one is about to end."""
+    return _misses_others
+
+
+def ranks() -> Ranks:
+    """Return the ranks of this process: one, until it has joined others."""
+    return _current
+
+
+def number_of_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many processes a launcher has started to train together; 1 without a launcher."""
+    return max(1, _number(environment, "WORLD_SIZE") or 1)
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the index of this process among those; 0 if it is not known."""
+    return (_number(environment, "RANK") or 0) if number_of_ranks(environment) > 1 else 0
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def meeting_place() -> Path | None:
+    """Return the directory in which the ranks of one machine meet; None if `emrun --nproc` has not started this one."""
+    return _place
+
+
+def meet_in(place: Path) -> None:
+    """Make this process one of those that meet in a directory."""
+    global _place  # noqa: PLW0603 - a process is one rank
+    _place = place
+
+
+def cannot_meet(place: object, reason: object) -> StorageError:
+    """Return the error about a directory in which ranks cannot meet."""
+    return StorageError(
+        errno.EIO,
+        f"the ranks cannot meet in {place}: {reason}; set TMPDIR to a directory on a local disk with space",
+    )
+
+
+def join(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """Join the other ranks, if a launcher has started this process as one of several; wait until all are there.
+
+    Raises:
+        UsageError: an environment variable of the launcher is missing or wrong, or the ranks cannot meet.
+        StorageError: the directory in which the ranks meet is full, or its files cannot be locked.
+    """
+    global _current, _has_joined  # noqa: PLW0603 - a process is one rank
+    size = number_of_ranks(environment)
+    if size == 1 or _current.several:
+        return _current
+    rank, local = _identity(size, environment)
+    import torch
+    import torch.distributed as dist
+
+    has_cuda = torch.cuda.is_available()
+    needed = local + 1 if _place is None else size
+    if has_cuda and needed > torch.cuda.device_count():
+        raise UsageError(
+            f"{counted(needed, 'process', 'es')} of this run on this machine, which has "
+            f"{counted(torch.cuda.device_count(), 'GPU')}; start at most one process per GPU"
+        )
+    _has_joined = True
+    where, key = "", b""
+    at: dict[str, Any] = {}
+    try:
+        if _place is not None:
+            where, key = str(_place), (_place / KEY).read_bytes()
+            at = {"store": _store(_place, rank, size), "rank": rank, "world_size": size}
+        else:
+            where = ":".join(environment[each] for each in _ADDRESS)
+        if has_cuda:
+            torch.cuda.set_device(local)
+            dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=_PATIENCE, **at)
+        else:
+            dist.init_process_group("gloo", timeout=_PATIENCE, **at)
+        group, background = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    except (RuntimeError, ValueError) as error:
+        if _place is not None and isinstance(error, dist.DistStoreError):
+            raise cannot_meet(_place, error) from error
+        raise UsageError(f"rank {rank} of {size} cannot meet the others at {where}: {error}") from error
+    _current = Ranks(rank, size, local, group, background, key=key)
+    _current.check([group, background, *([] if has_cuda else [None])])
+    _current.limit_waits(_LONGEST_WAIT)
+    return _current
+
+
+def _identity(size: int, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the index of this process among all, and on its machine, as the environment has them.
+
+    Raises:
+        UsageError: a variable is missing or wrong.
+    """
+    what = f"WORLD_SIZE={size}: this is one of {size} processes that train together"
+    way_on = "start them with `emrun train --nproc N` or torchrun; to train in one process, unset WORLD_SIZE"
+    missing = [name for name in (*_VARIABLES, *_ADDRESS * (_place is None)) if not environment.get(name)]
+    if missing:
+        raise UsageError(f"{what}, but {', '.join(missing)} is not set; {way_on}")
+    rank, local = (_number(environment, name) for name in ("RANK", "LOCAL_RANK"))
+    if rank is None or local is None or max(rank, local) >= size:
+        found = ", ".join(f"{name}={environment[name]}" for name in ("RANK", "LOCAL_RANK"))
+        raise UsageError(f"{what}, but {found}, which must be from 0 to {size - 1}; {way_on}")
+    return rank, local
+
+
+def _store(place: Path, rank: int, size: int) -> Store:
+    """Return the store in which the ranks of one machine meet, when all of them are there.
+
+    They are waited for here, because a signal does not end a wait of the store.
+    """
+    import torch.distributed as dist
+
+    ends_at = monotonic() + _PATIENCE.total_seconds()
+    store: Store = dist.FileStore(str(place / _STORE), size)  # type: ignore[attr-defined]
+    store.set(str(rank), "")
+    while not store.check([str(each) for each in range(size)]):
+        if monotonic() > ends_at:
+            raise ValueError(f"not all of them are there after {_PATIENCE.total_seconds():g} seconds")
+        sleep(_LOOK)
+    return store
+
+
+def end_process(status: int) -> None:
+    """End this process at once if it has joined others, after its threads and Python's handlers at exit.
+
+    Otherwise a thread of PyTorch that still runs now and then aborts the process while the libraries are unloaded.
+    """
+    if not _has_joined:
+        return
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):  # the reader of the output has ended
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def leave(*, waits: bool = True) -> None:
+    """Disconnect from the other ranks.
+
+    Args:
+        waits: whether to wait until all ranks call this, so that none ends while another one still works; false if
+            this rank has failed.
+    """
+    global _current
+    if _current.several:
+        import torch.distributed as dist
+
+        before, _current = _current, Ranks()
+        if waits:
+            before.all_gathered(None)
+        dist.destroy_process_group()

@@ -1,0 +1,7 @@
+"""Checkpoints: directories that are committed by one rename, and what they hold.
+
+Read `commits` (how a checkpoint is committed and found) with `manifest` (what it holds) and `names` (`latest`, `best`).
+`state_file` and `weights` are the formats of its files; `saved_weights` reads weights that any program saved.
+
+May import: what `storage` may.
+"""

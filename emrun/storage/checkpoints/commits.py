@@ -1,0 +1,233 @@
+"""Checkpoints: immutable directories that are committed by one rename, verified by a manifest and named by links.
+
+In a copy of a run that followed the links, a name is a directory with the checkpoint instead of a link.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
+from emrun.base.wording import listed
+from emrun.storage.checkpoints.manifest import (
+    ASIDE,
+    Contents,
+    free_place,
+    is_directory_name,
+    read_manifest,
+    seal_manifest,
+    verify,
+)
+from emrun.storage.checkpoints.names import Names
+from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULTS = ("best", "latest")  # the names that are tried in this order if no name is given
+
+
+def commit(
+    root: Path,
+    save: Callable[[Path], None],
+    *,
+    epoch: int,
+    iteration: int,
+    names: Iterable[str],
+    given_up: Iterable[str] = (),
+    known: Names | None = None,
+) -> Path:
+    """Write a checkpoint and give it names.
+
+    Appended lines of the run's other files are flushed to disk first. The checkpoint's files are written into a
+    temporary directory and flushed, then the manifest; one rename makes the directory a checkpoint. Then the names move
+    to it, and checkpoints that lose their last name are deleted.
+
+    Args:
+        root: the directory of the run's checkpoints; created if it is missing.
+        save: writes the checkpoint's files into an existing, empty directory.
+        epoch: the number of finished training epochs.
+        iteration: the number of batches of the train stream that were run.
+        names: the names of the new checkpoint, such as `latest`.
+        given_up: names to remove.
+        known: the present names, if the caller has them; None to read them.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        StorageError: the checkpoint could not be written; older checkpoints are unchanged.
+    """
+    names = sorted(names)
+    known = Names(root) if known is None else known
+    check_guards(root)
+    flush_lines()
+    with storing(root, "write a checkpoint in"):
+        if not root.exists():
+            root.mkdir()  # without parents: a run that was deleted must not reappear with only this directory
+            flush_directory(root.parent)
+        known.look()
+        place = free_place(root, iteration)
+        try:
+            with written_aside(place, root / f"{ASIDE}{os.getpid()}") as aside:
+                aside.mkdir()
+                save(aside)
+                seal_manifest(aside, known.commits + 1, epoch, iteration, names)
+                check_guards(place)
+                known.expect(place)
+        finally:
+            known.give_up_expecting()
+    known.move(dict.fromkeys(names, place.name), given_up)
+    return place
+
+
+def find(root: Path, name: str | None = None) -> Path:
+    """Return the directory of a run's checkpoint.
+
+    Args:
+        root: the directory of the run's checkpoints.
+        name: the checkpoint's name or directory name; None for `best` or, if that is missing, `latest`.
+
+    Raises:
+        UsageError: the checkpoint does not exist; the message lists those that do.
+    """
+    for candidate in (name,) if name else DEFAULTS:
+        path = root / candidate
+        if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
+            return path.resolve()
+    here = Contents.of(root)
+    manifests = {} if here.links or here.named else here.manifests(root)  # a copy of the run may have lost the links
+    for candidate in (name,) if name else DEFAULTS:
+        named = [place for place, manifest in manifests.items() if candidate in manifest.names]
+        if named:
+            return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
+    names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
+    raise UsageError(f"{root}: {wanted}; available: {listed([each for each in names if not each.startswith('.')])}")
+
+
+def newest(root: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run, and log a warning about newer ones that are damaged.
+
+    Returns:
+        None if the run has no checkpoint.
+
+    Raises:
+        StorageError: all checkpoints are damaged.
+        StateError: a field of the newest manifest has an invalid value.
+    """
+    here = Contents.of(root)
+    manifests = here.manifests(root)
+
+    def order(name: str) -> tuple[int, bool, str]:
+        """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
+        is_own = is_directory_name(name)
+        if name in manifests:
+            return manifests[name].commit, is_own, name
+        before = [each.commit for other, each in manifests.items() if is_directory_name(other) and other < name]
+        return max(before, default=0) if is_own else 0, is_own, name
+
+    damaged: list[str] = []
+    for place in [root / name for name in sorted((*here.own, *here.named), key=order, reverse=True)]:
+        try:
+            verify(place)
+        except ReadTimeout:
+            raise
+        except StorageError as error:
+            if not place.is_dir():
+                return newest(root)  # the run is still writing and deleted it: there is a newer one
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            _LOG.warning("%s; continuing from %s instead", message, place.name)
+        return place
+    if damaged:
+        raise StorageError("\n  ".join((f"no checkpoint of {root} is intact:", *damaged)))
+    return None
+
+
+def note_intact(error: StorageError, root: Path) -> None:
+    """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
+    if isinstance(error, ReadTimeout):
+        return
+    found = []
+    here = Contents.of(root)
+    names = {target: name for name, target in sorted(here.links.items())}
+    for each in sorted((*here.own, *here.named)):
+        with suppress(StorageError, StateError):
+            verify(root / each)
+            found.append(names.get(each, each))
+    error.add_note(f"intact checkpoints: {listed(found)}")
+
+
+def copy_up_to(place: Path, root: Path) -> Path | None:
+    """Copy a checkpoint and the earlier ones, with their names, into another run.
+
+    The original run may be writing meanwhile: earlier checkpoints that it deletes are left out.
+
+    Args:
+        place: the checkpoint.
+        root: the directory of the other run's checkpoints, which is created.
+
+    Returns:
+        The copy of the checkpoint; None, and nothing is left, if the original run has deleted the checkpoint meanwhile.
+    """
+    root.mkdir()
+    if not _copy(place, root / place.name):
+        root.rmdir()
+        return None
+    own = read_manifest(root / place.name).commit
+    here = Contents.of(place.parent)
+    for name, manifest in here.manifests(place.parent).items():
+        if manifest.commit > own or name == place.name:
+            continue
+        if manifest.commit < own:
+            try:
+                _copy(place.parent / name, root / name)
+            except FileNotFoundError:  # a link to nowhere, say
+                shutil.rmtree(root / name)
+        elif name in here.named:
+            link_atomically(root / name, place.name)  # a copy that followed links has the checkpoint twice
+    for name, target in here.links.items():
+        if (root / target).is_dir():
+            link_atomically(root / name, target)
+    return root / place.name
+
+
+def _copy(place: Path, target: Path) -> bool:
+    """Copy a checkpoint; return whether the directory was there all the time, and leave nothing otherwise.
+
+    A checkpoint of the same iteration may have been committed under the name of one that was deleted.
+    """
+    before = _identity(place)
+    if before is None:
+        return False
+    target.mkdir()
+    try:
+        for path in sorted(place.iterdir()):
+            shutil.copy2(path, target / path.name)
+    except FileNotFoundError:
+        if _identity(place) == before:
+            raise
+    if _identity(place) == before:
+        return True
+    shutil.rmtree(target)
+    return False
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    """Return what tells a directory from another one under the same path; None if the directory is missing."""
+    try:
+        found = place.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def is_unfinished(root: Path) -> bool:
+    """Return whether a process was killed while it wrote a checkpoint."""
+    return bool(Contents.of(root).asides)

@@ -1,0 +1,217 @@
+"""The content of the directory of checkpoints: the manifest of each, and whether its files match the manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from emrun.base.arguments import safe_component
+from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError, reason_of
+from emrun.base.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
+from emrun.base.wording import from_here
+from emrun.storage.files import flush_directory, refuse_timeout, storing
+from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
+
+FORMAT = 1
+FILE = "manifest.json"
+STATE, TRAINED = "state.pt", "training.safetensors"
+TO_RESUME = (STATE, TRAINED)
+"""The files of a checkpoint that a resume needs and an evaluation does not, with few exceptions; see `leave_out`."""
+ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
+_DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The manifest of a checkpoint. It is written last, so that a directory without a manifest is not a checkpoint.
+
+    The file also holds a `sha256` of these fields.
+
+    Args:
+        format: the version of the format.
+        commit: the number of the checkpoint within the run; the newest checkpoint has the highest.
+        epoch: the number of finished training epochs.
+        iteration: the number of batches of the train stream that were run.
+        names: the names that the checkpoint gets when it is committed. If the process is killed before it has created
+            them, a resume creates them.
+        files: file name -> `{"sha256": ..., "size": bytes}`.
+    """
+
+    format: int
+    commit: int
+    epoch: int
+    iteration: int
+    names: list[str]
+    files: dict[str, dict[str, Any]]
+
+
+def is_directory_name(name: str) -> bool:
+    """Return whether a name has the form that emrun gives to the directories of checkpoints."""
+    return bool(_DIRECTORY.fullmatch(name))
+
+
+NAME = Kind(
+    "a name such as 'best': letters, digits, '.', '_', '-', but not the name of a directory",
+    lambda name: safe_component("checkpoint", name) == name and not is_directory_name(name),
+)
+NAMES = mapping_of(Kind("the name of a directory such as 'it-00000120'", is_directory_name), NAME)
+"""Name of a checkpoint -> its directory."""
+
+
+MANIFEST = kinds_of(Manifest, format=whole(1), names=sequence_of(NAME), files=FILES)
+"""Field of a manifest -> the kind of its value. Checked when a manifest is read, and, but for `files`, written."""
+
+
+def verify(place: Path) -> Manifest:
+    """Read a checkpoint's manifest, compare every file with it and return it.
+
+    Raises:
+        StorageError: a file is missing or differs, the manifest cannot be read, or its format is newer than this
+            version of emrun supports.
+        StateError: a field of the manifest has an invalid value although its checksum is correct.
+    """
+    manifest = read_manifest(place)
+    damage = damaged_file(place, manifest.files)
+    if damage is not None:
+        name, is_there = damage
+        what = "differs from its manifest" if is_there else "is missing"
+        raise StorageError(f"checkpoint {place}: {name} {what}; the checkpoint is damaged")
+    return manifest
+
+
+def seal_manifest(folder: Path, commit: int, epoch: int, iteration: int, names: list[str]) -> None:
+    """Flush the files of a checkpoint and write its manifest."""
+    content = {"format": FORMAT, "commit": commit, "epoch": epoch, "iteration": iteration, "names": names}
+    record({name: kind for name, kind in MANIFEST.items() if name != "files"}).check(content)
+    seal(folder, FILE, content)
+
+
+def read_manifest(place: Path) -> Manifest:
+    """Return a checkpoint's manifest; raises the errors of `verify`, but does not read the other files."""
+    try:
+        content, intact = read_seal(place / FILE)
+    except (OSError, ValueError, RecursionError) as error:
+        refuse_timeout(error, place / FILE)
+        raise StorageError(f"checkpoint {place}: {FILE} cannot be read ({reason_of(error)})") from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if type(version) is int and version > FORMAT:
+        newer = f"format {version} of {FILE} is newer than this emrun supports ({FORMAT}); update emrun"
+        raise StorageError(f"checkpoint {place}: {newer}")
+    if not intact:
+        raise StorageError(f"checkpoint {place}: {FILE} is damaged")
+    with reading(f"{place / FILE}", ANOTHER_CHECKPOINT):
+        record(MANIFEST).check(content)
+        manifest = Manifest(**{name: content[name] for name in MANIFEST})
+    directory = place.resolve().name
+    if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
+        raise StorageError(f"checkpoint {place}: {FILE} belongs to another checkpoint; the checkpoint is damaged")
+    return manifest
+
+
+def leave_out(place: Path, names: Sequence[str]) -> None:
+    """Remove files of a checkpoint, which is intact afterwards, but cannot be resumed.
+
+    Args:
+        place: the checkpoint.
+        names: the files; those that are not there are ignored.
+
+    Raises:
+        StorageError: the manifest is damaged, or a file cannot be removed.
+        StateError: a field of the manifest has an invalid value.
+    """
+    manifest = read_manifest(place)
+    left = {name: each for name, each in manifest.files.items() if name not in names}
+    if left != manifest.files:
+        write_seal(place / FILE, {**asdict(manifest), "files": left})
+    with storing(place, "remove files of"):
+        for name in names:
+            (place / name).unlink(missing_ok=True)
+        flush_directory(place)
+
+
+def check_resumable(place: Path) -> None:
+    """Check that a checkpoint has what a resume needs, which `leave_out` removes.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not (place / STATE).exists():
+        shown = from_here(place)
+        raise UsageError(
+            f"checkpoint {shown} has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has "
+            "removed it. The run can still be evaluated; to begin a new run with its weights, set "
+            f"model.init_from: {shown}"
+        )
+
+
+def readable_manifest(place: Path) -> Manifest | None:
+    """Return a checkpoint's manifest, None if it is damaged or missing.
+
+    Raises:
+        ReadTimeout: the file system does not return the file in time.
+    """
+    try:
+        return read_manifest(place)
+    except ReadTimeout:
+        raise
+    except (StorageError, StateError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The names in the directory of a run's checkpoints.
+
+    Args:
+        own: the directories of checkpoints.
+        named: directories that have a name such as `best` instead of a link, in a copy that followed links.
+        links: name of a link -> the name of its target, which may be missing.
+        asides: directories that are being written or deleted, or will be deleted.
+    """
+
+    own: list[str]
+    named: list[str]
+    links: dict[str, str]
+    asides: list[str]
+
+    @classmethod
+    def of(cls, root: Path) -> Contents:
+        """Return the names in a directory, which may be missing."""
+        found = cls([], [], {}, [])
+        try:
+            entries = list(os.scandir(root))
+        except FileNotFoundError:
+            return found
+        for each in entries:
+            if each.name.startswith("."):
+                found.asides.extend([each.name] if each.name.startswith(ASIDE) else [])
+            elif each.is_symlink():
+                with suppress(FileNotFoundError):  # another process removes the name
+                    found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - may be thousands
+            elif each.is_dir() and is_directory_name(each.name):
+                found.own.append(each.name)
+            elif each.is_dir() and Path(each, FILE).exists():
+                found.named.append(each.name)
+        return found
+
+    def manifests(self, root: Path) -> dict[str, Manifest]:
+        """Return the manifests of all checkpoints except damaged ones; those of `own` come first.
+
+        Raises:
+            ReadTimeout: the file system does not return a file in time.
+        """
+        found = {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
+        return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def free_place(root: Path, iteration: int) -> Path:
+    """Return the path for the next checkpoint of an iteration."""
+    first = root / f"it-{iteration:08d}"
+    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
+    return next(place for place in chain((first,), others) if not place.exists())

@@ -1,0 +1,268 @@
+"""The names of a run's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from itertools import count
+from pathlib import Path
+
+from emrun.base.errors import StateError, StorageError
+from emrun.base.wording import listed
+from emrun.storage.checkpoints.manifest import ASIDE, Contents, free_place, is_directory_name, readable_manifest, verify
+from emrun.storage.files import flush_directory, link_atomically, storing
+
+_LOG = logging.getLogger(__name__)
+
+
+def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> Path:
+    """Make a checkpoint the latest one, and restore the names to the time when it was saved.
+
+    The checkpoint gets `latest` and its own names. Names of later checkpoints go back to the checkpoints that had them
+    at that time, or are removed; missing names are created again. The names of that time are those that the
+    checkpoint's state recorded, else those in the manifests that are not later. Where a copy of the run followed links
+    and has a directory under a name, the directory is moved to the checkpoints and the name becomes a link.
+
+    Args:
+        place: the checkpoint, intact.
+        recorded: name -> directory, as the checkpoint's state recorded them; None if it has no record.
+        known: the present names, if the caller has them; None to read them.
+
+    Returns:
+        The directory of the checkpoint afterwards.
+    """
+    if known is None or not _is_same(known.root, place.parent):
+        known = Names(place.parent)
+    root = known.root
+    with storing(root, "update the checkpoint names in"):
+        place = known.settle(root / place.name)  # the same place by the path of the run, which may be a link
+        current = known.current()
+        here = Contents.of(root)
+        manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
+        own = manifests[place.name]
+        later = {name for name, manifest in manifests.items() if manifest.commit > own.commit}
+        then = {name: path for path, manifest in manifests.items() if path not in later for name in manifest.names}
+        if recorded is not None:
+            found = {name: path for name, path in recorded.items() if path in here.own and path not in later}
+            then = {**{name: path for name, path in then.items() if name in recorded}, **found}
+        moved = {*later, *([place.name] if recorded is not None else [])}  # to `place` without a new checkpoint
+        moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
+        given_up = []
+        for name, path in current.items():
+            if path in later and name not in then and name != "latest":
+                _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
+                given_up.append(name)
+            elif recorded is not None and name not in recorded and path not in {*later, place.name}:
+                given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
+        missing = sorted(name for name in moves if name not in current and name != "latest")
+    if missing:
+        _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
+    known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
+    return place.resolve()
+
+
+class Names:
+    """The names of a run's checkpoints and the number of commits, kept in memory by the process that writes the run.
+
+    There may be thousands of names, so they are read again only if the times of the directory show that another process
+    changed it.
+
+    A checkpoint is deleted only if a move takes its last name, or if a failed commit left it without a first name. An
+    empty directory `.tmp-<checkpoint>` marks such a checkpoint beforehand, so that the next process can delete it if
+    this one is killed. Other checkpoints without a name are not deleted: a copy of the run may have lost the links.
+
+    Args:
+        root: the directory of the run's checkpoints.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.commits = 0
+        """The highest commit number of the checkpoints."""
+        self._of: dict[str, str] = {}
+        self._asides: list[str] = []  # left behind by killed processes and failed commits
+        self._expected: Path | None = None  # marks the checkpoint that is committed and has no name yet
+        self._seen: tuple[int, ...] | None = None
+
+    def current(self) -> dict[str, str]:
+        """Return name -> directory, without broken links; a name that is a directory stands for itself."""
+        self.look()
+        return dict(self._of)
+
+    def look(self) -> None:
+        """Read the directory if another process has changed it."""
+        if self._seen is not None and self._seen == _times_of(self.root):
+            return
+        self._seen = _times_of(self.root)
+        here = Contents.of(self.root)
+        there = {*here.own, *here.named}
+        self._of = {name: target for name, target in here.links.items() if target in there}
+        self._of.update({name: name for name in here.named})
+        self._asides, self._expected = here.asides, None
+        self.commits = max((_commit_of(self.root / name) for name in there), default=0)
+
+    def expect(self, place: Path) -> None:
+        """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
+        self.commits += 1
+        self._seen = None
+        self._expected = self.root / f"{ASIDE}{place.name}"
+        _make_aside(self._expected)
+
+    def give_up_expecting(self) -> None:
+        """Remove the mark of `expect` if the checkpoint was not committed."""
+        if self._expected is not None and not (self.root / self._expected.name.removeprefix(ASIDE)).exists():
+            with suppress(OSError):
+                self._expected.rmdir()
+            self._expected = None
+
+    def move(self, names: Mapping[str, str], given_up: Iterable[str] = (), *, deletes: bool = True) -> None:
+        """Give names to checkpoints, remove other names, and delete the checkpoints that lose their last name.
+
+        Args:
+            names: name -> directory.
+            given_up: names to remove; those that are also in `names` stay.
+            deletes: whether to delete the checkpoints that lose their last name.
+
+        Raises:
+            StorageError: the operation failed; the next move deletes the checkpoints that this one did not delete.
+        """
+        root = self.root
+        given_up = [name for name in given_up if name not in names]
+        self._seen = None
+        with storing(root, "update the checkpoint names in"):
+            for name in (*names, *given_up):
+                self._make_way(name)
+            before = {self._of[name] for name in (*names, *given_up) if name in self._of}
+            for name in given_up:
+                self._of.pop(name, None)
+            self._of.update(names)
+            nameless = before - set(self._of.values()) if deletes else set()
+            for each in nameless:
+                _make_aside(root / f"{ASIDE}{each}")
+            for name, directory in names.items():
+                link_atomically(root / name, directory)
+            flush_directory(root)
+        with storing(root, "delete old checkpoints in"):
+            for name in given_up:
+                (root / name).unlink(missing_ok=True)
+            if self._expected is not None:
+                self._expected.rmdir()
+            if nameless or self._asides:
+                self._delete(nameless)
+            self._expected, self._seen = None, _times_of(root)
+
+    def settle(self, place: Path) -> Path:
+        """Move directories that have a name such as `best` to `it-...`, and make the name a link to them.
+
+        If an intact copy of the checkpoint is there already, the name becomes a link to this copy.
+
+        Args:
+            place: a checkpoint.
+
+        Returns:
+            The directory of the checkpoint afterwards.
+        """
+        self.look()
+        under_names = [name for name, path in self._of.items() if name == path]
+        under_names.sort(key=lambda name: name != place.name)
+        there = Contents.of(self.root).manifests(self.root) if under_names else {}
+        for name in under_names:
+            path, manifest = self.root / name, there.pop(name, None)
+            if manifest is None:
+                continue  # `_make_way` moves it when a checkpoint gets this name
+            twins = (each for each, other in there.items() if other == manifest and is_directory_name(each))
+            twin = next((each for each in twins if _is_intact(self.root / each)), None)
+            lies_at = self.root / twin if twin is not None else free_place(self.root, manifest.iteration)
+            aside = self.root / f"{ASIDE}{name}"
+            path.rename(lies_at if twin is None else aside)
+            for link in [link for link, target in self._of.items() if target == name]:
+                link_atomically(self.root / link, lies_at.name)
+            if twin is None:
+                there[lies_at.name] = manifest
+            else:
+                shutil.rmtree(aside)
+            if path == place:
+                place = lies_at
+        if under_names:
+            self._seen = None
+        return place
+
+    def _make_way(self, name: str) -> None:
+        """Rename a directory that has a name such as `best`, which a copy that followed links has instead of a link."""
+        path = self.root / name
+        if path.is_symlink() or not path.is_dir():
+            return
+        with suppress(OSError):
+            path.rmdir()  # some archives turn a link into an empty directory
+            return
+        manifest = readable_manifest(path)
+        if manifest is not None:
+            place = free_place(self.root, manifest.iteration)
+            self._of[name] = place.name
+        else:
+            place = next(each for n in count(1) if not (each := path.with_name(f"{name}-replaced-{n}")).exists())
+            _LOG.warning("%s is a directory that is not a checkpoint; renamed it to %s", path, place.name)
+            self._of.pop(name, None)
+        path.rename(place)
+
+    def _delete(self, nameless: Iterable[str]) -> None:
+        """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
+        root = self.root
+        named = set(Contents.of(root).links.values())
+        unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
+        for each in (*nameless, *filter(is_directory_name, unfinished)):
+            if each not in named and (root / each).is_dir():
+                (root / each).rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
+        for name in (*self._asides, *(f"{ASIDE}{each}" for each in nameless)):
+            if (root / name).exists():
+                shutil.rmtree(root / name)
+        self._asides = []
+
+
+def _make_aside(aside: Path) -> None:
+    """Make the empty directory that marks a checkpoint to be deleted; the checkpoint is renamed to it."""
+    shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed
+    aside.mkdir()
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
+
+
+def _is_intact(place: Path) -> bool:
+    with suppress(StorageError, StateError):
+        return bool(verify(place))
+    return False
+
+
+def _is_empty(directory: Path) -> bool:
+    return directory.is_dir() and not any(directory.iterdir())
+
+
+def _times_of(directory: Path) -> tuple[int, ...] | None:
+    """Return values that differ after a change of the directory's entries; None if the directory is missing."""
+    try:
+        found = directory.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _commit_of(place: Path) -> int:
+    """Return the commit number of a checkpoint; 0 if it is damaged or another process deletes it."""
+    with suppress(FileNotFoundError):
+        found = place.stat()
+        return _known_commit_of(place, found.st_ino, found.st_mtime_ns)
+    return 0
+
+
+@cache
+def _known_commit_of(place: Path, inode: int, changed: int) -> int:
+    """Return the same; the manifest is not read again while the directory has not changed."""
+    manifest = readable_manifest(place)
+    return 0 if manifest is None else manifest.commit

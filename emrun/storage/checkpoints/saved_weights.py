@@ -1,0 +1,244 @@
+"""Weights that any program saved: reads the tensors of a run, a checkpoint, a directory of transformers, or a file.
+
+Nothing in a file is trusted: nothing is imported, called, or used as a path that leaves the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import StorageError, UsageError, reason_of
+from emrun.base.wording import in_one_line, listed, nearest
+from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.manifest import FILE as MANIFEST
+from emrun.storage.checkpoints.manifest import verify
+from emrun.storage.checkpoints.weights import FILE, read_safetensors
+from emrun.storage.files import refuse_timeout, storing
+from emrun.storage.run import CHECKPOINTS, holds_run
+
+_INDEX = f"{FILE}.index.json"
+_INDEX_ENDING = ".index.json"
+_LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
+_NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
+_MOST = 8  # names in a message
+_CALLED = re.compile(r"GLOBAL ([\w.]+)")
+_LFS = b"version https://git-lfs"
+_ALONE = "save the state dict alone: torch.save(module.state_dict(), PATH)"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """The tensors that a program saved.
+
+    Args:
+        source: where they are from, for messages: the path, and the checkpoint of a run.
+        tensors: name -> tensor on the CPU. Those of safetensors are mapped from the file: each is read when it is used.
+        others: entries of a state dict that are not tensors.
+    """
+
+    source: str
+    tensors: Mapping[str, Tensor]
+    others: list[str]
+
+
+def read_saved(path: Path) -> SavedWeights:
+    """Read the weights at a path.
+
+    Args:
+        path: a run directory, which means its checkpoint `best`; the directory of a checkpoint; a directory with
+            `model.safetensors` or `model.safetensors.index.json`, such as transformers writes; or a file: safetensors,
+            an index of files (`.index.json`), or a state dict that `torch.save` wrote.
+
+    Raises:
+        UsageError: there is nothing at the path, or the directory holds no weights; the message lists what is there.
+        StateError: a field of a checkpoint's manifest has an invalid value.
+        StorageError: a file cannot be read, is damaged, or is not what its name says.
+    """
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError as error:
+        raise _missing(path) from error
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
+    if not is_directory:
+        return _of_file(path)
+    if holds_run(path):
+        return _of_run(path)
+    if (path / MANIFEST).exists():
+        verify(path)
+        if not (path / FILE).exists():
+            raise UsageError(f"checkpoint {path} has no {FILE}: its model saves its weights in another way")
+    found = next((path / name for name in (FILE, _INDEX) if (path / name).exists()), None)
+    if found is None:
+        with storing(path, "read"):
+            there = sorted(each.name for each in path.iterdir())
+        files = [each for each in there if each.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt"))]
+        advice = "; write the path of one of its files" if files else ""
+        raise UsageError(
+            f"{path} is neither a run nor a checkpoint, and has no {FILE} or {_INDEX}{advice} (it has "
+            f"{_first(files or there)})"
+        )
+    return _of_file(found)
+
+
+def _first(names: list[str]) -> str:
+    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{', ...' * (len(names) > _MOST)}"
+
+
+def _missing(path: Path) -> UsageError:
+    """Return the error for a path that does not exist, with the nearest name in the directory that does."""
+    if path.is_symlink():
+        return UsageError(f"{path} is a link to {path.readlink()}, which does not exist")
+    lost = next(each for each in (path, *path.parents) if each.parent.is_dir())
+    with storing(lost.parent, "read"):
+        near = nearest(lost.name, [each.name for each in lost.parent.iterdir()])
+    meant = lost.parent / near if near is not None else None
+    if meant is not None:
+        whole = meant / path.relative_to(lost)
+        lack = f"; {lost} is missing" if not whole.exists() else ""
+        return UsageError(f"{path} does not exist{lack}; did you mean {str(meant if lack else whole)!r}?")
+    is_name = not path.is_absolute() and not path.suffix and len(path.parts) <= 2
+    hub = "; for a model of a hub, download it first, and write its directory" if is_name else ""
+    return UsageError(f"{path} does not exist{f'; {lost} is missing' * (lost != path)}{hub}")
+
+
+def _of_run(path: Path) -> SavedWeights:
+    """Read the checkpoint `best` of a run, which may be training: if the name moves meanwhile, read the newer one."""
+    root = path / CHECKPOINTS
+    while True:
+        try:
+            place = commits.find(root, "best")
+        except UsageError as error:
+            advice = "a run has one with the hook SaveBest; for another checkpoint, write its path, such as"
+            raise UsageError(f"{error}; {advice} {root / 'latest'}") from error
+        try:
+            verify(place)
+            found = _of_file(place / FILE)
+        except StorageError as error:
+            if commits.find(root, "best") == place:
+                commits.note_intact(error, root)
+                raise
+            continue
+        return SavedWeights(f"{path} (best: {place.name})", found.tensors, found.others)
+
+
+def _of_file(path: Path) -> SavedWeights:
+    with storing(path, "read"):
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
+            raise StorageError(errno.EINVAL, f"cannot read {path}: it is not a regular file")
+    if path.name.endswith(_INDEX_ENDING):
+        return SavedWeights(str(path), _of_index(path), [])
+    if path.suffix != ".safetensors":
+        return _state_dict(path, _load(path))
+    try:
+        return SavedWeights(str(path), read_safetensors(path), [])
+    except StorageError as error:
+        raise _pointer(path) or error from error
+
+
+def _pointer(path: Path) -> StorageError | None:
+    """Return the error for a file that git has left as a pointer to a large file, None for another file."""
+    with storing(path, "read"), path.open("rb") as file:
+        is_pointer = file.read(len(_LFS)) == _LFS
+    message = f"cannot read {path}: it is a pointer of Git LFS, not the file; run `git lfs pull`"
+    return StorageError(errno.EINVAL, message) if is_pointer else None
+
+
+def _of_index(path: Path) -> dict[str, Tensor]:
+    """Read the tensors that an index of files lists."""
+    with storing(path, "read"):
+        size = path.stat().st_size
+        if size > _LARGEST_INDEX:
+            raise StorageError(errno.EFBIG, f"cannot read {path}: an index of {size} bytes")
+        text = path.read_bytes()
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _pointer(path) or StorageError(errno.EINVAL, f"cannot read {path}: it is not JSON ({error})") from error
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not names or not all(isinstance(each, str) for each in names.values()):
+        wanted = "it has no weight_map, a mapping from names of tensors to names of files"
+        raise StorageError(errno.EINVAL, f"cannot read {path}: {wanted}")
+    files: dict[str, Mapping[str, Tensor]] = {}
+    for file in dict.fromkeys(names.values()):
+        is_plain = file == Path(file).name and "\\" not in file and file.isprintable() and file not in ("", ".", "..")
+        if not is_plain or file.endswith(".json"):
+            wrong = f"{in_one_line(file)!r} is not the name of a file with weights in its directory"
+            raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}")
+        if not (path.parent / file).exists():
+            raise StorageError(errno.ENOENT, f"cannot read {path}: {path.parent / file} is missing")
+        files[file] = _of_file(path.parent / file).tensors
+    lacking = [name for name, file in names.items() if name not in files[file]]
+    if lacking:
+        wrong = f"{in_one_line(names[lacking[0]])} has no {_first(lacking)}"
+        raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}; the files are of different models")
+    return {name: files[file][name] for name, file in names.items()}
+
+
+def _load(path: Path) -> Any:
+    """Return what `torch.save` wrote; nothing in the file is imported or called."""
+    try:
+        _check_archive(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except StorageError:
+        raise
+    except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
+        refuse_timeout(error, path)
+        if isinstance(error, OSError) or (pointer := _pointer(path)) is None:
+            called = _CALLED.search(str(error))
+            reason = reason_of(error) if isinstance(error, OSError) else "torch.save did not write it as a state dict"
+            if called is not None:
+                reason = (
+                    f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"
+                )
+            raise StorageError(errno.EINVAL, f"cannot read {path}: {reason}; {_ALONE}") from error
+        raise pointer from error
+
+
+def _check_archive(path: Path) -> None:
+    """Check that an archive, as `torch.save` writes it, is not compressed, so that it needs no more memory than disk.
+
+    Raises:
+        StorageError: a file in the archive is compressed or larger than the archive.
+    """
+    if not zipfile.is_zipfile(path):  # the format of older versions of torch
+        return
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    is_stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
+    if not is_stored or sum(each.file_size for each in entries) > path.stat().st_size:
+        raise StorageError(errno.EINVAL, f"cannot read {path}: it is compressed, or larger inside than outside")
+
+
+def _state_dict(path: Path, content: Any) -> SavedWeights:
+    """Return the state dict in what `torch.save` wrote, which may be an entry in a mapping with other things."""
+    if not isinstance(content, Mapping):
+        kind = type(content).__name__
+        raise StorageError(errno.EINVAL, f"cannot read {path}: it holds a {kind}, not a state dict; {_ALONE}")
+    inner = [name for name, each in content.items() if isinstance(each, Mapping) and _has_tensors(each)]
+    name = next((each for each in _NESTED if each in inner), None)
+    if name is None and not _has_tensors(content):
+        if len(inner) != 1:
+            keys = [str(each) for each in content]
+            what = "several state dicts" if inner else "no state dict"
+            raise StorageError(errno.EINVAL, f"cannot read {path}: it has {what} (its keys: {_first(keys)}); {_ALONE}")
+        name = inner[0]
+    found = content if name is None else content[name]
+    tensors = {key: each for key, each in found.items() if isinstance(key, str) and isinstance(each, Tensor)}
+    source = str(path) if name is None else f"{path} (entry {in_one_line(str(name))})"
+    return SavedWeights(source, tensors, [str(key) for key in found if key not in tensors])
+
+
+def _has_tensors(content: Mapping[Any, Any]) -> bool:
+    return any(isinstance(key, str) and isinstance(each, Tensor) for key, each in content.items())

@@ -1,0 +1,69 @@
+"""The file of a checkpoint that holds the state of the run, besides the weights."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from emrun.base.encoding import encode
+from emrun.base.errors import StorageError
+from emrun.storage.checkpoints.manifest import STATE
+from emrun.storage.files import refuse_timeout
+
+FILE = STATE
+
+
+def save_state(state: Mapping[str, Any], directory: Path) -> None:
+    """Write an encoded state to `state.pt`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with (directory / FILE).open("wb") as file:
+        try:
+            torch.save(dict(state), file)
+        except RuntimeError as error:  # raised by torch when it closes the file after a failed write
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def read_back(state: Any, key: str) -> Any:
+    """Return a state as a resume reads it from the file.
+
+    Args:
+        state: the state, not encoded yet.
+        key: the name of the state in messages.
+
+    Raises:
+        StateError: the state cannot be saved.
+    """
+    file = io.BytesIO()
+    torch.save(encode(state, key), file)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def load_state(directory: Path) -> dict[str, Any]:
+    """Read `state.pt`; nothing in the file is imported or called.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    path = directory / FILE
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
+        refuse_timeout(error, path)
+        if isinstance(error, FileNotFoundError):
+            removed = "it is missing; `emrun prune --optimizer-states` removes it"
+            raise StorageError(errno.ENOENT, f"cannot read {path}: {removed}") from error
+        raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run") from error
+    if not isinstance(state, dict):
+        raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")
+    return state

@@ -1,0 +1,288 @@
+"""The files of the directory `code` of a run: what the run was made from, besides its config."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import tokenize
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path, PurePath
+from typing import Any
+
+from emrun.base.censor import Censor
+from emrun.base.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of
+from emrun.storage.files import check_guards, flush_directory, flush_file, read_regular, storing, write_atomically
+
+RECORD = "record.json"
+_MODULES = "modules"
+_FORMAT = 1
+_LARGEST = 64_000_000  # bytes of the record
+KIND = record(
+    {
+        "format": choice(_FORMAT),
+        "python": TEXT,
+        "repositories": sequence_of(record({"directory": TEXT, "commit": optional(TEXT), "sha256": optional(TEXT)})),
+        "modules": mapping_of(record({"sha256": optional(TEXT)})),
+        "packages": mapping_of(TEXT),
+        "problems": sequence_of(TEXT),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module that was imported.
+
+    Args:
+        file: the path of its file.
+        source: its source; None if it has none, or if it is left out.
+        sha256: the checksum of the file if there is no source; None if it is not known.
+    """
+
+    file: str
+    source: bytes | None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A git repository with modules of the run.
+
+    Args:
+        directory: its path.
+        commit: the commit that is checked out; None if there is none.
+        diff: the changes since the commit, as a patch; None if they are not known.
+        untracked: the names of files and directories that git does not know.
+    """
+
+    directory: str
+    commit: str | None = None
+    diff: bytes | None = None
+    untracked: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a run was made from.
+
+    Args:
+        python: the version of Python and the system.
+        modules: name -> module.
+        packages: name of a package -> version, followed by where it was installed from if that is known.
+        repositories: the repositories.
+        problems: what could not be found out, and why.
+    """
+
+    python: str
+    modules: dict[str, Module] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    repositories: list[Repository] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def censored(self, censor: Censor) -> Code:
+        """Return this without values of the environment."""
+        modules, problems = {}, list(self.problems)
+        for name, module in self.modules.items():
+            if censor(name) == name:
+                source = None if module.source is None else censored(module.source, censor, is_python=True)
+                modules[name] = replace(module, file=censor(module.file), source=source)
+            else:
+                problems.append(f"the name of the module {name} contains a value of the environment")
+        repositories = [
+            Repository(
+                censor(each.directory),
+                each.commit,
+                None if each.diff is None else censored(each.diff, censor),
+                censor.plain(each.untracked),
+            )
+            for each in self.repositories
+        ]
+        packages = {censor(name): censor(version) for name, version in self.packages.items()}
+        return Code(self.python, modules, packages, repositories, censor.plain(problems))
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of `record.json`, without the number of iterations."""
+        repositories = [
+            {
+                "directory": each.directory,
+                "commit": each.commit,
+                "diff": _patch(number) if each.diff else None,
+                "sha256": None if each.diff is None else _digest(each.diff),
+                "untracked": each.untracked,
+            }
+            for number, each in enumerate(self.repositories, 1)
+        ]
+        modules = {
+            name: {"file": each.file, "sha256": each.sha256 if each.source is None else _digest(each.source)}
+            for name, each in sorted(self.modules.items())
+        }
+        return {
+            "format": _FORMAT,
+            "python": self.python,
+            "repositories": repositories,
+            "modules": modules,
+            "packages": self.packages,
+            "problems": self.problems,
+        }
+
+    def files(self) -> dict[str, bytes]:
+        """Return the sources, the patches and the list of packages: path in the directory -> content."""
+        found = {}
+        for name, module in self.modules.items():
+            if module.source is not None:
+                inner = "/__init__" if PurePath(module.file).stem == "__init__" else ""
+                found[f"{_MODULES}/{name.replace('.', '/')}{inner}.py"] = module.source
+        found.update((_patch(number), each.diff) for number, each in enumerate(self.repositories, 1) if each.diff)
+        packages = "".join(f"{name}=={version}\n" for name, version in self.packages.items())
+        return {**found, "packages.txt": packages.encode(errors="backslashreplace")} if packages else found
+
+
+def make_code_directory(directory: Path) -> None:
+    """Make a directory `code` unless it exists.
+
+    Raises:
+        StorageError: it is a link, or it cannot be made.
+    """
+    with storing(directory, "create"):
+        if directory.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+        check_guards(directory / RECORD)
+        directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
+        flush_directory(directory.parent)
+
+
+def write_code(directory: Path, code: Code, iterations_done: int) -> None:
+    """Write the files of a directory `code`; `record.json` is written last, and says that the others are complete.
+
+    Args:
+        directory: an existing directory.
+        code: what to write, censored.
+        iterations_done: the number of iterations that the run had done without this code.
+    """
+    check_guards(directory / RECORD)
+    _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
+
+
+def add_modules(directory: Path, recorded: Mapping[str, Any], code: Code) -> list[str]:
+    """Add the modules that a directory `code` does not have, and return the new problems.
+
+    Args:
+        directory: the directory.
+        recorded: what `read_code` returned for it.
+        code: what there is now, censored.
+    """
+    new = Code(code.python, {name: each for name, each in code.modules.items() if name not in recorded["modules"]})
+    if not new.modules:
+        return []
+    problems = [each for each in code.problems if each not in recorded["problems"]]
+    added = {"modules": {**recorded["modules"], **new.record()["modules"]}}
+    _write(directory, new.files(), {**recorded, **added, "problems": [*recorded["problems"], *problems]})
+    return problems
+
+
+def read_code(directory: Path) -> dict[str, Any] | None:
+    """Return the content of `record.json`; None if it is missing, damaged or of another format.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        if (directory / RECORD).is_symlink() or (directory / RECORD).exists():
+            content: dict[str, Any] = json.loads(read_regular(directory / RECORD, _LARGEST))
+            return content if fitting(content, KIND) else None
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def recorded_files(directory: Path) -> Iterator[PurePath]:
+    """Yield the paths in a directory `code` that its record names; nothing without a readable record."""
+    content = read_code(directory)
+    if content is None:
+        return
+    yield from map(PurePath, (RECORD, "packages.txt", "batches.jsonl"))
+    yield from (PurePath(_patch(number)) for number in range(1, len(content["repositories"]) + 1))
+    for name in content["modules"]:
+        path = PurePath(_MODULES, *name.split("."))
+        if ".." not in path.parts and not PurePath(name).is_absolute():
+            yield from (path.with_name(f"{path.name}.py"), path / "__init__.py")
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what differs between two contents of `record.json`, in words.
+
+    Modules of one side only do not count, because a module may be imported at any time.
+
+    Returns:
+        What a resume may be inexact by: changed modules, and other versions; and all other differences.
+    """
+    old, new = ({name: each["sha256"] for name, each in side["modules"].items()} for side in (before, now))
+    severe = [f"module {name}" for name in new if None not in (new[name], old.get(name)) and new[name] != old[name]]
+    severe += [f"Python {before['python']} -> {now['python']}"] if before["python"] != now["python"] else []
+    old, new = before["packages"], now["packages"]
+    severe += [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
+    others = [f"{name} is not installed any more" for name in old if name not in new]
+    others += [f"{name} is installed" for name in new if name not in old]
+    known = {each["directory"]: each for each in before["repositories"]}
+    there = [(known[each["directory"]], each) for each in now["repositories"] if each["directory"] in known]
+    if known and now["repositories"] and not there:
+        others.append("another git repository")
+    for one, other in there:
+        if one["commit"] != other["commit"]:
+            others.append(f"git commit {str(one['commit'])[:10]} -> {str(other['commit'])[:10]}")
+        elif None not in (one["sha256"], other["sha256"]) and one["sha256"] != other["sha256"]:
+            others.append("uncommitted changes")
+    return severe, others
+
+
+def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> None:
+    """Write files and then, when they are on the disk, `record.json`."""
+    with storing(directory, "write"):
+        changed: set[PurePath] = set()
+        for path, data in files.items():
+            place = directory / path
+            check_guards(place)
+            for parent in reversed(list(PurePath(path).parents)[:-1]):
+                (directory / parent).mkdir(exist_ok=True)  # not `directory` itself, as in `make_code_directory`
+            if place.parent.resolve() != directory.resolve() / PurePath(path).parent:
+                raise NotADirectoryError(errno.ENOTDIR, f"{path} is behind a link")
+            place.unlink(missing_ok=True)
+            place.write_bytes(data)
+            flush_file(place)
+            changed.update(PurePath(path).parents)
+        for each in changed:
+            flush_directory(directory / each)
+    write_atomically(directory / RECORD, json.dumps(content, indent=1) + "\n")
+
+
+def _patch(number: int) -> str:
+    return "diff.patch" if number == 1 else f"diff-{number}.patch"
+
+
+def censored(data: bytes, censor: Censor, *, is_python: bool = False) -> bytes:
+    """Return a text without values of the environment, in whatever encoding it is; otherwise its bytes stay.
+
+    Args:
+        data: the text.
+        censor: replaces the values.
+        is_python: whether the text may say which encoding it has.
+    """
+    encodings = {"utf-8": None, "latin-1": None}  # every value is found that is UTF-8, ASCII, or Latin-1
+    if is_python:
+        with suppress(SyntaxError):  # the file has changed since it was imported
+            encodings[tokenize.detect_encoding(BytesIO(data).readline)[0]] = None
+    for encoding in encodings:
+        with suppress(UnicodeError):  # the file has changed since it was imported
+            text = data.decode(encoding, "surrogateescape")
+            shown = censor(text)
+            if shown != text:
+                data = shown.encode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,177 @@
+"""The record of what a run is made from, written by a thread: the directories `code`, `code-2`, ... of the run."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from threading import Thread
+from time import monotonic
+
+from emrun.base.censor import Censor
+from emrun.base.errors import RunInUse, reason_of
+from emrun.base.wording import listed
+from emrun.storage.code.files import (
+    RECORD,
+    Code,
+    add_modules,
+    changes,
+    make_code_directory,
+    read_code,
+    recorded_files,
+    write_code,
+)
+from emrun.storage.code.first_batches import BATCHES, FirstBatches
+from emrun.storage.files import remove_files, storing
+
+_LOG = logging.getLogger(__name__)
+
+_CODE = re.compile(r"code(?:-([1-9]\d{0,8}))?")
+_SHOWN = 5  # entries of a list in the log
+_LONGEST_WAIT = 6.0  # seconds; gathering ends after five, unless a file system does not answer
+
+
+class CodeRecord:
+    """Records what a run is made from: once, and again at a resume if something has changed.
+
+    The first record is the directory `code`, later ones are `code-2`, `code-3`, ... What goes wrong is in the record
+    and in the log; it never ends the run.
+
+    Args:
+        directory: the run directory.
+        censor: removes values of the environment.
+        gather: returns what the run is made from, without the modules that have the given names, and with or without
+            the packages and repositories.
+    """
+
+    def __init__(self, directory: Path, censor: Censor, gather: Callable[[Container[str], bool], Code]) -> None:
+        self.batches = FirstBatches(directory / "code", censor)
+        """The first batches of the streams, in the directory `code`."""
+        self._directory = directory
+        self._censor = censor
+        self._gather = gather
+        self._thread: Thread | None = None
+        self._began = 0.0
+        self._iterations_done = 0
+        self._newest = Path()
+        self._is_given_up = False
+
+    def begin(self, iterations_done: int) -> None:
+        """Begin to gather and to write in a thread; later calls do nothing.
+
+        Args:
+            iterations_done: the number of iterations of the run so far.
+        """
+        if self._thread is None:
+            self._iterations_done = iterations_done
+            self._began = monotonic()
+            self._thread = Thread(target=self._try, args=(self._record,), name="emrun-code", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Wait until the thread has ended, at most a few seconds, and add modules that were imported meanwhile."""
+        if self._thread is None:
+            return
+        self._thread.join(max(0.0, self._began + _LONGEST_WAIT - monotonic()))
+        if self._thread.is_alive():
+            self._is_given_up = True
+            _LOG.warning("the code of the run is not recorded completely: the file system does not answer")
+        else:
+            self._try(self._add_late_modules)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except RunInUse:  # the loop finds out, too
+            pass
+        except Exception as error:
+            _LOG.warning("the code of the run is not recorded completely: %s", reason_of(error) or type(error).__name__)
+
+    def _record(self) -> None:
+        code = self._gather((), True).censored(self._censor)
+        if self._is_given_up:
+            return
+        written = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
+        newest = max(written, default=0)
+        before = read_code(_place(self._directory, newest)) if newest else None
+        found = changes(before, code.record()) if before is not None else ([], [])
+        if before is not None and not any(found):
+            self._newest = _place(self._directory, newest)
+            self._tell(add_modules(self._newest, before, code))
+            return
+        self._newest = self._free_place(newest + 1)
+        make_code_directory(self._newest)
+        write_code(self._newest, code, self._iterations_done)
+        if any(found):
+            level = logging.WARNING if found[0] else logging.INFO
+            text = "the code has changed since the run began or was resumed: %s; see %s"
+            _LOG.log(level, text, listed(_first([*found[0], *found[1]])), self._newest)
+        self._tell(code.problems)
+
+    def _free_place(self, number: int) -> Path:
+        """Return the first directory from a number on that has nothing but the checksums of batches."""
+        while True:
+            place = _place(self._directory, number)
+            if not place.is_dir() or {path.name for path in place.iterdir()} <= {BATCHES}:
+                return place
+            number += 1
+
+    def _add_late_modules(self) -> None:
+        recorded = read_code(self._newest)
+        if recorded is not None:
+            late = self._gather(recorded["modules"], False).censored(self._censor)
+            self._tell(add_modules(self._newest, recorded, late))
+
+    def _tell(self, problems: Sequence[str]) -> None:
+        if problems:
+            _LOG.warning("%s is not complete: %s", self._newest, "; ".join(_first(problems)))
+
+
+def _first(entries: Sequence[str]) -> list[str]:
+    more = [f"{len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
+    return [*entries[:_SHOWN], *more]
+
+
+def code_records(run_directory: Path) -> list[tuple[int, Path]]:
+    """Return the directories `code`, `code-2`, ... of a run with their numbers; links are not followed."""
+    found = []
+    for path in run_directory.iterdir():
+        match = _CODE.fullmatch(path.name)
+        if match is not None and path.is_dir() and not path.is_symlink():
+            found.append((int(match[1] or 1), path))
+    return sorted(found)
+
+
+def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
+    """Return the modules and versions that differ from the newest record of a run, in words, and the record's path.
+
+    Args:
+        run_directory: the run directory; without a readable record in it, nothing differs.
+        code: what there is now, censored.
+
+    Raises:
+        StorageError: the record cannot be read.
+    """
+    written = [path for _, path in code_records(run_directory) if (path / RECORD).exists()]
+    place = written[-1] if written else run_directory / "code"
+    before = read_code(place)
+    return ([], place) if before is None else (_first(changes(before, code.record())[0]), place)
+
+
+def copy_code(source: Path, target: Path) -> None:
+    """Copy the directories `code`, `code-2`, ... of a run to another one."""
+    for _, path in code_records(source):
+        shutil.copytree(path, target / path.name, symlinks=True, ignore=shutil.ignore_patterns(".*"))
+
+
+def remove_code(run_directory: Path) -> None:
+    """Delete the files that the records `code`, `code-2`, ... of a run name, and directories that are empty then."""
+    for _, path in code_records(run_directory):
+        with storing(path, "delete"):
+            remove_files([path / each for each in recorded_files(path)], path)
+
+
+def _place(run_directory: Path, number: int) -> Path:
+    return run_directory / ("code" if number == 1 else f"code-{number}")

@@ -1,0 +1,107 @@
+"""States in plain types and tensors, random states, checksums of batches."""
+
+import random
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emrun.base.encoding import digest, encode, pack_all, random_state, set_random_state, unpack
+from emrun.base.errors import StateError
+from emrun.base.fields import FieldError
+from emrun.storage.checkpoints.state_file import load_state, save_state
+
+
+def test_numpy_numbers_and_kinds_of_dict_become_plain():
+    found = encode({"a": np.float64(1.5), "b": np.int32(2), "c": OrderedDict(x=1), "d": defaultdict(int, y=2)}, "state")
+    assert found == {"a": 1.5, "b": 2, "c": {"x": 1}, "d": {"y": 2}}
+    assert [type(value) for value in found.values()] == [float, int, dict, dict]
+
+
+@pytest.mark.parametrize("value", [np.zeros(2), Path("a"), {1, 2}, object(), lambda: 0, torch.float32])
+def test_anything_else_is_refused_with_its_key(value):
+    with pytest.raises(StateError, match=r"state\.a\[1\]\.b is \w+, which cannot be saved"):
+        encode({"a": [0, {"b": value}]}, "state")
+
+
+class Measured(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True) * 1, torch.ones(2).as_subclass(Measured)],
+)
+def test_tensors_of_other_kinds_become_plain_ones_without_gradients(tmp_path, tensor, copied):
+    save_state(encode({"a": tensor}, "state", copied=copied), tmp_path)
+    found = load_state(tmp_path)["a"]
+    assert type(found) is torch.Tensor
+    assert not found.requires_grad
+    assert found.tolist() == [1, 1]
+
+
+def test_a_key_that_is_not_a_plain_value_is_refused():
+    with pytest.raises(StateError, match="key"):
+        encode({("a", 1): 0}, "state")
+
+
+def test_random_states_come_back_through_a_file(tmp_path):
+    def draw():
+        return random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item(), random.gauss(0, 1)
+
+    random.gauss(0, 1), np.random.randn()  # each keeps a second number for later
+    save_state(encode(random_state(), "random"), tmp_path)
+    expected = draw()
+    set_random_state(load_state(tmp_path))
+    assert draw() == expected
+
+
+def test_the_digest_tells_batches_apart():
+    base = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": [1, 2]}
+    others = [
+        {"x": base["x"].copy(), "y": [1, 3]},
+        {"x": base["x"].astype(np.float64), "y": [1, 2]},
+        {"x": base["x"].reshape(3, 2), "y": [1, 2]},
+        {"x": base["x"] + 1, "y": [1, 2]},
+        {"z": base["x"], "y": [1, 2]},
+        {"x": torch.from_numpy(base["x"] + 1), "y": [1, 2]},
+        {"x": base["x"], "y": ["1", "2"]},
+        {"x": base["x"], "y": [[1], [2]]},
+    ]
+    digests = [digest(batch) for batch in (base, *others)]
+    assert len(set(digests)) == len(digests)
+    assert digest({"y": [1, 2], "x": base["x"][:, ::1]}) == digests[0]
+    assert digest({"x": np.asfortranarray(base["x"]), "y": [1, 2]}) == digests[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_the_digest_takes_tensors_of_any_type(dtype):
+    assert digest({"x": torch.ones(2).to(dtype)}) != digest({"x": torch.zeros(2).to(dtype)})
+
+
+def test_mappings_and_nested_tensors_of_a_batch_are_saved_whole(tmp_path):
+    values = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
+    batch = {"tokens": {"ids": np.arange(4).reshape(2, 2), "inner": {"values": values}}, "list": [values]}
+    packed, left_out = pack_all(batch)
+    assert left_out == {}
+    save_state(packed, tmp_path)
+    found = {name: unpack(value, name) for name, value in load_state(tmp_path).items()}
+    assert digest(found) == digest(batch)
+    assert found["tokens"]["inner"]["values"].layout is torch.jagged
+    with pytest.raises(StateError, match=r"state.a is a nested tensor, which cannot be saved; use a list of tensors"):
+        encode({"a": values}, "state")
+    for wrong in ([], [3], [torch.ones(1), torch.ones(1, dtype=torch.int64)]):
+        with pytest.raises(FieldError, match="must be a pair"):
+            unpack(("jagged", wrong), "x")
+
+
+def test_nested_tensors_with_other_values_or_lengths_have_other_checksums():
+    def nested(*entries):
+        return torch.nested.nested_tensor([torch.tensor(each) for each in entries], layout=torch.jagged)
+
+    found = {digest(nested(*each)) for each in ([[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]])}
+    assert len(found) == 3
+    assert digest(nested([1.0], [2.0, 3.0])) in found

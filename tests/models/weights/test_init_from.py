@@ -1,0 +1,328 @@
+"""`init_from`: a new run begins with other weights, and a table says what was loaded and what was not."""
+
+import json
+import logging
+
+import pytest
+import torch
+from doubles import SGD, XY, Affine, Streams
+from safetensors.torch import save_file
+from torch import nn
+
+from emrun import MainLoop, TorchModel
+from emrun.base.errors import ArgumentError
+from emrun.models.weights.init_from import InitFrom
+
+
+def net(head=2, **arguments):
+    torch.manual_seed(head)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, head, **arguments))
+
+
+def saved(module, path):
+    """Write the weights of a module to a safetensors file."""
+    save_file({name: each.contiguous() for name, each in module.state_dict().items()}, path)
+    return str(path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A safetensors file with weights of `net(2)`."""
+    return saved(net(), tmp_path / "net.safetensors")
+
+
+def load(module, init_from):
+    """Load; return what -> (tensors, values, which)."""
+    rows = InitFrom.read(init_from).load(module)["rows"]
+    return {each["what"]: (each["tensors"], each["values"], each["which"]) for each in rows}
+
+
+def refused(module, init_from):
+    """Return the error of loading, after which the module is as before."""
+    before = {name: each.clone() for name, each in module.state_dict().items()}
+    with pytest.raises(ArgumentError) as caught:
+        load(module, init_from)
+    assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
+    return str(caught.value)
+
+
+def equal(one, other, *names):
+    states = one.state_dict(), other.state_dict()
+    return all(torch.equal(*(state[name] for state in states)) for name in names or states[0])
+
+
+def test_all_weights_and_buffers_are_loaded(path):
+    module = net(2)
+    nn.init.ones_(module[0].weight)
+    assert load(module, path) == {"loaded": (9, 43, "0.weight, 0.bias, 1.weight, 1.bias, ... (9)")}
+    assert equal(module, net())
+
+
+def test_another_head_is_an_error_that_says_how_to_skip_it(path):
+    message = refused(net(5), path)
+    assert message == (
+        f"init_from: {path} does not fit Sequential: another shape: 2.weight is (2, 4) in the file, (5, 4) in the "
+        "module, 2.bias is (2,) in the file, (5,) in the module; to load only what fits, set on_mismatch: skip"
+    )
+
+
+def test_another_head_can_be_skipped(path):
+    module = net(5)
+    table = load(module, {"path": path, "on_mismatch": "skip"})
+    assert table["loaded"][:2] == (7, 33)
+    assert table["not loaded: another shape"][:2] == (2, 25)
+    assert equal(module, net(), "0.weight", "1.running_mean")
+    assert equal(module, net(5), "2.weight", "2.bias")
+
+
+def test_match_selects_by_one_of_several_patterns(path):
+    module = net(5)
+    table = load(module, {"path": path, "match": [r"^0\.", r"^1\..*s$"]})
+    assert table["loaded"] == (3, 20, "0.weight, 0.bias, 1.bias")
+    assert table["not loaded: left out by match"][:2] == (6, 38)
+    assert equal(module, net(), "0.weight", "0.bias")
+
+
+def test_tensors_that_are_missing_on_either_side_are_an_error_or_skipped(tmp_path):
+    module, other = nn.Sequential(nn.Linear(2, 2), nn.PReLU()), nn.ModuleDict({"0": nn.Linear(2, 2), "2": nn.PReLU()})
+    path = saved(other, tmp_path / "a.safetensors")
+    message = refused(module, path)
+    assert "not in the file: 1.weight; only in the file: 2.weight; to load only what fits" in message
+    table = load(module, {"path": path, "on_mismatch": "skip"})
+    assert table["not loaded: not in the file"] == (1, 1, "1.weight")
+    assert table["not loaded: only in the file"] == (1, 1, "2.weight")
+    assert equal(module[0], other["0"])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rename"),
+    [
+        ("module.", r"'^module\.': ''"),
+        ("_orig_mod.", r"'_orig_mod\.': ''"),
+        ("model.encoder.", r"'^model\.encoder\.': ''"),
+    ],
+)
+def test_names_with_a_prefix_are_an_error_with_the_rename_to_write(tmp_path, prefix, rename):
+    path = tmp_path / "a.pt"
+    torch.save({f"{prefix}{name}": each for name, each in net().state_dict().items()}, path)
+    message = refused(net(3), str(path))
+    assert f"with init_from: {{path: {path}, rename: {{{rename}}}}}, the names and shapes of 7 tensors" in message
+    pattern, replacement = (part.strip("'") for part in rename.split(": "))
+    table = load(net(3), {"path": str(path), "rename": {pattern: replacement}, "on_mismatch": "skip"})
+    assert table["loaded"][0] == 7
+
+
+def test_a_prefix_that_only_the_module_has_is_recognised_too(path):
+    module = nn.ModuleDict({"body": net()})
+    assert r"rename: {'^': 'body.'}" in refused(module, path)
+    assert load(module, {"path": path, "rename": {"^": "body."}})["loaded"][0] == 9
+
+
+def test_renames_are_applied_in_order(path):
+    module = nn.ModuleDict({"body": net()})
+    load(module, {"path": path, "rename": {"^": "x.", r"^x\.(\d)": r"body.\1"}})
+    assert equal(module["body"], net())
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        ({"encoder": ""}, r"'encoder' matches no name in the file, which has 0.bias, 0.weight"),
+        ({r"^\d\.": ""}, r"0.bias and 1.bias both become bias"),
+        ({"^0": r"\1"}, r"'\\\\1' cannot replace '\^0': invalid group reference"),
+    ],
+)
+def test_a_rename_that_does_nothing_or_harm_is_an_error(path, rename, message):
+    with pytest.raises(ArgumentError, match=f"init_from.rename: .*{message}"):
+        load(net(), {"path": path, "rename": rename})
+
+
+def tied():
+    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    return module
+
+
+@pytest.mark.parametrize("name", ["0.weight", "1.weight"])
+def test_a_tied_weight_is_loaded_by_any_of_its_names(tmp_path, name):
+    save_file({name: torch.eye(3)}, tmp_path / "a.safetensors")
+    module = tied()
+    table = load(module, str(tmp_path / "a.safetensors"))
+    assert table["loaded"][:2] == (2, 9)
+    assert table["of these, tied to others"][0] == 1
+    assert torch.equal(module[0].weight, torch.eye(3))
+    assert module[1].weight is module[0].weight
+
+
+def test_weights_that_are_tied_only_here_are_an_error(tmp_path):
+    save_file({"0.weight": torch.eye(3), "1.weight": torch.zeros(3, 3)}, tmp_path / "a.safetensors")
+    assert "tied here: 1.weight and 0.weight are one tensor here, but differ in the file" in refused(
+        tied(), str(tmp_path / "a.safetensors")
+    )
+
+
+def test_a_conversion_of_the_dtype_is_in_the_table(tmp_path):
+    path = saved(net().to(torch.bfloat16), tmp_path / "a.safetensors")
+    module = net()
+    table = load(module, path)
+    assert table["of these, converted from bfloat16 to float32"][:2] == (8, 42)
+    assert module[0].weight.dtype == torch.float32
+    assert torch.equal(module[0].weight, net()[0].weight.bfloat16().float())
+
+
+def test_values_that_are_too_large_for_the_dtype_are_an_error(tmp_path):
+    save_file({"w": torch.tensor(1e30), "b": torch.tensor(1.0)}, tmp_path / "a.safetensors")
+    with pytest.raises(ArgumentError, match="values too large for the dtype of the module: w; use another dtype"):
+        load(Affine().half(), str(tmp_path / "a.safetensors"))
+
+
+def test_floats_are_not_loaded_into_whole_numbers(tmp_path):
+    state = net().state_dict()
+    save_file({**state, "1.num_batches_tracked": torch.tensor(1.5)}, tmp_path / "a.safetensors")
+    message = refused(net(), str(tmp_path / "a.safetensors"))
+    assert "another dtype: 1.num_batches_tracked is float32 in the file, int64 in the module" in message
+
+
+def test_another_model_is_an_error_with_names_of_both(path):
+    message = refused(Affine(), {"path": path, "on_mismatch": "skip"})
+    assert message == (
+        f"init_from.path: nothing of {path} is loaded: the file has 0.bias, 0.weight, 1.bias, 1.num_batches_tracked, "
+        "... (9), Affine has w, b"
+    )
+
+
+def test_a_match_of_nothing_is_an_error(path):
+    with pytest.raises(ArgumentError, match=r"init_from.match: '\^head' matches no name; the module has 0.weight, "):
+        load(net(), {"path": path, "match": "^head"})
+
+
+def test_names_of_a_file_are_shown_without_control_characters(tmp_path):
+    torch.save({"\x1b[31mw\n": torch.ones(())}, tmp_path / "a.pt")
+    assert r"the file has \x1b[31mw\n, Affine has" in refused(Affine(), str(tmp_path / "a.pt"))
+
+
+class Own(nn.Linear):
+    """A module that refuses weights."""
+
+    def _load_from_state_dict(self, *arguments):
+        raise RuntimeError("not these")
+
+
+def test_what_a_module_refuses_is_an_error(tmp_path):
+    path = saved(nn.Linear(1, 1), tmp_path / "a.safetensors")
+    with pytest.raises(ArgumentError, match="Own does not load these weights: not these"):
+        load(Own(1, 1), path)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (5, "init_from: 5 is neither a path nor a mapping"),
+        ("", "init_from: '' is neither a path nor a mapping"),
+        ({"match": "a"}, "init_from: missing key 'path'"),
+        ({"path": "a", "mach": "b"}, "init_from.mach: unknown key 'mach'; did you mean 'match'"),
+        ({"path": "a", "on_mismatch": "warn"}, "init_from.on_mismatch: 'warn' is not one of error, skip"),
+        ({"path": "a", "match": []}, "init_from.match: .* is neither a regular expression nor a list"),
+        ({"path": "a", "match": ["a", 1]}, r"init_from.match\[1\]: 1 is not a regular expression"),
+        ({"path": "a", "rename": {"(": ""}}, r"init_from.rename: '\(' is not a regular expression"),
+        ({"path": "a", "rename": ["a"]}, "init_from.rename: .* is not a mapping"),
+    ],
+)
+def test_a_wrong_form_is_an_error_when_the_model_is_built(form, message):
+    with pytest.raises(ArgumentError, match=message):
+        TorchModel(Affine(), init_from=form)
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LazyLinear(2)
+        self.second = nn.LazyLinear(1)
+
+    def forward(self, x):
+        return {"loss": self.second(self.first(x[:, None]))[:, 0] ** 2}
+
+
+def test_a_lazy_module_gets_its_shapes_from_the_weights(tmp_path):
+    parts = {"first": nn.Linear(1, 2), "second": nn.Linear(2, 1)}
+    path = saved(nn.ModuleDict(parts), tmp_path / "a.safetensors")
+    model = TorchModel(Lazy(), optimizer=SGD, init_from=path)
+    assert model.optimizer is None
+    model.load_initial()
+    assert not model.is_lazy
+    assert model.optimizer is not None
+    assert model.module.first.in_features == 1
+    assert equal(model.module, nn.ModuleDict(parts))
+
+
+def test_a_lazy_part_that_is_not_loaded_gets_its_shapes_from_the_first_batch(tmp_path):
+    first = nn.Linear(1, 2)
+    path = saved(nn.ModuleDict({"first": first}), tmp_path / "a.safetensors")
+    model = TorchModel(Lazy(), optimizer=SGD, init_from={"path": path, "on_mismatch": "skip"})
+    loop = MainLoop(model, Streams(train=XY), on_unused_sources="ignore")
+    assert model.is_lazy
+    model.run(XY[0], False, "train")
+    assert not model.is_lazy
+    assert equal(model.module.first, first)
+    with loop:
+        loop.epoch(["train"])
+    assert not equal(model.module.first, first)
+
+
+def test_lazy_parts_that_would_get_only_some_tensors_or_another_size_are_left_as_they_are(tmp_path):
+    state = {"first.weight": torch.ones(2, 1), "second.weight": torch.ones(3, 2), "second.bias": torch.ones(1)}
+    torch.save(state, tmp_path / "a.pt")
+    message = refused_of_lazy(Lazy(), str(tmp_path / "a.pt"))
+    assert "lazy: first.weight: other tensors of its lazy part are not loaded" in message
+    assert "another shape: second.weight is (3, 2) in the file, of a lazy part of size 1 in the module" in message
+
+
+def refused_of_lazy(module, init_from):
+    with pytest.raises(ArgumentError) as caught:
+        load(module, init_from)
+    return str(caught.value)
+
+
+def test_a_loop_in_python_loads_once(path, caplog):
+    model = TorchModel(net(5), inputs=["x"], outputs=["y"], init_from={"path": path, "on_mismatch": "skip"})
+    with caplog.at_level(logging.INFO, "emrun"):
+        MainLoop(model, Streams(train=[]))
+        MainLoop(model, Streams(train=[]))
+    assert equal(model.module, net(), "0.weight")
+    (text,) = [each.getMessage() for each in caplog.records if each.name == "emrun.models.weights.init_from"]
+    assert text.splitlines()[0] == f"weights from {path}:"
+    assert "not loaded: another shape          2        25" in text
+
+
+def test_weights_that_would_fit_with_a_rename_are_warned_of(tmp_path, caplog):
+    state = net().state_dict()
+    torch.save({**{f"module.{name}": each for name, each in state.items()}, "0.bias": state["0.bias"]}, tmp_path / "a")
+    load(net(), {"path": str(tmp_path / "a"), "on_mismatch": "skip"})
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert r"with rename: {'^module\.': ''}, the names and shapes of 9 tensors would fit" in warning
+
+
+def test_a_directory_and_shards_are_loaded_and_a_hostile_file_is_an_error(tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    saved(net(), whole / "model.safetensors")
+    module = net(2)
+    nn.init.ones_(module[0].weight)
+    load(module, str(whole))
+    assert equal(module, net())
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    state = net().state_dict()
+    names = list(state)
+    files = {"a.safetensors": names[:4], "b.safetensors": names[4:]}
+    for file, own in files.items():
+        save_file({name: state[name] for name in own}, shards / file)
+    index = {"weight_map": {name: file for file, own in files.items() for name in own}}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    nn.init.ones_(module[0].weight)
+    load(module, str(shards))
+    assert equal(module, net())
+    torch.save({"0.weight": print}, tmp_path / "hostile.pt")
+    message = refused(net(), str(tmp_path / "hostile.pt"))
+    assert "hostile.pt" in message
+    assert "print" in message

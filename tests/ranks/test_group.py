@@ -1,0 +1,229 @@
+"""Ranks meet, exchange values, and learn that another one has failed or ended."""
+
+import os
+import signal
+import socket
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch
+from in_ranks import Failed, in_ranks, results_of
+
+from emrun.base.errors import RankFailed, UsageError
+from emrun.ranks import group as emrun_ranks
+from emrun.ranks.group import Ranks, end_process, join, leave, number_of_ranks, ranks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 7, 8, 100])
+def test_the_shares_of_all_ranks_are_the_rows_in_their_order_and_differ_by_at_most_one(size, count):
+    shares = [Ranks(rank, size).share(count) for rank in range(size)]
+    assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
+    lengths = [end - begin for begin, end in shares]
+    assert max(lengths) - min(lengths) <= 1
+    shares = [Ranks(rank, size, least=2).share(count) for rank in range(size)]
+    assert [row for begin, end in shares for row in range(begin, end)] == list(range(count))
+    assert count == 1 or all(end - begin != 1 for begin, end in shares)
+
+
+def exchanged():
+    joined = join()
+    total, copied, largest = (
+        torch.full((3,), joined.rank + 1.0),
+        torch.full((2,), joined.rank),
+        torch.tensor([joined.rank]),
+    )
+    joined.add_up(total)
+    joined.copy_from_first(copied)
+    end = joined.begin_maximum(largest)
+    end()
+    return {
+        "rank": (joined.rank, joined.size, joined.local, joined.is_first, joined.several, ranks() is joined),
+        "from_first": joined.from_first(("of", joined.rank)),
+        "gathered": joined.gathered(joined.rank * 10),
+        "all": joined.all_gathered(joined.rank * 10),
+        "tensors": (total.tolist(), copied.tolist(), largest.tolist()),
+    }
+
+
+def test_three_ranks_exchange_values():
+    found = in_ranks(3, exchanged)
+    assert [each["rank"] for each in found] == [(rank, 3, rank, rank == 0, True, True) for rank in range(3)]
+    assert [each["gathered"] for each in found] == [[0, 10, 20], [], []]
+    for each in found:
+        assert each["from_first"] == ("of", 0)
+        assert each["all"] == [0, 10, 20]
+        assert each["tensors"] == ([6.0] * 3, [0, 0], [2])
+
+
+class Harmful:
+    def __init__(self, place):
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+def exchanged_with_a_stranger(place, how):
+    joined = replace(join(), key=b"our own")
+    value = None
+    if joined.rank == 1:
+        joined, value = replace(joined, key=b"another"), Harmful(place)
+    with pytest.raises(RankFailed, match="what came from rank 1 is not from a process of this run") as found:
+        getattr(joined, how)(value)
+    return found.value.is_cause
+
+
+@pytest.mark.parametrize("how", ["gathered", "all_gathered"])
+def test_what_a_stranger_sends_is_not_decoded(tmp_path, how):
+    first, _ = results_of(2, exchanged_with_a_stranger, tmp_path / "harm", how)
+    assert first is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def met_in(places):
+    emrun_ranks.meet_in(places[int(os.environ["RANK"])])
+    return join().all_gathered(torch.arange(int(os.environ["RANK"])))
+
+
+def test_ranks_of_one_machine_meet_in_a_directory_if_they_have_its_key(tmp_path):
+    places = [tmp_path / "one", tmp_path / "two"]
+    for place in places:
+        place.mkdir()
+        (place / "key").write_bytes(place.name.encode())
+    (places[1] / "store").symlink_to(places[0] / "store")
+    found = results_of(2, met_in, places)
+    assert {(each.kind, each.message[:14]) for each in found} == {("RankFailed", "what came from")}
+    (places[0] / "store").unlink()
+    for found in in_ranks(2, met_in, places[:1] * 2):
+        assert [each.tolist() for each in found] == [[], [0]]
+
+
+def test_one_process_exchanges_with_itself():
+    one, tensor = Ranks(), torch.ones(2)
+    one.add_up(tensor)
+    one.copy_from_first(tensor)
+    one.begin_maximum(tensor)()
+    assert tensor.tolist() == [1, 1]
+    assert (one.from_first(3), one.gathered(3), one.all_gathered(3)) == (3, [3], [3])
+    with one.in_step() as tell:
+        assert tell(4) == 4
+    assert not one.several
+
+
+def in_step(failing):
+    joined = join()
+    with joined.in_step() as tell:
+        assert tell(f"rank {joined.rank}") == "rank 0"
+        if joined.rank in failing:
+            raise UsageError(f"mistake {joined.rank}")
+        tell(None)
+    return "through"
+
+
+@pytest.mark.parametrize(("failing", "speaker"), [((1,), 1), ((0,), 0), ((2, 1), 1), ((0, 1, 2), 0)])
+def test_all_ranks_leave_a_block_with_the_error_of_the_first_that_failed(failing, speaker):
+    found = results_of(3, in_step, failing)
+    assert all(isinstance(each, Failed) for each in found)
+    for rank, each in enumerate(found):
+        if rank == speaker:
+            assert (each.kind, each.message) == ("UsageError", f"mistake {speaker}")
+        else:
+            assert each.kind == "RankFailed"
+            assert each.message == f"rank {speaker} failed (UsageError: mistake {speaker})"
+
+
+def test_a_block_in_which_no_rank_fails():
+    assert in_ranks(3, in_step, ()) == ["through"] * 3
+
+
+def status_of_another():
+    joined = join()
+    try:
+        with joined.in_step():
+            if joined.is_first:
+                raise UsageError("mistake")
+    except RankFailed as error:
+        return error.exit_status
+    except UsageError:
+        return None
+    return 0
+
+
+def test_the_error_about_another_rank_has_its_exit_status():
+    assert in_ranks(2, status_of_another) == [None, 2]
+
+
+def ends_early(how):
+    joined = join()
+    joined.all_gathered(None)
+    if joined.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        if how == "sum":
+            joined.add_up(torch.ones(3))
+        elif how == "copy":
+            joined.copy_from_first(torch.ones(3))
+        elif how == "maximum":
+            joined.begin_maximum(torch.ones(3))()
+        elif how == "gather":
+            joined.gathered(3)
+        else:
+            joined.from_first(3)
+        joined.all_gathered(3)  # rank 0 may have sent everything before
+    except RankFailed as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("how", ["sum", "copy", "maximum", "gather", "first"])
+def test_a_rank_that_was_killed_is_noticed_at_the_next_exchange(how):
+    message, killed = results_of(2, ends_early, how)
+    assert killed == -signal.SIGKILL
+    assert message == "another rank has ended"
+
+
+def test_without_a_launcher_there_is_one_rank():
+    assert {number_of_ranks({"WORLD_SIZE": each}) for each in ("", "0", "1", "-2", "x")} == {1}
+    assert number_of_ranks({}) == 1
+    assert join({}) is ranks()
+    leave()
+    end_process(3)  # has never joined others
+    assert not ranks().several
+
+
+def test_a_variable_of_the_launcher_that_is_missing_is_named():
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=2: .* LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set; start"):
+        join({"WORLD_SIZE": "2", "RANK": "0"})
+
+
+def meets_nobody(address):
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    emrun_ranks._PATIENCE = timedelta(seconds=1)
+    if address:
+        emrun_ranks.meet_in(None)
+    join()
+
+
+@pytest.mark.parametrize(
+    ("address", "where", "why"), [(True, "127.0.0.1:0", "1/2 clients joined"), (False, "", "not all of them are there")]
+)
+def test_a_rank_that_nobody_meets_is_an_error(address, where, why):
+    (found,) = results_of(1, meets_nobody, address)
+    assert found.kind == "UsageError"
+    assert f"rank 0 of 2 cannot meet the others at {where}" in found.message
+    assert why in found.message
+
+
+def meets_at_a_port_in_use():
+    emrun_ranks.meet_in(None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+        join()
+
+
+def test_a_port_in_use_is_an_error():
+    (found,) = results_of(1, meets_at_a_port_in_use)
+    assert found.kind == "UsageError"
+    assert "address already in use" in found.message

@@ -1,0 +1,51 @@
+"""The state file: what is read back from it, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from emrun.base.encoding import encode
+from emrun.base.errors import StorageError
+from emrun.storage.checkpoints.state_file import load_state, save_state
+
+
+def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):
+    state = {"a": [1, 2.5, None, True, "x", b"y", (1, 2)], "b": {"c": torch.arange(3)}, 3: float("inf")}
+    save_state(encode(state, "state"), tmp_path)
+    found = load_state(tmp_path)
+    assert found["a"] == state["a"]
+    assert torch.equal(found["b"]["c"], torch.arange(3))
+    assert found[3] == float("inf")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04garbage"])
+def test_a_file_that_is_not_a_state_is_refused_without_bad_advice(tmp_path, content):
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(StorageError, match="is not a saved state of a run") as caught:
+        load_state(tmp_path)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_nothing_in_a_state_is_ever_called(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path(tmp_path / "called").touch, ())
+
+    torch.save({"a": Evil()}, tmp_path / "state.pt")
+    with pytest.raises(StorageError):
+        load_state(tmp_path)
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_full_disk_is_not_reported_as_something_else(tmp_path, size):
+    (tmp_path / "state.pt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        save_state({"a": torch.zeros(size)}, tmp_path)
+
+
+def test_a_state_that_is_missing_may_have_been_removed(tmp_path):
+    with pytest.raises(StorageError, match=r"it is missing; `emrun prune --optimizer-states` removes it"):
+        load_state(tmp_path)
