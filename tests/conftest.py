@@ -36,8 +36,9 @@ COMMANDS = frozenset(["emrun", "emrun_on_terminal", "warm"])  # fixtures that st
 MANY = 1000  # tests that fork often enough to be worth a second of preparation
 WHOLE_RUNS = [ROOT / "tests" / name for name in ("cli", "faults", "training")]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts its background jobs so, and children inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as in a background job of a shell or under nohup
+        signal.signal(number, handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests run side by side
 parsing.remember()
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ

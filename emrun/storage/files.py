@@ -222,9 +222,14 @@ def _delete(path: Path) -> None:
 def write_atomically(path: Path, text: str | bytes) -> None:
     """Write a temporary file, flush it to disk and rename it, so that the file is never incomplete."""
     check_guards(path)
-    with storing(path, "write"), written_aside(path, path.with_name(f".{path.name}.tmp")) as aside:
+    with storing(path, "write"), written_aside(path, aside_of(path)) as aside:
         aside.write_bytes(text.encode() if isinstance(text, str) else text)
         flush_file(aside)
+
+
+def aside_of(path: Path) -> Path:
+    """Return the temporary file of `write_atomically`, which a process that was killed leaves behind."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def make_directory(path: Path, *, exist_ok: bool = False) -> None:

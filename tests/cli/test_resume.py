@@ -229,8 +229,8 @@ def send(project, emrun, plan, *overrides):
     ("plan", "iterations"),
     [
         pytest.param([[signal.SIGINT, "train", 11, 3]], 16, id="train"),
-        pytest.param([[signal.SIGTERM, "valid", 16, 1]], 16, id="evaluation", marks=pytest.mark.campaign),
-        pytest.param([[signal.SIGTERM, "train", 8, 8]], 8, id="boundary"),
+        pytest.param([[signal.SIGINT, "valid", 16, 1]], 16, id="evaluation", marks=pytest.mark.campaign),
+        pytest.param([[signal.SIGINT, "train", 8, 8]], 8, id="boundary"),
         pytest.param([[signal.SIGINT, "valid", 0, 2]], 0, id="zeroth"),
     ],
 )
@@ -255,11 +255,24 @@ def result_of_epochs(directory):
     return [json.loads(line)["epoch"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_with_on_interrupt_epoch_the_second_signal_ends_the_process_at_once(project, emrun, expected):
-    plan = [[signal.SIGINT, "train", 11, 3], [signal.SIGTERM, "train", 13, 5]]
+@pytest.mark.parametrize(
+    ("plan", "done_before"),
+    [
+        pytest.param([[signal.SIGTERM, "train", 13, 5]], 13, id="SIGTERM"),
+        pytest.param([[signal.SIGINT, "train", 11, 3], [signal.SIGINT, "train", 13, 5]], 13, id="second"),
+        pytest.param([[signal.SIGINT, "train", 11, 3], *[[signal.SIGTERM, "train", 13, 5]] * 2], None, id="third"),
+    ],
+)
+def test_with_on_interrupt_epoch_sigterm_and_a_second_signal_end_after_the_batch(
+    project, emrun, expected, plan, done_before
+):
     done = send(project, emrun, plan, "main_loop.on_interrupt=epoch")
-    assert done.returncode == -signal.SIGTERM
-    assert trace(project / "run")["status"] == "running"
+    assert done.returncode == -plan[-1][0]
+    found = trace(project / "run")
+    if done_before is None:
+        assert found["status"] == "running"
+    else:
+        assert (found["status"], found["iterations_done"]) == ("interrupted", done_before)
     assert result_of_epochs(project / "run") == [0, 1]
     assert emrun("resume", "-q", "run").returncode == 0
     assert result(project / "run") == expected

@@ -203,27 +203,10 @@ def project(tmp_path):
 
 
 @pytest.fixture
-def verify(project, warm, monkeypatch, capfd):
-    """Run the command in this process, and each of its runs in a process that has imported PyTorch."""
-
-    def run_warm(command, *, env, **_):
-        with monkeypatch.context() as patched:
-            for name, value in env.items():
-                patched.setenv(name, value)
-            if (launcher := "torch.distributed.run") in command:
-                options = command[command.index(launcher) + 1 :]
-                return warm.run([str(TORCHRUN), *options], project, timeout=100, ranks=2)
-            return warm.run([str(WARM_PYTHON), *command[1:]], project, timeout=100)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["emrun", "verify-resume", "-q", "config.yaml", *arguments])
-        return subprocess.CompletedProcess(sys.argv, main(), *capfd.readouterr())
-
-    monkeypatch.chdir(project)
-    monkeypatch.syspath_prepend(project)
-    monkeypatch.setattr("tempfile.tempdir", str(project / "temporary"))
-    monkeypatch.setattr("emrun.diagnosis.recorded_trainings.subprocess.run", run_warm)
-    return run
+def verify(project, emrun, monkeypatch):
+    """Run the command; each of its runs is in a process that has imported PyTorch and stands by."""
+    monkeypatch.setenv("TMPDIR", str(project / "temporary"))
+    return lambda *arguments: emrun("verify-resume", "-q", "config.yaml", *arguments, ranks=20)
 
 
 def rows(done):

@@ -24,7 +24,7 @@ from emrun.storage.code.files import (
     write_code,
 )
 from emrun.storage.code.first_batches import BATCHES, FirstBatches
-from emrun.storage.files import remove_files, storing
+from emrun.storage.files import aside_of, remove_files, storing
 
 _LOG = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class CodeRecord:
         code = self._gather((), True).censored(self._censor)
         if self._is_given_up:
             return
+        for _, place in code_records(self._directory):
+            aside_of(place / RECORD).unlink(missing_ok=True)
         written = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
         newest = max(written, default=0)
         before = read_code(_place(self._directory, newest)) if newest else None
