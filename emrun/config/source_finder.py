@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Any
 
 import emrun.base.types
-from emrun.base.types import AtLeast, Factory, Form, Units
+from emrun.base.types import AtLeast, Form, Units
 from emrun.config.import_finder import Imported
 from emrun.config.names import NoModule, no_dotted_path, no_member
 from emrun.config.signatures import UNREAD, Parameters, anything
@@ -63,9 +63,7 @@ _TYPES: dict[str, Any] = {
     "pathlib.Path": pathlib.Path,
     "os.PathLike": os.PathLike,
 }
-_MARKS: dict[str | None, type[Form | Units | AtLeast]] = {
-    f"emrun.base.types.{mark.__name__}": mark for mark in (Form, Units, AtLeast)
-}
+_MARKS = (Form, Units, AtLeast)  # what a type may call
 _NO_BASES = frozenset(each for each in _TYPES.values() if isinstance(each, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
 _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal
@@ -199,19 +197,17 @@ class Sources(Imported):
             match bound:
                 case [ast.FunctionDef(decorator_list=[]) as method] if name not in _RUNNING:
                     methods[name] = _literal(method)
-                case [*several] if name not in _SURE and all(getattr(each, "decorator_list", ()) for each in several):
-                    others[name] = property() if all(map(_makes_no_stream, several)) else UNREAD
-                case [ast.AST() | str() as value] if name not in _SURE:
-                    others[name] = _value(value)
-                case _:
+                case _ if name in _SURE:
                     raise TypeError(name)
+                case _ if not name.startswith("__"):
+                    value = property() if all(map(_makes_no_stream, bound)) else _value(bound)
+                    others[name] = anything if name in EVENTS else value
         bases = [self._base(each, module) for each in definition.bases]
         body = [ast.Expr(ast.Constant(ast.get_docstring(definition, clean=False))), *methods.values()]
         base = ast.Starred(ast.Name("bases", ast.Load()), ast.Load())
         made: type = _made(ast.ClassDef(definition.name, [base], [], body, []), module, bases=bases)
         for name, value in others.items():
-            if not name.startswith("__"):
-                setattr(made, name, anything if name in EVENTS else value)
+            setattr(made, name, value)
         inside = replace(module, bound={**module.bound, **{name: [None] for name in members}})
         for name in _SURE & methods.keys():
             self._annotated(getattr(vars(made)[name], "__func__", vars(made)[name]), methods[name], inside)
@@ -253,14 +249,20 @@ class Sources(Imported):
                 return self._type(ast.parse(text, mode="eval").body, module)
             case ast.Constant(value=value) if value is None or value is ...:
                 return value
-            case ast.List():
-                return [self._type(each, module) for each in expression.elts]
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 if any(isinstance(getattr(each, "value", None), str) for each in (left, right)):
                     raise TypeError("a string has no operator |")
                 return self._type(left, module) | self._type(right, module)
+            case ast.Call(func=called, args=args, keywords=keywords) if (mark := self._type(called, module)) in _MARKS:
+                options = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                return mark(*map(ast.literal_eval, args), **options)
             case ast.Subscript(value=owner, slice=index):
-                return self._subscript(self._type(owner, module), index, module)
+                outer = self._type(owner, module)
+                if outer is typing.Literal:
+                    return outer[ast.literal_eval(index)]
+                if isinstance(index, ast.Tuple):
+                    return outer[tuple(self._type(each, module) for each in index.elts)]
+                return outer[self._type(index, module)]
         match self._lookup(self._path(expression, module)):
             case (other, alias) if not isinstance(alias, ast.Constant):
                 return self._type(alias, other)
@@ -268,23 +270,6 @@ class Sources(Imported):
                 raise TypeError("not a type, or not readable")
             case found:
                 return found
-
-    def _subscript(self, owner: Any, index: ast.expr, module: SourceModule) -> Any:
-        inner = index.elts if isinstance(index, ast.Tuple) else [index]
-        if owner is typing.Literal:
-            return typing.Literal[tuple(map(ast.literal_eval, inner))]
-        types = [self._type(each, module) for each in (inner[:1] if owner is typing.Annotated else inner)]
-        if owner is not typing.Annotated:
-            return owner[tuple(types) if isinstance(index, ast.Tuple) else types[0]]
-        match inner[1:]:
-            case [ast.Call(func=called, args=args, keywords=keywords)] if (
-                mark := _MARKS.get(self._path(called, module))
-            ) is not None:
-                options = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
-                return typing.Annotated[types[0], mark(*map(ast.literal_eval, args), **options)]
-        if types[0] is Factory:
-            raise TypeError("its form cannot be read")
-        return types[0]
 
 
 def _made(definition: ast.ClassDef | ast.FunctionDef, module: SourceModule, **names: Any) -> Any:
@@ -306,13 +291,15 @@ def _literal(function: ast.FunctionDef) -> ast.FunctionDef:
     """Return a function with `UNREAD` instead of defaults that are not literal."""
     for defaults in (function.args.defaults, function.args.kw_defaults):
         for index, each in enumerate(defaults):
-            if each is not None and _value(each) is UNREAD:
+            if each is not None and _value([each]) is UNREAD:
                 defaults[index] = ast.Name("UNREAD", ast.Load())
     return function
 
 
-def _value(expression: Any) -> Any:
+def _value(bound: Sequence[Any]) -> Any:
+    """Return the literal that the only one of some expressions stands for, or `UNREAD`."""
     try:
+        (expression,) = bound
         return ast.literal_eval(expression)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return UNREAD
@@ -320,7 +307,7 @@ def _value(expression: Any) -> Any:
 
 def _makes_no_stream(bound: Binding) -> bool:
     """Return whether the decorators of a method, such as `@property`, show that it adds no stream to a dataset."""
-    decorators = getattr(bound, "decorator_list", [])
+    decorators = getattr(bound, "decorator_list", None) or [None]
     names = [each.value if isinstance(each, ast.Attribute) else each for each in decorators]  # `@size.setter`
     own = getattr(bound, "name", None)
     return all(isinstance(each, ast.Name) and each.id in {*_MAKES_NO_STREAM, own} for each in names)
