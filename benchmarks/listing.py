@@ -19,6 +19,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
 
+from emrun.config.yaml_tree import parse
+from emrun.storage.plain import write_with_plain
+
 BUDGET = 1.0  # seconds
 EPOCHS = 20
 EMRUN = str(Path(sys.executable).with_name("emrun"))
@@ -101,14 +104,14 @@ def make_run(root: Path, number: int) -> None:
         rate=f"{10 ** draw.uniform(-4, -1):.6f}",
         decay=f"{draw.random():.6f}",
     )
-    (place / "config.yaml").write_text(config, encoding="utf-8")
+    write_with_plain(place / "config.yaml", config, parse(config, "").plain())
     status = ("finished", "finished", "interrupted", "failed", "running")[number % 5]  # nobody writes it: killed
     begin = datetime(2026, 11, 1, tzinfo=UTC) + timedelta(minutes=number)
     end = "" if status == "running" else f"'{(begin + timedelta(minutes=3)).isoformat()}'"
     trace = TRACE.format(
         begin=begin.isoformat(), end=end, status=status, number=number, exit_status=int(status == "failed")
     )
-    (place / "trace.yaml").write_text(trace, encoding="utf-8")
+    write_with_plain(place / "trace.yaml", trace, parse(trace, "").plain())
     lines = []
     for epoch in range(EPOCHS + 1):
         streams = {

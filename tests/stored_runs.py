@@ -4,6 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from emrun.config.yaml_tree import parse
 from emrun.storage.files import flush_lines
 from emrun.storage.run import create_run
 
@@ -34,7 +35,8 @@ def make_run(tmp_path, monkeypatch):
         """`status` may be `running`, with a lock that `run.release()` gives back, or `killed`."""
         times = iter([BEGIN, *[BEGIN + timedelta(minutes=minutes)] * 1000])
         place = tmp_path / where / name
-        run = create_run(config, name, output_root=place.parent, output_dir=place, seed=42, clock=lambda: next(times))
+        options = {"seed": 42, "clock": lambda: next(times), "plain": parse(config, "").plain()}
+        run = create_run(config, name, output_root=place.parent, output_dir=place, **options)
         for epoch, accuracy in enumerate(accuracies):
             statistics = {"loss": {"mean": 1.0 - accuracy}, "accuracy": {"mean": accuracy, "std": 0.5}}
             run.record_epoch(epoch, 10 * epoch, 1.5, {"train": {"loss": {"mean": 0.5}}, "valid": statistics})

@@ -37,7 +37,7 @@ ONLY = {
         f"emrun.storage.{name}"
         for name in (
             *("checkpoints.manifest", "code.files", "code.first_batches", "code.record"),
-            *("files", "lines", "lock", "log", "metrics", "run", "sealed", "steps", "trace"),
+            *("files", "lines", "lock", "log", "metrics", "plain", "run", "sealed", "steps", "trace"),
         )
     },
 }

@@ -59,7 +59,7 @@ def ls(
     from emrun.runs.columns import FACTS, check_known, column, rows_of
     from emrun.runs.conditions import Condition
     from emrun.runs.search import find_runs
-    from emrun.runs.yaml_parts import MISSING
+    from emrun.runs.stored_run import MISSING
 
     root = expanded(directory)
     wanted = [Condition.parse(each) for each in conditions]
@@ -176,7 +176,7 @@ def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     from datetime import datetime
 
-    from emrun.runs.yaml_parts import MISSING
+    from emrun.runs.stored_run import MISSING
 
     if value is MISSING:
         return None

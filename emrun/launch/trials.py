@@ -25,8 +25,7 @@ from emrun.config.source_finder import Sources
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.runs.code_comparison import CodeNow
-from emrun.runs.stored_run import StoredRun
-from emrun.runs.yaml_parts import MISSING
+from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.storage.run import CONFIG
 
 NOT_OF_IDENTITY = ("sweep", "name", "code_directory")

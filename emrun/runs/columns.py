@@ -13,9 +13,8 @@ from typing import Any, Literal
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import did_you_mean, in_one_line, size_of, span
 from emrun.epoch_data import statistics
-from emrun.runs.stored_run import StoredRun
+from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.runs.summaries import Summaries, Which
-from emrun.runs.yaml_parts import MISSING
 
 _WIDEST = 60  # characters of a value in a table
 _STATISTIC = re.compile(r"(?:(last|min|max):)?([^./:]+/.+)")

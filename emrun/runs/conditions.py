@@ -15,8 +15,7 @@ from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.config.names import same_class
 from emrun.config.yaml_tree import parse
 from emrun.runs.columns import Column, Row, column
-from emrun.runs.stored_run import STATUSES
-from emrun.runs.yaml_parts import MISSING
+from emrun.runs.stored_run import MISSING, STATUSES
 
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {

@@ -7,7 +7,6 @@ from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError
 from emrun.runs.stored_run import StoredRun
-from emrun.runs.yaml_parts import Unclear, YamlPart
 
 _MOST = 2_000
 _DEEPEST = 50
@@ -20,17 +19,13 @@ def values_of(run: StoredRun) -> dict[str, Any]:
     that cannot be read has none, and is a problem of the run.
     """
     try:
-        try:
-            tree = None if run.parts is None else _plain(run.parts)
-        except Unclear:
-            tree = None
-        tree = tree if isinstance(tree, dict) else run.config.root.plain()
+        tree = run.written
     except (ConfigError, StorageError) as error:
         run.note(str(error).partition("\n")[0])
         return {}
     hooks = tree.get("hooks")
     if isinstance(hooks, list):
-        tree["hooks"] = _by_name(hooks)
+        tree = {**tree, "hooks": _by_name(hooks)}
     found: dict[str, Any] = {}
     for key, value in _flat(tree, (), 0):
         if len(found) == _MOST:
@@ -38,16 +33,6 @@ def values_of(run: StoredRun) -> dict[str, Any]:
             break
         found[key] = value
     return found
-
-
-def _plain(part: YamlPart) -> Any:
-    """Return the value of a part in plain types; it is made from its parts, because most are the same in many runs."""
-    children = part.children()
-    if children is None:
-        return part.plain()
-    if all(key.isdecimal() for key in children):  # a list: the keys of such mappings begin with a letter
-        return [_plain(each) for each in children.values()]
-    return {key: _plain(each) for key, each in children.items()}
 
 
 def _by_name(hooks: list[Any]) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from emrun.storage.sealed import files_of
 from emrun.storage.steps import STEPS
 from emrun.storage.trace import TRACE
 
-_ALWAYS = re.compile(rf"{CONFIG}|{TRACE}|config-[1-9]\d*\.yaml|train-\d+\.log|{re.escape(LIST)}")
+_ALWAYS = re.compile(
+    rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|config-[1-9]\d*\.yaml|train-\d+\.log|{re.escape(LIST)}"
+)
 _BEFORE = re.compile(
     rf"{LOG}|{METRICS}|{STEPS}|report\.html|training\.csv|metrics\.sqlite|diagnosis\.jsonl|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"

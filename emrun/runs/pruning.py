@@ -11,9 +11,8 @@ from typing import Literal
 from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
-from emrun.runs.stored_run import StoredRun
+from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.runs.summaries import Which
-from emrun.runs.yaml_parts import MISSING
 from emrun.storage.checkpoints.manifest import ASIDE, TO_RESUME, Contents, leave_out
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST
 from emrun.storage.files import remove_files, storing

@@ -9,8 +9,7 @@ from typing import Any
 from emrun.base.errors import UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.runs.columns import value_of
-from emrun.runs.stored_run import StoredRun, number
-from emrun.runs.yaml_parts import MISSING
+from emrun.runs.stored_run import MISSING, StoredRun, number
 from emrun.storage.steps import ITERATION
 
 RUN = "run"

@@ -8,27 +8,28 @@ from contextlib import suppress
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from emrun.base.errors import ConfigError, StorageError
+from emrun.base.errors import ConfigError, Position, StorageError
 from emrun.base.wording import counted
 from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_at
-from emrun.config.yaml_tree import Node, parse
-from emrun.runs.yaml_parts import MISSING, Unclear, YamlPart, below, split_text
+from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.storage.files import read_regular
 from emrun.storage.lock import writer_of
 from emrun.storage.metrics import METRICS, epochs_of
+from emrun.storage.plain import plain_of
 from emrun.storage.run import CONFIG
 from emrun.storage.steps import STEPS, Chunk, chunks_of
 from emrun.storage.trace import TRACE, known_fields
 
+MISSING: Final = object()
+"""Stands for a value that is not there; null is None."""
 STATUSES = ("running", "finished", "interrupted", "failed", "pruned", "killed", "damaged")
 """What `StoredRun.status` may be."""
 _LARGEST_TRACE = 1_000_000  # bytes
 _LARGEST_CONFIG = 2_000_000
-_DEEPEST = 20  # references from one value of a config to another
 _WRITTEN = (METRICS, STEPS, TRACE, "train.log")
 
 
@@ -51,12 +52,7 @@ class StoredRun:
         """The fields of `trace.yaml`; those with an invalid value, or all, are missing if the file is damaged."""
         try:
             text = self._text(TRACE, _LARGEST_TRACE)
-            parts = split_text(text)
-            entries = parts.children() if parts is not None else None
-            try:
-                content = {name: part.plain() for name, part in (entries or {}).items()} if entries else None
-            except Unclear:
-                content = None
+            content = plain_of(self.directory / TRACE, text)
             known, problems = known_fields(parse(text, TRACE).plain() if content is None else content)
         except (ConfigError, StorageError) as error:
             self.note(str(error).partition("\n")[0])
@@ -168,7 +164,15 @@ class StoredRun:
             StorageError: the config cannot be read.
             ConfigError: it is not a config.
         """
-        return self._value(tuple(key.split(".")), 0)
+        tree, path = self._final, tuple(key.split("."))
+        hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
+        is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
+        whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]
+        found: Any = MISSING if whole is None else tree
+        for name in whole or ():
+            entries = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+            found = next((entry for key, entry in entries if str(key) == name), MISSING)
+        return found
 
     def note(self, problem: str) -> None:
         """Add a sentence to `problems`."""
@@ -214,34 +218,24 @@ class StoredRun:
             more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
             self.note(f"{STEPS}: {left_out[0]}{more}")
 
-    def _value(self, path: tuple[str, ...], depth: int) -> Any:
-        try:
-            parts = self.parts
-            if parts is None:
-                raise Unclear
-            place = _in_parts(parts, path)
-            found = MISSING if place is None else parts.get(*place)
-            if isinstance(found, str) and found.startswith("${") and found.find("}") == len(found) - 1:
-                name = found[2:-1]
-                if name.startswith("env:"):
-                    return found
-                if depth < _DEEPEST and (other := self._value(tuple(name.split(".")), depth + 1)) is not MISSING:
-                    return other
-                raise Unclear
-            if "${" in str(found):
-                raise Unclear
-        except Unclear:
-            tree = self.resolved.plain()
-            hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
-            is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
-            whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]
-            return MISSING if whole is None else below(tree, whole)
-        return found
+    @cached_property
+    def written(self) -> Mapping[str, Any]:
+        """The config in plain types, as it is written.
+
+        Raises:
+            StorageError: it cannot be read.
+            ConfigError: it is not a config.
+        """
+        found = plain_of(self.directory / CONFIG, self.config_text)
+        return found if isinstance(found, dict) else self.config.root.plain()
 
     @cached_property
-    def parts(self) -> YamlPart | None:
-        """The parts of the config, which are parsed one by one; None if only the parser can tell them."""
-        return split_text(self.config_text)
+    def _final(self) -> Mapping[str, Any]:
+        """The config in plain types with references to other values replaced."""
+        if "${" not in self.config_text:
+            return self.written
+        root = node_of(self.written, Position(str(self.directory / CONFIG)))
+        return without_environment(root).plain()  # type: ignore[no-any-return]
 
     def _text(self, name: str, most: int) -> str:
         content = read_regular(self.directory / name, most)
@@ -327,17 +321,6 @@ def _time(text: str | None) -> datetime | None:
         return found if found.tzinfo else found.astimezone()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _in_parts(parts: YamlPart, path: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return a key path as the text has it: below `hooks`, with an index and the name; None if there is none."""
-    hooks = (parts.children() or {}).get("hooks") if path[0] == "hooks" and len(path) > 1 else None
-    if hooks is None:
-        return path
-    items = hooks.children()
-    if items is None:
-        raise Unclear
-    return _below_hooks(path, [list(item.children() or {}) or item.plain() for item in items.values()])
 
 
 def _below_hooks(path: tuple[str, ...], hooks: list[Any]) -> tuple[str, ...] | None:

@@ -26,13 +26,13 @@ from emrun.storage.files import (
     note_writes,
     opened_regular,
     storing,
-    write_atomically,
     write_list,
 )
 from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
+from emrun.storage.plain import plain_file, write_with_plain
 from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 
@@ -200,8 +200,9 @@ class Run:
             if not only_own_files:
                 shutil.rmtree(self.directory)
                 return
-            for name in (CONFIG, TRACE, LOG, LIST):
-                (self.directory / name).unlink(missing_ok=True)
+            plain = (plain_file(self.directory / name) for name in (CONFIG, TRACE))
+            for each in (*(self.directory / name for name in (CONFIG, TRACE, LOG, LIST)), *plain):
+                each.unlink(missing_ok=True)
 
 
 def create_run(
@@ -214,6 +215,7 @@ def create_run(
     command: Sequence[str] = (),
     clock: Clock = local_time,
     censor: Censor | None = None,
+    plain: Any = None,
 ) -> Run:
     """Create a new run directory and write its config.
 
@@ -228,6 +230,7 @@ def create_run(
         command: the command that started the run, for the trace.
         clock: returns the time.
         censor: see `Run`.
+        plain: the config in plain types, which lists of runs read.
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
@@ -252,7 +255,7 @@ def create_run(
             remove_code(directory)
         else:
             check_free(directory)
-        write_atomically(directory / CONFIG, config_text)
+        write_with_plain(directory / CONFIG, config_text, plain)
         run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor, is_of_user=is_of_user)
         run.trace.begin()
     except BaseException:
@@ -268,6 +271,7 @@ def create_evaluation(
     command: Sequence[str] = (),
     clock: Clock = local_time,
     censor: Censor | None = None,
+    plain: Any = None,
 ) -> Run:
     """Create the directory `<stream>-<n>` for the results of an evaluation.
 
@@ -278,6 +282,7 @@ def create_evaluation(
         command: the command that started the evaluation, for the trace.
         clock: returns the time.
         censor: see `Run`.
+        plain: see `create_run`.
 
     Raises:
         StorageError: the directory cannot be created.
@@ -286,7 +291,7 @@ def create_evaluation(
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)
         directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
-    write_atomically(directory / CONFIG, config_text)
+    write_with_plain(directory / CONFIG, config_text, plain)
     run = Run(directory, command=command, clock=clock, censor=censor)
     run.trace.begin()
     return run

@@ -34,7 +34,8 @@ from emrun.base.fields import (
 )
 from emrun.ranks.group import ranks
 from emrun.storage.code.git import head_of
-from emrun.storage.files import read_regular, refuse_timeout, write_atomically, write_list
+from emrun.storage.files import read_regular, refuse_timeout, write_list
+from emrun.storage.plain import write_with_plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class Trace:
             key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
             for key, value in self._entries.items()
         }
-        write_atomically(self._path, _as_yaml(shown))
+        write_with_plain(self._path, _as_yaml(shown), shown)
 
 
 def _threads() -> int | None:
@@ -176,7 +177,8 @@ def mark_pruned(directory: Path, reason: str) -> None:
         reason: why, in one line.
     """
     trace = YAML(typ="safe", pure=True).load(read_regular(directory / TRACE, _LARGEST).decode())
-    write_atomically(directory / TRACE, _as_yaml({**trace, "status": "pruned", "reason": reason}))
+    entries = {**trace, "status": "pruned", "reason": reason}
+    write_with_plain(directory / TRACE, _as_yaml(entries), entries)
 
 
 def _as_yaml(entries: Mapping[str, Any]) -> str:

@@ -87,6 +87,7 @@ def create_training(
             seed=plan.get("seed", 0),
             command=command,
             censor=Censor(plan.config.secrets()),
+            plain=loaded.root.plain(),
         )
         record_code(plan, run)
         try:

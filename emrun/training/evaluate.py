@@ -110,7 +110,9 @@ def evaluate(
             results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
             censor = Censor(plan.config.secrets(), [directory])
             try:
-                run = create_evaluation(results, stream, dump(merged.root), command, censor=censor)
+                run = create_evaluation(
+                    results, stream, dump(merged.root), command, censor=censor, plain=merged.root.plain()
+                )
             except StorageError as error:
                 if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                     error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")

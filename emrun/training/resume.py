@@ -32,6 +32,7 @@ from emrun.storage.files import check_guards, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.metrics import METRICS, read_metrics
+from emrun.storage.plain import plain_of, write_with_plain
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
@@ -215,8 +216,16 @@ def _way_on(reason: str) -> str:
 def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
     """Create a run with the config of another run."""
     text = (source / CONFIG).read_text(encoding="utf-8")
+    plain = plain_of(source / CONFIG, text)
     return create_run(
-        text, fork.name, output_root=fork.parent, output_dir=fork, seed=seed, command=command, censor=censor
+        text,
+        fork.name,
+        output_root=fork.parent,
+        output_dir=fork,
+        seed=seed,
+        command=command,
+        censor=censor,
+        plain=plain,
     )
 
 
@@ -331,7 +340,7 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> 
     text = (source / CONFIG).read_text(encoding="utf-8")
     numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
     write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
-    write_atomically(run.directory / CONFIG, dump(merged, text))
+    write_with_plain(run.directory / CONFIG, dump(merged, text), merged.plain())
     _LOG.info("changed: %s", ", ".join(_shown(changed)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from emrun.config.config import read_config
 from emrun.config.yaml_text import dump
 from emrun.runs.report.page import write_at_end
-from emrun.storage.files import write_atomically
+from emrun.storage.plain import write_with_plain
 from emrun.storage.run import CONFIG, Run
 from emrun.training.build import Training
 
@@ -30,4 +30,4 @@ def connected(training: Training, run: Run) -> Training:
 def _write(run: Run, argument: str, value: Any) -> None:
     """Set an argument of the model in the config of a run; its comments are kept."""
     config = read_config(run.directory).overridden([f"model.{argument}={value}"])
-    write_atomically(run.directory / CONFIG, dump(config.root, config.text))
+    write_with_plain(run.directory / CONFIG, dump(config.root, config.text), config.root.plain())

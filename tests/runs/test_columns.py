@@ -8,7 +8,7 @@ from stored_runs import BEGIN
 from emrun.base.errors import UsageError
 from emrun.runs.columns import FACTS, check_known, column, rows_of
 from emrun.runs.search import find_runs
-from emrun.runs.yaml_parts import MISSING
+from emrun.runs.stored_run import MISSING
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import os
 import pytest
 
 from emrun.base.errors import ConfigError, StorageError
-from emrun.runs import yaml_parts
-from emrun.runs.stored_run import StoredRun, number, size_below, statistic
-from emrun.runs.yaml_parts import MISSING
+from emrun.runs.stored_run import MISSING, StoredRun, number, size_below, statistic
 from emrun.storage.steps import Chunk
 
 ACCURACIES = (0.1, 0.7, 0.6)
@@ -58,10 +56,16 @@ def test_epochs_and_steps_are_read(make_run):
     ("hooks.2", {"variable": "accuracy", "condition": "max"}), ("hooks.LogVariables", "LogVariables"),
     ("hooks.Missing.epochs", MISSING), ("hooks.9", MISSING), ("model.module.depth", MISSING), ("seed.x", MISSING),
 ])  # fmt: skip
-def test_a_value_of_the_config_is_found_by_its_key(stored, key, value, monkeypatch):
+def test_a_value_of_the_config_is_found_by_its_key(stored, key, value):
     assert stored.value(key) == value
-    monkeypatch.setattr(yaml_parts.YamlPart, "get", lambda *_: (_ for _ in ()).throw(yaml_parts.Unclear))
-    assert StoredRun(stored.directory).value(key) == value  # read by the parser of configs
+
+
+def test_a_config_that_was_edited_is_read_again(stored):
+    assert stored.value("model.optimizer.lr") == 0.003
+    path = stored.directory / "config.yaml"
+    path.write_text(path.read_text().replace("0.003   # low", "0.1"))
+    edited = StoredRun(stored.directory)
+    assert [edited.value(key) for key in ("model.optimizer.lr", "model.module.width")] == [0.1, 32]
 
 
 def test_values_of_the_environment_are_not_read(make_run, monkeypatch):

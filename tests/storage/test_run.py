@@ -28,7 +28,8 @@ def test_a_run_directory_is_named_after_the_run_and_the_time(tmp_path):
     run = create(tmp_path, config="name: digits  # größe\n", command=["emrun"])
     assert run.directory == tmp_path / "log" / "digits_20261120-210301"
     assert (run.directory / "config.yaml").read_text(encoding="utf-8") == "name: digits  # größe\n"
-    assert sorted(tree(run.directory)) == [".lock", ".owner.json", "config.yaml", "trace.yaml"]
+    plain = [".config.yaml.json", ".trace.yaml.json"]
+    assert sorted(tree(run.directory)) == sorted([".lock", ".owner.json", *plain, "config.yaml", "trace.yaml"])
     trace = trace_of(run)
     assert (trace["status"], trace["seed"], trace["command"]) == ("running", 42, ["emrun"])
     assert holds_run(run.directory)

@@ -1,0 +1,37 @@
+"""The content of a YAML file beside it: it is read while the file has the same text, and never instead of another."""
+
+import json
+
+import pytest
+
+from emrun.storage.plain import plain_file, plain_of, write_with_plain
+
+TEXT, PLAIN = "a: 1 # one\nb: [x, null]\n", {"a": 1, "b": ["x", None]}
+
+
+@pytest.fixture
+def file(tmp_path):
+    write_with_plain(tmp_path / "config.yaml", TEXT, PLAIN)
+    return tmp_path / "config.yaml"
+
+
+def test_the_content_is_read_only_with_the_text_it_was_written_with(file):
+    assert file.read_text() == TEXT
+    assert plain_of(file, TEXT) == PLAIN
+    assert plain_of(file, TEXT.replace("1", "2")) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"\xff", b"3", b'["0", {"a": 2}]', b"[" * 100_000])
+def test_a_damaged_content_is_not_read(file, content):
+    plain_file(file).write_bytes(content)
+    assert plain_of(file, TEXT) is None
+    plain_file(file).unlink()
+    assert plain_of(file, TEXT) is None
+
+
+@pytest.mark.parametrize("plain", [{1: "x"}, {"a": float("nan")}, {"a": {3}}])
+def test_what_json_would_change_is_left_to_the_parser(file, plain):
+    write_with_plain(file, "other", plain)
+    assert file.read_text() == "other"
+    assert plain_of(file, "other") is None
+    assert json.loads(plain_file(file).read_text())[1] == PLAIN
