@@ -17,19 +17,4 @@ if TYPE_CHECKING:
     from emrun.datasets.token_windows import TokenWindows as TokenWindows
     from emrun.datasets.torch_dataset import TorchDataset as TorchDataset
 
-__getattr__, __dir__ = lazy_names(
-    "emrun.datasets",
-    {
-        "Digits": "digits",
-        "DownloadableDataset": "downloadable_dataset",
-        "HuggingFace": "hugging_face",
-        "ImageFolder": "image_folder",
-        "Majority": "majority",
-        "Mixed": "mixed",
-        "Parquet": "parquet",
-        "Table": "table",
-        "TarShards": "tar_shards",
-        "TokenWindows": "token_windows",
-        "TorchDataset": "torch_dataset",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -28,28 +28,4 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__ = lazy_names(
-    "emrun",
-    {
-        "AbstractDataset": "dataset",
-        "AbstractHook": "hook",
-        "AbstractModel": "model",
-        "Factory": "base.types",
-        "MainLoop": "loop.main_loop",
-        "TorchModel": "models.torch_model",
-        "Training": "training.build",
-        "TrainingAborted": "hook",
-        "TrainingTerminated": "hook",
-        "UpdateSkipped": "hook",
-        "create_dataset": "training.create",
-        "create_hooks": "training.create",
-        "create_model": "training.create",
-        "create_training": "training.create",
-        "evaluate": "training.evaluate",
-        "load_config": "config.config",
-        "load_run": "training.evaluate",
-        "predict": "training.predict",
-        "read_steps": "storage.step_columns",
-        "resume_training": "training.resume",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -21,20 +21,11 @@ A hook is an object whose methods are called at the events of the run. The secti
 they are called in this order. This page lists the built-in hooks with all their arguments, as `emrun show NAME` does.
 [Using and writing hooks](using_hooks.md) has the events, examples, and how to write a hook.
 """
+_GROUP = re.compile(r"^if TYPE_CHECKING:  # (.*)\n((?:    .*\n)+)", re.MULTILINE)
 GROUPS = {
-    "End a run": ("Check", "EarlyStopping", "OnPlateau", "StopAfter", "StopOnNaN", "StopOnPlateau"),
-    "Save checkpoints and files": ("SaveBest", "SaveEvery", "SaveFile", "SaveLatest"),
-    "Change the updates": ("AverageWeights", "ClipGradients", "Freeze", "SetOverTime", "SkipSpike"),
-    "Statistics, and where the time goes": (
-        "AccumulateVariables", "Benchmark", "ClassificationMetrics", "ComputeStats", "Diagnose", "LogNorms",
-        "LogProfile", "LogVariables", "Profile", "ShowProgress",
-    ),
-    "Results of an evaluation": (
-        "Flatten", "LogitsToCsv", "PlotLines", "SaveConfusionMatrix", "SaveExamples", "SaveMasks", "SavePredictions",
-        "SequenceToCsv",
-    ),
-    "Files and trackers": ("WriteCSV", "WriteMLflow", "WriteSQLite", "WriteTensorBoard", "WriteTrackio", "WriteWandb"),
-}  # fmt: skip
+    group: re.findall(r" as (\w+)$", block, re.MULTILINE)
+    for group, block in _GROUP.findall((PAGE.parents[1] / "hooks" / "__init__.py").read_text())
+}
 _ENTRY = re.compile(r"^    (?P<name>\w+)(?P<note> \((?:default [^\n]*?|required)\))?(?=:|$)(?P<text>.*)")
 
 

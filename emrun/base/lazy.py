@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+_NAME = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a `__getattr__` that imports each name from its module, and a `__dir__` that lists the names.
+
+    The names are those that the file of the package imports for type checkers, in blocks `if TYPE_CHECKING:`.
 
     Args:
         package: the package that offers the names.
-        homes: name -> the module that defines the name, relative to the package.
+        file: its file.
     """
 
+    @cache
+    def homes() -> dict[str, str]:
+        return {name: module for module, name in _NAME.findall(Path(file).read_text(encoding="utf-8"))}
+
     def __getattr__(name: str) -> Any:
-        if name not in homes:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(__import__(f"{package}.{homes[name]}", fromlist=[name]), name)
+        return getattr(__import__(homes()[name], fromlist=[name]), name)
 
     def __dir__() -> list[str]:
         own = vars(sys.modules[package])
-        return sorted({*homes, *(name for name in own if name.startswith("__") and name.endswith("__"))})
+        return sorted({*homes(), *(name for name in own if name.startswith("__") and name.endswith("__"))})
 
     return __getattr__, __dir__
