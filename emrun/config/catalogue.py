@@ -109,7 +109,7 @@ def explanation(name: str) -> str | None:
             schedule = _source(f"{_SCHEDULES}.{each}")
             known = Sources().parameters(schedule)
             own = {each: p for each, p in known.named.items() if each != "optimizer"} if known else {}
-            return with_defaults(inspect.getdoc(schedule) or "", own)
+            return with_defaults(inspect.getdoc(schedule) or "", own, argument_texts(schedule))
     for package in (_OPTIMIZERS, _SCHEDULERS):
         for each in _classes(package):
             if wanted in (normalised(each), normalised(f"{package}.{each}")):

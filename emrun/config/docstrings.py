@@ -26,12 +26,13 @@ _YAML = {
 """Kind of a class -> the YAML that names it."""
 
 
-def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter]) -> str:
+def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter], inherited: Mapping[str, str] = {}) -> str:
     """Return a docstring without its section `Raises`, and with the default of each argument; null is left out.
 
     Args:
         text: the docstring.
         parameters: the parameters of the class, of which those without a description are added.
+        inherited: name -> description in the docstring of a base class.
     """
     before, _, described = ("\n" + _RAISES.sub("\n\n", text)).partition("\nArgs:\n")
     for name, parameter in parameters.items():
@@ -41,7 +42,9 @@ def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter]) -> str
         found = entry.search(described)
         if found is None:
             required = " (required)" if parameter.default is parameter.empty else note
-            described = f"{described.rstrip()}\n    {name}{required}"
+            added = f"{name}{required}: {inherited.get(name, '')}".rstrip(": ")
+            added = textwrap.fill(added, 120, initial_indent=" " * 4, subsequent_indent=" " * 8)
+            described = f"{described.rstrip()}\n{added}"
         elif "default:" not in found["text"].lower():
             described = f"{described[: found.end(1)]}{note}{described[found.end(1) :]}"
     described = described.strip("\n")

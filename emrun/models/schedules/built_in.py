@@ -6,6 +6,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,6 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.curves import Factor
-from emrun.models.schedules.longer_run import OnExtend
 from emrun.models.schedules.part_lengths import Length
 
 
@@ -24,32 +24,10 @@ class Constant(ClosedForm):
         model:
           scheduler: {class: Constant, warmup: 5%, cooldown: 20%}
 
-    Update k of W updates of warm-up has k / W of the rate. The cool-down is the end of the run: the rate goes in a
-    straight line to `final`. With lengths in updates or passes, the rates before the cool-down do not depend on how
-    long the run is.
-
-    Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the cool-down ends, as a share of the rate; 0 by default.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed, or there is a `final` without a `cooldown`.
+    With lengths in updates or passes, the rates before the cool-down do not depend on how long the run is.
     """
 
     depends_on_end = False
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float | None = None,
-        on_extend: OnExtend | None = None,
-    ) -> None:
-        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown), on_extend)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1."""
@@ -62,29 +40,11 @@ class Linear(ClosedForm):
         model:
           scheduler: {class: Linear, warmup: 5%}
 
-    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which the decay then
-    reaches earlier.
-
-    Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the decay ends, as a share of the rate.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed.
+    After t of T updates, the rate is 1 - (1 - final) t / T of what it was.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float = 0.0,
-        on_extend: OnExtend | None = None,
-    ) -> None:
-        super().__init__(optimizer, warmup, cooldown, final, on_extend)
+    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(optimizer, final=final, **kwargs)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 - (1 - final) t / T."""
@@ -98,33 +58,14 @@ class Cosine(ClosedForm):
         model:
           scheduler: {class: Cosine, warmup: 5%, final: 0.1}
 
-    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which the decay then
-    reaches earlier.
-
     Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the decay ends, as a share of the rate.
         cycles: number of decays of equal length; each begins again with the full rate.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float = 0.0,
-        cycles: int = 1,
-        on_extend: OnExtend | None = None,
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, cycles: int = 1, **kwargs: Any) -> None:
         check_count("cycles", cycles, minimum=1)
-        super().__init__(optimizer, warmup, cooldown, final, on_extend, cycles=cycles)
-        self._cycles = cycles
+        super().__init__(optimizer, final=final, **kwargs)
+        self._configured["cycles"] = self._cycles = cycles
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final + (1 - final) (1 + cos(pi t / T)) / 2, where t and T are of the current cycle."""
@@ -144,34 +85,15 @@ class Polynomial(ClosedForm):
         model:
           scheduler: {class: Polynomial, power: 2.0, warmup: 5%}
 
-    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which the decay then
-    reaches earlier.
-
     Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the decay ends, as a share of the rate.
         power: the exponent; 1 is a straight line.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float = 0.0,
-        power: float = 1.0,
-        on_extend: OnExtend | None = None,
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, power: float = 1.0, **kwargs: Any) -> None:
         if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
             raise ArgumentError("power", f"{power!r} is not a positive number")
-        super().__init__(optimizer, warmup, cooldown, final, on_extend, power=power)
-        self._power = float(power)
+        super().__init__(optimizer, final=final, **kwargs)
+        self._configured["power"] = self._power = power
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final + (1 - final) (1 - t / T) ** power."""
@@ -185,34 +107,19 @@ class Exponential(ClosedForm):
         model:
           scheduler: {class: Exponential, final: 0.01, warmup: 5%}
 
-    Update k of W updates of warm-up has k / W of the rate. A cool-down keeps the rate at `final`, which is then reached
-    earlier. A `final` above 1 increases the rate, as a range test of learning rates does.
+    A `final` above 1 increases the rate, as a range test of learning rates does.
 
     Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
         final: where the rate ends, as a share of the rate; greater than 0, which no factor reaches.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed.
     """
 
     largest_final = sys.float_info.max
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float = 0.01,
-        on_extend: OnExtend | None = None,
-    ) -> None:
-        super().__init__(optimizer, warmup, cooldown, final, on_extend)
+    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(optimizer, final=final, **kwargs)
         if not self.final:
             raise ArgumentError("final", "an exponential decay does not reach 0; write for example 0.01")
-        if self.final > 1 and warmup is not None:
+        if self.final > 1 and self.warmup is not None:
             raise ArgumentError(
                 "warmup", "a rate that increases to a final above 1 needs no warm-up; remove one of them"
             )
@@ -229,50 +136,34 @@ class InverseSqrt(ClosedForm):
         model:
           scheduler: {class: InverseSqrt, warmup: 500 updates, cooldown: 10%}
 
-    Update k of W updates of warm-up has k / W of the rate. Update W + t has 1 / sqrt(1 + t / timescale) of the rate.
-    The cool-down is the end of the run: the rate goes in a straight line to `final`. With lengths in updates or passes,
-    the rates before the cool-down do not depend on how long the run is.
+    After W updates of warm-up, update W + t has 1 / sqrt(1 + t / timescale) of the rate. With lengths in updates or
+    passes, the rates before the cool-down do not depend on how long the run is.
 
     Args:
-        warmup: the length of the warm-up: a share of the run such as `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the cool-down ends, as a share of the rate; 0 by default.
-        timescale: how slowly the rate decays, written in the same ways; by default `warmup`.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed, there is a `final` without a `cooldown`, or neither
-            `timescale` nor `warmup` is given.
+        timescale: how slowly the rate decays, written as `warmup`, which is the default.
     """
 
     depends_on_end = False
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float | None = None,
-        timescale: float | str | None = None,
-        on_extend: OnExtend | None = None,
-    ) -> None:
-        if timescale is None and warmup is None:
+    def __init__(self, optimizer: torch.optim.Optimizer, timescale: float | str | None = None, **kwargs: Any) -> None:
+        self._own = [] if timescale is None else [Length.parse("timescale", timescale)]
+        super().__init__(optimizer, **kwargs)
+        if timescale is None and self.warmup is None:
             raise ArgumentError("timescale", "give a timescale or a warmup, such as '500 updates'")
-        given, argument = (warmup, "warmup") if timescale is None else (timescale, "timescale")
-        self._timescale = Length.parse(argument, given)
-        super().__init__(optimizer, warmup, cooldown, _of_cooldown(final, cooldown), on_extend, timescale=timescale)
+        self._configured["timescale"] = timescale
 
     def lengths(self) -> list[Length]:
         """Return all lengths among the arguments."""
-        return super().lengths() + [self._timescale] * (self._timescale != self.warmup)
+        return super().lengths() + self._own
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 / sqrt(1 + t / timescale)."""
-        scale, sqrt = self._timescale.updates(horizon), math.sqrt
+        timescale = (*self._own, self.warmup)[0]
+        assert timescale is not None  # one of them is given
+        scale, sqrt = timescale.updates(horizon), math.sqrt
         if scale == 0:
-            message = f"{self._timescale} is less than an update, as a timescale"
-            raise ArgumentError(f"scheduler.{self._timescale.argument}", message)
+            message = f"{timescale} is less than an update, as a timescale"
+            raise ArgumentError(f"scheduler.{timescale.argument}", message)
         return lambda done: 1 / sqrt(1 + done / scale)
 
 
@@ -282,43 +173,26 @@ class Steps(ClosedForm):
         model:
           scheduler: {class: Steps, milestones: [50%, 75%], gamma: 0.1}
 
-    Update k of W updates of warm-up has k / W of the rate. The cool-down is the end of the run: the rate goes in a
-    straight line to `final`. With lengths in updates or passes, the rates before the cool-down do not depend on how
-    long the run is.
+    With lengths in updates or passes, the rates before the cool-down do not depend on how long the run is.
 
     Args:
         milestones: when the rate is multiplied, counted from the beginning of the run: shares of the run such as
             `50%`, `500 updates` or `2 passes`.
         gamma: the factor.
-        warmup: the length of the warm-up, written in the same ways.
-        cooldown: the length of the cool-down, written in the same ways.
-        final: where the cool-down ends, as a share of the rate; 0 by default.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed, or there is a `final` without a `cooldown`.
     """
 
     depends_on_end = False
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        milestones: Sequence[float | str],
-        gamma: float = 0.1,
-        warmup: float | str | None = None,
-        cooldown: float | str | None = None,
-        final: float | None = None,
-        on_extend: OnExtend | None = None,
+        self, optimizer: torch.optim.Optimizer, milestones: Sequence[float | str], gamma: float = 0.1, **kwargs: Any
     ) -> None:
         if not isinstance(milestones, list | tuple) or not milestones:
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")
         if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
             raise ArgumentError("gamma", f"{gamma!r} is not a number of at least 0")
         self._milestones = [Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones)]
-        given = _of_cooldown(final, cooldown)
-        super().__init__(optimizer, warmup, cooldown, given, on_extend, milestones=list(milestones), gamma=gamma)
+        super().__init__(optimizer, **kwargs)
+        self._configured.update(milestones=list(milestones), gamma=gamma)
         self._gamma = float(gamma)
 
     def lengths(self) -> list[Length]:
@@ -342,10 +216,3 @@ class Steps(ClosedForm):
                 raise ArgumentError(f"scheduler.milestones[{index}]", f"{each} {wrong}")
         gamma = self._gamma
         return lambda done: gamma ** bisect_right(places, done)
-
-
-def _of_cooldown(final: float | None, cooldown: float | str | None) -> float:
-    """Return the rate at the end of the cool-down; a schedule that does not decay by itself has no other end."""
-    if final is not None and cooldown is None:
-        raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
-    return 0.0 if final is None else final

@@ -30,26 +30,28 @@ _EXTENDED = record({"on_extend": choice(*longer_run.CHOICES), "rate": NUMBER, "u
 class ClosedForm(ABC):
     """Base class of the schedules in `emrun.models.schedules.built_in`, which step after each update.
 
-    A schedule has three parts. In the warm-up, update k of W has k / W of the rate of its parameter group. Then comes
-    the part that gives the schedule its name. The cool-down is the last part of the run: the rate goes in a straight
-    line from where it is to `final`. All rates are doubles that depend on nothing but the number of updates done. If
-    the run continues after its end, the rate stays at `final`.
+    A schedule has three parts: the warm-up, the part that gives the schedule its name, and the cool-down. All rates
+    are doubles that depend on nothing but the number of updates done. If the run continues after its end, the rate
+    stays at `final`.
 
     A run that is made longer by a resume has the rates of a run that had this length from the beginning, if those of
     the updates that were made stay the same. Otherwise `on_extend` says how it continues.
 
     Args:
         optimizer: its parameter groups get the rates; the base rate of a group is its `lr`.
-        warmup: the length of the warm-up; None for none.
-        cooldown: the length of the cool-down; None for none.
-        final: the share of the rate at the end.
-        on_extend: `replan`, `hold` or `rewarm`; None to refuse a longer run that would change rates already used.
+        warmup: the length of the warm-up, in which update k of W has k / W of the rate: a share of the run such as
+            `5%`, `500 updates` or `2 passes`.
+        cooldown: the length of the cool-down, the last part of the run, written in the same ways: the rate goes in a
+            straight line to `final`, or to 0 without one. A decay to `final` ends where the cool-down begins.
+        final: where the decay or the cool-down ends, as a share of the rate.
+        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
+            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
 
     Attributes:
         updates_done: number of updates that were counted.
 
     Raises:
-        ArgumentError: an argument has a value that is not allowed.
+        ArgumentError: an argument has a value that is not allowed, or there is a `final` without a `cooldown`.
     """
 
     on_update = True
@@ -64,13 +66,15 @@ class ClosedForm(ABC):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        warmup: float | str | None,
-        cooldown: float | str | None,
-        final: float,
-        on_extend: longer_run.OnExtend | None,
-        **others: Any,
+        warmup: float | str | None = None,
+        cooldown: float | str | None = None,
+        final: float | None = None,
+        on_extend: longer_run.OnExtend | None = None,
     ) -> None:
         longer_run.check_choice(on_extend)
+        if final is not None and cooldown is None and not self.depends_on_end:
+            raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
+        final = 0.0 if final is None else final
         if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= self.largest_final:
             allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
             raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
@@ -88,7 +92,7 @@ class ClosedForm(ABC):
         if on_extend is not None and not self.needs_horizon:
             message = f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend"
             raise ArgumentError("on_extend", message)
-        self._configured = {"warmup": warmup, "cooldown": cooldown, "final": final, **others}
+        self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         self._factor: Factor | None = None
         self._cools: int | None = None  # number of updates before the cool-down
