@@ -15,7 +15,6 @@ from emrun.cli.tables import table
 
 if TYPE_CHECKING:
     from emrun.diagnosis.differences import Difference
-    from emrun.diagnosis.longer_run import Extension
     from emrun.diagnosis.verification import Row, Verification
 
 
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--full-epochs", is_flag=True, help="Do not shorten epochs of more than 20 iterations.")
 @click.option(
-    "--extend", metavar="LENGTH",
-    help="Instead of interrupting, make the run longer when it has ended: 2x, or an end such as '40 epochs'.",
-)  # fmt: skip
-@click.option(
     "--nproc",
     type=click.IntRange(min=1),
     default=1,
@@ -49,7 +44,6 @@ def verify_resume(
     kill: bool,
     at: tuple[int, ...],
     full_epochs: bool,
-    extend: str | None,
     nproc: int,
     quiet: bool,
     as_json: bool,
@@ -63,33 +57,19 @@ def verify_resume(
     out. Epochs of more than 20 iterations are cut to 8; evaluations are not shortened. The number of runs is printed at
     the start, the time that they will take after the first.
 
-    With --extend, emrun trains the run of CONFIG to its end and resumes it with a later one, from the checkpoint
-    `before-cooldown` if there is one; then it trains to this end at once, and compares both runs in the same way. This
-    takes about twice as long as the longer run.
-
     Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """
-    if extend is not None and (kill or at or full_epochs or nproc > 1):
-        raise click.UsageError(
-            "--extend makes whole runs that are not interrupted, in one process; leave out --kill, --at, "
-            "--full-epochs, --nproc"
-        )
     with terminal_log(quiet=quiet):
         from emrun.config.config import load_config
         from emrun.config.plan import check_statically
 
         check_statically(load_config(config, overrides))
         import_torch()
-        from emrun.diagnosis.longer_run import verify_extension
         from emrun.diagnosis.recorded_trainings import VerificationFailed
         from emrun.diagnosis.verification import verify
 
         try:
             with unwound_by_sigterm():
-                if extend is not None:
-                    extension = verify_extension(config, overrides, extend)
-                    print_json(_extension_in_json(extension)) if as_json else _show_extension(extension)
-                    return 0 if extension.is_exact else 1
                 found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs, ranks=nproc)
         except VerificationFailed as error:
             if error.exit_status == 1:
@@ -112,19 +92,6 @@ def _in_json(found: Verification) -> dict[str, Any]:
         for row in found.rows
     ]
     return {"exact": found.is_exact, "iterations": found.iterations, "rows": rows, "notes": found.notes}
-
-
-def _extension_in_json(found: Extension) -> dict[str, Any]:
-    return {
-        "exact": found.is_exact,
-        "checkpoint": found.checkpoint,
-        "resumed_at": found.resumed_at,
-        "end_before": found.ended,
-        "end_now": found.end,
-        "refusal": found.refusal,
-        "repeatable": found.is_repeatable,
-        **_difference(found.difference),
-    }
 
 
 def _difference(found: Difference | None) -> dict[str, str | None]:
@@ -155,20 +122,3 @@ def _cells(row: Row) -> list[str]:
     where = ["(not interrupted, the same run again)", ""] if point is None else [point.name, str(point.iteration)]
     resumed = "" if row.resumed_at is None else str(row.resumed_at)
     return [*where, row.how, resumed, "exact" if row.difference is None else row.difference.what]
-
-
-def _show_extension(found: Extension) -> None:
-    told = "exact" if found.is_exact else "refused" if found.difference is None else found.difference.what
-    cells = [found.checkpoint, found.resumed_at, found.ended, found.end, told]
-    headers = ["extended from", "iteration", "end before", "end now", "result"]
-    click.echo(table([["" if each is None else str(each) for each in cells]], headers))
-    if found.refusal is not None:
-        click.echo(f"\n{found.refusal}")
-    if found.difference is not None and found.difference.cause:
-        click.echo(f"\nlikely cause: {found.difference.cause}")
-    if found.is_exact:
-        click.echo(f"\nexact: the extended run equals one of {found.end} iterations at once")
-    elif found.is_repeatable:
-        click.echo("\nan extension of this run is not exact")
-    else:
-        click.echo("\nnot exact: two runs without an extension differ too")

@@ -75,7 +75,7 @@ def main(job_text: str) -> None:
 
 def _run(job: Job, record: _Record) -> None:
     if job.resume:
-        training = resume_training(job.directory, job.changes, job.checkpoint)
+        training = resume_training(job.directory)
     else:
         training = create_training(
             job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
@@ -91,7 +91,7 @@ def _run(job: Job, record: _Record) -> None:
         return
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
-    hooks = [each for each in loop.hooks if not _is_left_out(each, stops=job.is_whole)]
+    hooks = [each for each in loop.hooks if not _is_left_out(each)]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
     if not probe.is_too_long:
@@ -106,10 +106,10 @@ def _record_end(job: Job, record: _Record) -> None:
         record("final", **_final(job.directory))
 
 
-def _is_left_out(hook: AbstractHook, *, stops: bool) -> bool:
-    """Return whether a hook does not run here; `stops` says whether StopAfter does."""
+def _is_left_out(hook: AbstractHook) -> bool:
+    """Return whether a hook does not run here."""
     kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__]
-    return _TRACKER in kinds or (kinds[0] == _STOPS and not stops)
+    return _TRACKER in kinds or kinds[0] == _STOPS
 
 
 class Probe(AbstractHook):
@@ -172,7 +172,7 @@ class Probe(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Record where an epoch ends."""
         loop = self.main_loop
-        if loop.training_epochs_done == 2 and self._end is None and not self._job.is_whole:
+        if loop.training_epochs_done == 2 and self._end is None:
             self._end = loop.iterations_done + _TAIL
         self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,10 @@ class VerificationFailed(EmrunError):
     Args:
         text: the message, or the traceback of an error with exit status 1.
         exit_status: the exit status of the run.
-        error: the name of the class of the error that ended the run; empty if none did.
     """
 
-    def __init__(self, text: str, exit_status: int, error: str = "") -> None:
-        self.exit_status, self.error = exit_status, error
+    def __init__(self, text: str, exit_status: int) -> None:
+        self.exit_status = exit_status
         super().__init__(text)
 
 
@@ -111,9 +110,6 @@ class Job:
         is_shortened: whether the config has shorter epochs than the user's; its schedule need not fit.
         point: where to interrupt the run; None to not interrupt it.
         by: number of the signal; some iterations before SIGKILL, a checkpoint is saved.
-        is_whole: whether the run ends where the limits of its config end it.
-        changes: overrides of the resume.
-        checkpoint: the name of the checkpoint to resume from; None for the newest.
         ranks: the number of processes that train together.
     """
 
@@ -127,9 +123,6 @@ class Job:
     is_shortened: bool = False
     point: Point | None = None
     by: int = signal.SIGTERM
-    is_whole: bool = False
-    changes: list[str] = field(default_factory=list)
-    checkpoint: str | None = None
     ranks: int = 1
 
     @property
@@ -164,7 +157,7 @@ class Job:
         errors_of_ranks = [event for each in events for event in each if event["kind"] == "error"]
         for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
             text = event["text"].replace(str(self.directory), "RUN_DIR")
-            raise VerificationFailed(text, event["status"], event["error"])
+            raise VerificationFailed(text, event["status"])
         if failures or not (found.final or found.of("long")):
             last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
             raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)

@@ -273,34 +273,6 @@ def test_every_schedule_is_exact_after_a_kill(verify, schedule):
     assert {row[-1] for row in rows(done)} == {"exact"}
 
 
-def extended(done):
-    """Return the row of the table of an extension: checkpoint, iteration, end before, end now, result."""
-    return done.stdout.splitlines()[2].split()
-
-
-def test_a_run_with_a_cool_down_is_extended_exactly_from_before_it(verify):
-    done = verify("--extend", "2x", "model.scheduler={class: Constant, warmup: 2 updates, cooldown: 50%}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert extended(done) == ["before-cooldown", "3", "6", "12", "exact"]
-    assert done.stdout.endswith("\nexact: the extended run equals one of 12 iterations at once\n")
-
-
-def test_a_run_that_cannot_be_extended_exactly_is_answered_with_the_choices(verify):
-    done = verify("--extend", "9 iterations", "model.scheduler={class: Linear}")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert extended(done) == ["latest", "6", "refused"]
-    assert "model.scheduler.on_extend=replan  0.0167, 0.0111, 0.00556\n" in done.stdout
-    assert done.stdout.endswith("\nan extension of this run is not exact\n")
-
-
-@pytest.mark.campaign
-def test_an_extension_that_changes_rates_differs_at_the_first_update(verify):
-    done = verify("--extend", "2 epochs", "model.scheduler={class: Linear, on_extend: hold}")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "iteration 1: learning rate (" in done.stdout
-    assert done.stdout.endswith("\nan extension of this run is not exact\n")
-
-
 def test_a_killed_run_resumes_from_its_checkpoint_and_long_epochs_are_shortened(verify, project):
     sample = "{class: Majority, n: 300, batch_size: 10}"
     (project / "config.yaml").write_text(CONFIG.replace("{class: my_code.Data}", sample).replace(
@@ -419,12 +391,6 @@ def test_a_hook_that_changes_the_learning_rate_by_a_counter_is_named_and_one_wit
         (["--at", "0"], "0 is not in the range x>=1"),
         (["--at", "middle"], "'middle' is not a valid integer"),
         (["main_loop.bufer=1"], "did you mean 'buffer'"),
-        (
-            ["--extend", "2x", "--kill"],
-            "--extend makes whole runs that are not interrupted, in one process; leave out --kill",
-        ),
-        (["--extend", "2"], "--extend: '2' has no unit; write a factor such as 2x, or a new end such as '40 epochs'"),
-        (["--extend", "2x", "hooks=[]"], "--extend: no StopAfter of the config has a limit of epochs, passes"),
     ],
 )
 def test_wrong_usage_ends_with_status_2(verify, arguments, message):

@@ -36,7 +36,7 @@ def test_whatever_happens_to_the_run_it_ends_the_same(project, emrun, size):
     text.write_bytes(text.read_bytes()[: characters + 1])  # all of it is evaluated, as `emrun eval` does
     overrides = [*overrides, f"main_loop.fixed_epoch_size={updates} updates", "main_loop.skip_zeroth_epoch=true"]
     train = ["train", "-q", "config.yaml", *overrides, "hooks.StopAfter.epochs=2"]
-    longer = ["hooks.StopAfter.epochs=4", "model.scheduler.on_extend=rewarm"]
+    longer = ["hooks.StopAfter.epochs=4", "model.scheduler.on_extend=replan"]
     signals = [
         (signal.SIGTERM, "train", updates),  # in an update
         None,

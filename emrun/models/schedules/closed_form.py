@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, NUMBER, choice, mapping_of, optional, record, sequence_of, whole
+from emrun.base.fields import ANYTHING, choice, mapping_of, optional, record, sequence_of, whole
 from emrun.base.types import Horizon
 from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.models.optimizer import check_class
-from emrun.models.schedules import curves, longer_run
+from emrun.models.schedules import curves
 from emrun.models.schedules.curves import Factor
 from emrun.models.schedules.part_lengths import Length
 from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
@@ -23,8 +23,10 @@ from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
 _NOMINAL = 10_000  # updates of a run whose length is not known yet
 _PLAN = {"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))}
 _STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN))}
-_EXTENDED = record({"on_extend": choice(*longer_run.CHOICES), "rate": NUMBER, "updates": whole()})
+_EXTENDED = record({"on_extend": choice("replan"), "updates": whole()})
 """The fields of a plan that extends the one before it."""
+REPLAN = "model.scheduler.on_extend=replan"
+"""The override that accepts the rates of a longer run, for messages."""
 
 
 class ClosedForm(ABC):
@@ -35,7 +37,7 @@ class ClosedForm(ABC):
     stays at `final`.
 
     A run that is made longer by a resume has the rates of a run that had this length from the beginning, if those of
-    the updates that were made stay the same. Otherwise `on_extend` says how it continues.
+    the updates that were made stay the same. Otherwise `on_extend` says whether the resume is refused.
 
     Args:
         optimizer: its parameter groups get the rates; the base rate of a group is its `lr`.
@@ -44,8 +46,8 @@ class ClosedForm(ABC):
         cooldown: the length of the cool-down, the last part of the run, written in the same ways: the rate goes in a
             straight line to `final`, or to 0 without one. A decay to `final` ends where the cool-down begins.
         final: where the decay or the cool-down ends, as a share of the rate.
-        on_extend: how a run continues that is made longer in a way that would change the rates of updates that were
-            made: `replan`, `hold` or `rewarm`; by default such a resume is refused.
+        on_extend: what a resume does that makes the run longer in a way that changes the rates of updates that were
+            made: `replan` continues on the curve of the longer run; by default such a resume is refused.
 
     Attributes:
         updates_done: number of updates that were counted.
@@ -69,9 +71,10 @@ class ClosedForm(ABC):
         warmup: float | str | None = None,
         cooldown: float | str | None = None,
         final: float | None = None,
-        on_extend: longer_run.OnExtend | None = None,
+        on_extend: Literal["replan"] | None = None,
     ) -> None:
-        longer_run.check_choice(on_extend)
+        if on_extend not in ("replan", None):
+            raise ArgumentError("on_extend", f"{on_extend!r} is not replan")
         if final is not None and cooldown is None and not self.depends_on_end:
             raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
         final = 0.0 if final is None else final
@@ -86,7 +89,7 @@ class ClosedForm(ABC):
         self.plans: list[dict[str, Any]] = []
         """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts.
 
-        A plan that extends the one before it also has `on_extend` and `rate`, the share of the last update before it.
+        A plan that extends the one before it also has `on_extend`.
         """
         self._on_extend = on_extend
         if on_extend is not None and not self.needs_horizon:
@@ -167,7 +170,7 @@ class ClosedForm(ABC):
         if known is not None and horizon.updates is None:
             horizon = Horizon(known["updates"], known["updates_per_pass"])
         wanted = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        new = {"began": self.updates_done, **wanted}
+        new: dict[str, Any] = {"began": self.updates_done, **wanted}
         if known is None:
             plans = [new]
         elif self._is_changed:
@@ -176,9 +179,9 @@ class ClosedForm(ABC):
             plans = [*self.plans[:-1], {**known, **wanted}]
         else:
             refusal = self.refusal(horizon)
-            if refusal is not None or self._on_extend is None:
-                raise ArgumentError("scheduler", refusal or "the length of the run has changed")
-            plans = [*self.plans, self._extension(horizon, self._on_extend)]
+            if refusal is not None:
+                raise ArgumentError("scheduler", refusal)
+            plans = [*self.plans, {**new, "on_extend": "replan"}]
         factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
         self.plans, self._is_changed = plans, False
         return factor
@@ -187,7 +190,7 @@ class ClosedForm(ABC):
         """Return why the run cannot have another horizon than the loaded plan; None if it can.
 
         It can if the rates of the updates that were made stay the same, if the arguments have changed too, so that the
-        schedule is another one, or if it is longer and `on_extend` says how it continues.
+        schedule is another one, or if it is longer and `on_extend` allows it.
 
         Raises:
             ArgumentError: see `factor`.
@@ -195,48 +198,39 @@ class ClosedForm(ABC):
         known, name = self.plans[-1] if self.plans else None, type(self).__name__
         if known is None or known["updates"] is None or horizon.updates is None:
             return None
-        updates = known["updates"], horizon.updates
-        if self._is_changed:
-            if updates[1] <= updates[0] or self._on_extend in (None, "replan"):
-                return None
-            return (
-                f"on_extend={self._on_extend} continues the schedule that the run had, but this resume changes "
-                "arguments of the schedule too; make the changes in two resumes, or remove on_extend to get the new "
-                "schedule over the whole run"
+        if self._is_changed or self._keeps_rates(known, horizon):
+            return None
+        is_longer, done = horizon.updates > known["updates"], self.updates_done
+        if is_longer and self._on_extend is not None:
+            return None
+        text = (
+            f"{name} was planned for {known['updates']} updates, and the run now makes {horizon.updates}: this changes "
+            f"the rates of the {done} updates that were made already. "
+        )
+        if is_longer:
+            places = (done, (done + horizon.updates - 1) // 2, horizon.updates - 1)
+            before, after = self._factor_of(known)(done - 1), [self.factor(horizon)(place) for place in places]
+            text += (
+                f"{REPLAN} accepts the rates of the longer run: {curves.by_group(self._bases(), after)} in the next "
+                f"update, halfway, and in the last one, after {curves.by_group(self._bases(), [before])} in the "
+                "update before. "
             )
-        if self._keeps_rates(known, horizon):
-            return None
-        if horizon.updates > known["updates"] and self._on_extend is not None:
-            plan = self._extension(horizon, self._on_extend)
-            if self.sets_rates and self._on_extend == "hold" and plan["rate"] == 0:
-                return "on_extend=hold keeps the rate of the last update, which is 0 and trains nothing; use replan"
-            self._factor_of(plan)  # checks that the lengths fit
-            return None
         cools = self._cools_of(known) if self.sets_rates else None  # nothing else requests a checkpoint
-        text = "Resume with the limits that the run had, or train anew"
-        if cools is not None and 0 < cools < self.updates_done and self._keeps_rates(known, horizon, cools):
-            text = (
+        if cools is not None and 0 < cools < done and self._keeps_rates(known, horizon, cools):
+            return text + (
                 f"The rates before the cool-down stay the same: resume with --checkpoint {BEFORE_COOLDOWN}, "
                 f"after {counted(cools, 'update')}, to get what a run of this length gives from its beginning"
             )
-        if horizon.updates > known["updates"]:
-            made = (name, self._bases(), self.updates_done, updates)
-            return (
-                longer_run.described(lambda each: self._factor_of(self._extension(horizon, each)), *made) + f"\n{text}"
-            )
-        return (
-            f"{name} was planned for {updates[0]} updates, and the run now makes {updates[1]}: this changes the rates "
-            f"of the {self.updates_done} updates that were made already. {text}"
-        )
+        return f"{text}{'Or resume' if is_longer else 'Resume'} with the limits that the run had, or train anew"
 
     def refusal_without_end(self) -> str | None:
         """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
         known = self.plans[-1] if self.plans else None
         if known is None or known["updates"] is None or not self.needs_horizon or self._is_changed:
             return None
-        if self.updates_done < known["updates"] or known.get("on_extend") == "hold":
+        if self.updates_done < known["updates"]:
             return None
-        rate = longer_run.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
+        rate = curves.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
         return (
             f"the {known['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
             f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
@@ -255,21 +249,14 @@ class ClosedForm(ABC):
         made = range(known["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
-    def _extension(self, horizon: Horizon, choice: str) -> dict[str, Any]:
-        """Return the plan that extends the last one."""
-        rate = self._factor_of(self.plans[-1])(self.updates_done - 1)
-        length = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        return {"began": self.updates_done, **length, "on_extend": choice, "rate": rate}
-
     def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
-        warmup = self.warmup.updates(longer_run.horizon_of(plan)) if self.warmup is not None else 0
-        return longer_run.factor_of(plan, self.factor, warmup)
+        return self.factor(Horizon(plan["updates"], plan["updates_per_pass"]))
 
     def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
-        if self.cooldown is None or plan["updates"] is None or plan.get("on_extend") == "hold":
+        if self.cooldown is None or plan["updates"] is None:
             return None
-        return int(plan["updates"]) - self.cooldown.updates(longer_run.horizon_of(plan))
+        return int(plan["updates"]) - self.cooldown.updates(Horizon(plan["updates"], plan["updates_per_pass"]))
 
     def _bases(self) -> list[float]:
         return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
@@ -291,14 +278,17 @@ class ClosedForm(ABC):
             factor = self.factor(Horizon(total))
             return SchedulePlan(name, note=note, rates=curves.sampled(factor, total, bases))
         factor, last = self.plan(horizon), self.plans[-1]
-        for each in self.lengths() if last.get("on_extend") != "hold" else ():
-            name += f", {each.name} {counted(each.updates(longer_run.horizon_of(last)), 'update')}"
+        for each in self.lengths():
+            updates = each.updates(Horizon(last["updates"], last["updates_per_pass"]))
+            name += f", {each.name} {counted(updates, 'update')}"
         if last["updates"] is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
         note = ""
         if "on_extend" in last:
-            rates = [longer_run.by_group(bases, [share]) for share in (last["rate"], factor(last["began"]))]
-            note = f"on_extend={last['on_extend']} after {last['began']} updates, from {rates[0]} to {rates[1]}"
+            began = last["began"]
+            shares = self._factor_of(self.plans[-2])(began - 1), factor(began)
+            rates = [curves.by_group(bases, [share]) for share in shares]
+            note = f"on_extend=replan after {began} updates, from {rates[0]} to {rates[1]}"
         for before, after in reversed(list(pairwise(self.plans))):
             if "on_extend" not in after:
                 break

@@ -49,16 +49,6 @@ def ended(warmup: int, length: int, between: Factor, cooldown: int, final: float
     return factor
 
 
-def rewarmed(began: int, rate: float, warmup: int, curve: Factor) -> Factor:
-    """Return the rates of a schedule that begins again, with a warm-up from the present rate."""
-
-    def factor(done: int) -> float:
-        since = done - began
-        return rate + (1 - rate) * (since + 1) / warmup if since < warmup else curve(since)
-
-    return factor
-
-
 def joined_at(began: int, before: Factor, after: Factor) -> Factor:
     """Return the rates of one plan before an update, and of another from this update on."""
     return lambda done: before(done) if done < began else after(done)
@@ -69,3 +59,15 @@ def sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[flo
     count = min(total, _POINTS + 1)
     factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
     return [[base * each for each in factors] for base in bases]
+
+
+def by_group(bases: Sequence[float], shares: Sequence[float]) -> str:
+    """Return the rates of parameter groups as text, those of different groups apart."""
+    found: dict[float, list[str]] = {}
+    for number, base in enumerate(bases):
+        found.setdefault(base, []).append(str(number))
+    texts = {base: ", ".join(f"{base * share:.3g}" for share in shares) for base in found}
+    if len(found) == 1:
+        return next(iter(texts.values()))
+    named = {base: f"group{'s' * (len(each) > 1)} {', '.join(each)}" for base, each in found.items()}
+    return "; ".join(f"{named[base]}: {text}" for base, text in texts.items())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from emrun.base.errors import StateError
 from emrun.base.types import Horizon
 from emrun.hook import Loop
-from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.longer_run import OVERRIDE
+from emrun.models.schedules.closed_form import REPLAN, ClosedForm
 from emrun.models.schedules.stepping import Scheduler
 from emrun.schedule_plan import SchedulePlan
 
@@ -53,4 +52,4 @@ def check_length(scheduler: Scheduler | ClosedForm, loop: Loop | None, key: str 
     if refusal is None and loop is not None and loop.has_run and horizon.updates is None:
         refusal = scheduler.refusal_without_end()
     if refusal is not None:
-        raise StateError(f"{key}: {refusal.replace(OVERRIDE, f'{key}.on_extend=')}")
+        raise StateError(f"{key}: {refusal.replace(REPLAN, f'{key}.on_extend=replan')}")
