@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,10 +14,6 @@ from emrun.models.weights.saving import own_tensors
 
 Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
 """Why a tensor that should be loaded is not loaded."""
-
-_WRAPPERS = ((r"_orig_mod\.", ""), (r"^module\.", ""))  # what torch.compile and DistributedDataParallel add to names
-_COMPARED = 50  # names of a file that are compared with those of the module to find what was renamed
-_TRIED = 3  # renames that are tried
 
 
 @dataclass(slots=True)
@@ -170,46 +164,6 @@ def _converts(there: Tensor, here: Tensor) -> bool:
     except (RuntimeError, NotImplementedError):  # such as two numbers in a byte
         return False
     return True
-
-
-def likely_rename(module: torch.nn.Module, there: Sequence[tuple[str, Tensor]]) -> tuple[str, str, int] | None:
-    """Return the rename of names in a file with which most tensors would fit a module by name and shape.
-
-    Args:
-        module: the module.
-        there: the names and tensors of the file.
-
-    Returns:
-        A regular expression, its replacement, and how many tensors would fit; None if none would fit that does not now.
-    """
-    here = {name: None if is_lazy(each) else each.shape for name, each in own_tensors(module).items()}
-
-    def fitting(pattern: str, replacement: str) -> int:
-        names = {re.sub(pattern, replacement, name) if pattern else name: each.shape for name, each in there}
-        return sum(name in here and here[name] in (None, shape) for name, shape in names.items())
-
-    votes: Counter[tuple[str, str]] = Counter()
-    for name, each in [pair for pair in there if pair[0] not in here][:_COMPARED]:
-        votes.update(_beginnings(name, other) for other, shape in here.items() if shape in (None, each.shape))
-    likely = [pair for pair, _ in votes.most_common(_TRIED + 1) if pair != ("", "")]
-    tries = [*_WRAPPERS, *((f"^{re.escape(begin)}", own.replace("\\", r"\\")) for begin, own in likely)]
-    best = max(tries, key=lambda each: fitting(*each))
-    count = fitting(*best)
-    return (*best, count) if count > fitting("", "") else None
-
-
-def _beginnings(name: str, other: str) -> tuple[str, str]:
-    """Return what is before the parts, separated by dots, that two names have in common at their ends.
-
-    Two empty strings stand for names that end differently.
-    """
-    parts, others = name.split("."), other.split(".")
-    same = 0
-    while same < min(len(parts), len(others)) and parts[-1 - same] == others[-1 - same]:
-        same += 1
-    if not same:
-        return "", ""
-    return tuple("".join(f"{each}." for each in names[: len(names) - same]) for names in (parts, others))  # type: ignore[return-value]
 
 
 def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[str]:

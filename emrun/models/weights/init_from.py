@@ -18,7 +18,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.models.patterns import compiled, patterns
-from emrun.models.weights.fit import Fit, kind_of, likely_rename, overflowing
+from emrun.models.weights.fit import Fit, kind_of, overflowing
 from emrun.models.weights.saving import extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
 
@@ -111,19 +111,16 @@ class InitFrom:
                 where = f"{_KEY}.match" + f"[{index}]" * (len(self.match) > 1)
                 raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
         fit = Fit.of(module, there, self._selects)
-        hint = self._hint(module, there) if fit.left or not fit.sources else ""
         if not fit.sources:
-            raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}{hint}")
+            raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}")
         if fit.left and not self.skips:
             reasons = "; ".join(f"{reason}: {_named(left.values())}" for reason, left in fit.left.items())
             kind = type(module).__name__
-            raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}{hint}")
+            raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}")
         self._copy(module, fit)
         rows = _rows(fit, own, list(dict.fromkeys((*saved.others, *extra_state(module)))))
         table = tabulate([each.values() for each in rows], ["", "tensors", "values", ""], intfmt=",")
         _LOG.info("weights from %s:\n%s", saved.source, table)
-        if hint:
-            _LOG.warning("weights from %s%s", saved.source, hint)
         return {"source": saved.source, "rows": rows}
 
     def _selects(self, name: str) -> bool:
@@ -155,17 +152,6 @@ class InitFrom:
             wrong = f"{next(iter(unused))!r} matches no name in the file, which has {_named(tensors)}"
             raise ArgumentError(f"{_KEY}.rename", wrong)
         return found
-
-    def _hint(self, module: torch.nn.Module, there: Mapping[str, Tensor]) -> str:
-        """Return the advice to rename, empty if that would not make more tensors fit."""
-        found = likely_rename(module, [pair for pair in there.items() if pair[0].isprintable()])
-        if found is None:
-            return ""
-        pattern, replacement, count = found
-        quoted = "'{}': '{}'".format(*(each.replace("'", "''") for each in (pattern, replacement)))
-        where = f"{quoted} at the end of rename" if self.rename else f"rename: {{{quoted}}}"
-        where = f"init_from: {{path: {self.path}, {where}}}" if self.key == _KEY else where
-        return f"; with {where}, the names and shapes of {count} tensors would fit"
 
     def _copy(self, module: torch.nn.Module, fit: Fit) -> None:
         """Copy the tensors into a module; each is read from its file at this moment."""

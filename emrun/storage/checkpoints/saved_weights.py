@@ -33,7 +33,6 @@ _LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
 _MOST = 8  # names in a message
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
-_LFS = b"version https://git-lfs"
 _ALONE = "save the state dict alone: torch.save(module.state_dict(), PATH)"
 
 
@@ -141,18 +140,7 @@ def _of_file(path: Path) -> SavedWeights:
         return SavedWeights(str(path), _of_index(path), [])
     if path.suffix != ".safetensors":
         return _state_dict(path, _load(path))
-    try:
-        return SavedWeights(str(path), read_safetensors(path), [])
-    except StorageError as error:
-        raise _pointer(path) or error from error
-
-
-def _pointer(path: Path) -> StorageError | None:
-    """Return the error for a file that git has left as a pointer to a large file, None for another file."""
-    with storing(path, "read"), path.open("rb") as file:
-        is_pointer = file.read(len(_LFS)) == _LFS
-    message = f"cannot read {path}: it is a pointer of Git LFS, not the file; run `git lfs pull`"
-    return StorageError(errno.EINVAL, message) if is_pointer else None
+    return SavedWeights(str(path), read_safetensors(path), [])
 
 
 def _of_index(path: Path) -> dict[str, Tensor]:
@@ -165,7 +153,7 @@ def _of_index(path: Path) -> dict[str, Tensor]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _pointer(path) or StorageError(errno.EINVAL, f"cannot read {path}: it is not JSON ({error})") from error
+        raise StorageError(errno.EINVAL, f"cannot read {path}: it is not JSON ({error})") from error
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names or not all(isinstance(each, str) for each in names.values()):
         wanted = "it has no weight_map, a mapping from names of tensors to names of files"
@@ -195,15 +183,13 @@ def _load(path: Path) -> Any:
         raise
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
-        if isinstance(error, OSError) or (pointer := _pointer(path)) is None:
-            called = _CALLED.search(str(error))
-            reason = reason_of(error) if isinstance(error, OSError) else "torch.save did not write it as a state dict"
-            if called is not None:
-                reason = (
-                    f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"
-                )
-            raise StorageError(errno.EINVAL, f"cannot read {path}: {reason}; {_ALONE}") from error
-        raise pointer from error
+        called = _CALLED.search(str(error))
+        reason = reason_of(error) if isinstance(error, OSError) else "torch.save did not write it as a state dict"
+        if called is not None:
+            reason = (
+                f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"
+            )
+        raise StorageError(errno.EINVAL, f"cannot read {path}: {reason}; {_ALONE}") from error
 
 
 def _check_archive(path: Path) -> None:

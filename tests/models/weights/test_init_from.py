@@ -94,30 +94,6 @@ def test_tensors_that_are_missing_on_either_side_are_an_error_or_skipped(tmp_pat
     assert equal(module[0], other["0"])
 
 
-@pytest.mark.parametrize(
-    ("prefix", "rename"),
-    [
-        ("module.", r"'^module\.': ''"),
-        ("_orig_mod.", r"'_orig_mod\.': ''"),
-        ("model.encoder.", r"'^model\.encoder\.': ''"),
-    ],
-)
-def test_names_with_a_prefix_are_an_error_with_the_rename_to_write(tmp_path, prefix, rename):
-    path = tmp_path / "a.pt"
-    torch.save({f"{prefix}{name}": each for name, each in net().state_dict().items()}, path)
-    message = refused(net(3), str(path))
-    assert f"with init_from: {{path: {path}, rename: {{{rename}}}}}, the names and shapes of 7 tensors" in message
-    pattern, replacement = (part.strip("'") for part in rename.split(": "))
-    table = load(net(3), {"path": str(path), "rename": {pattern: replacement}, "on_mismatch": "skip"})
-    assert table["loaded"][0] == 7
-
-
-def test_a_prefix_that_only_the_module_has_is_recognised_too(path):
-    module = nn.ModuleDict({"body": net()})
-    assert r"rename: {'^': 'body.'}" in refused(module, path)
-    assert load(module, {"path": path, "rename": {"^": "body."}})["loaded"][0] == 9
-
-
 def test_renames_are_applied_in_order(path):
     module = nn.ModuleDict({"body": net()})
     load(module, {"path": path, "rename": {"^": "x.", r"^x\.(\d)": r"body.\1"}})
@@ -292,14 +268,6 @@ def test_a_loop_in_python_loads_once(path, caplog):
     (text,) = [each.getMessage() for each in caplog.records if each.name == "emrun.models.weights.init_from"]
     assert text.splitlines()[0] == f"weights from {path}:"
     assert "not loaded: another shape          2        25" in text
-
-
-def test_weights_that_would_fit_with_a_rename_are_warned_of(tmp_path, caplog):
-    state = net().state_dict()
-    torch.save({**{f"module.{name}": each for name, each in state.items()}, "0.bias": state["0.bias"]}, tmp_path / "a")
-    load(net(), {"path": str(tmp_path / "a"), "on_mismatch": "skip"})
-    (warning,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert r"with rename: {'^module\.': ''}, the names and shapes of 9 tensors would fit" in warning
 
 
 def test_a_directory_and_shards_are_loaded_and_a_hostile_file_is_an_error(tmp_path):
