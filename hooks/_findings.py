@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from emrun.hooks._look import Activations, Change, Range, Updates, read
-
-Finding = tuple[str, str, bool, Any]
-"""A verdict, a layer, whether the look has found this fault there, and the figure in plain types."""
+from emrun.hooks._verdicts import Finding
 
 _Judge = Callable[[list[float], float | None], list[Finding]]  # called with the values of tensors, and the loss
 _Question = tuple[Sequence[Tensor], _Judge]

@@ -142,7 +142,7 @@ class Change:
     rate: float | None
     """The learning rate."""
     is_full: bool
-    """Whether the learning rate is at least half of the highest one that is known."""
+    """Whether the learning rate is at least half of the one that the schedule begins with or has at most."""
 
 
 class Updates:
@@ -152,11 +152,9 @@ class Updates:
 
     Args:
         model: a `TorchModel`.
-        peaks: optimizer -> the highest learning rate of each parameter group so far; is changed.
     """
 
-    def __init__(self, model: Any, peaks: dict[str, list[float]]) -> None:
-        self._peaks = peaks
+    def __init__(self, model: Any) -> None:
         self._names = {id(each): name for name, each in model.module.named_parameters() if _is_trained(each)}
         known = [*getattr(model, "optimizers", {}).values(), *vars(model).values()]
         groups = [group for each in known if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
@@ -168,17 +166,10 @@ class Updates:
         self.changes: list[Change] = []
         """Those of the updates that were made."""
 
-    def begin(self, optimizer: torch.optim.Optimizer, key: str) -> None:
-        """Measure the gradients, and copy the weights; called before the step.
-
-        Args:
-            optimizer: the optimizer.
-            key: its key in `peaks`.
-        """
-        self._pending = None  # one that was skipped
-        if id(optimizer) not in self._measured:
-            peaks = self._peaks[key] = _peaks(optimizer, self._peaks.get(key, []))
-            self._pending = _Pending(optimizer, self._names, peaks)
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure the gradients, and copy the weights; called before the step."""
+        is_new = id(optimizer) not in self._measured
+        self._pending = _Pending(optimizer, self._names) if is_new else None  # one that was skipped is dropped
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the change; called after the step, if it was not skipped."""
@@ -197,30 +188,26 @@ class Updates:
 class _Pending:
     """The parameters of an optimizer before its step."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str], peaks: Sequence[float]) -> None:
-        found = [
-            (names[id(each)], each, _rate(group), peak)
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True)
-            for each in group["params"]
-            if id(each) in names
-        ]
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+        groups = optimizer.param_groups
+        found = [(names[id(each)], each, group) for group in groups for each in group["params"] if id(each) in names]
         self._found = found
-        gradients = [dense(each.grad) for _, each, *_ in found if each.grad is not None]
-        norms = iter(norms_of(gradients))
-        self._gradients = [None if each.grad is None else next(norms) for _, each, *_ in found]
-        self._before = [each.detach().clone() for _, each, *_ in found]
+        norms = iter(norms_of([dense(each.grad) for _, each, _ in found if each.grad is not None]))
+        self._gradients = [None if each.grad is None else next(norms) for _, each, _ in found]
+        self._before = [each.detach().clone() for _, each, _ in found]
 
     def changes(self) -> list[Change]:
         """Return the changes since this object was built."""
         found, before = self._found, self._before
-        wide = [index for index, (_, each, *_) in enumerate(found) if each.dim() > 1]
+        wide = [index for index, (_, each, _) in enumerate(found) if each.dim() > 1]
         sizes = dict(zip(wide, norms_of([before[index] for index in wide]), strict=True))
-        torch._foreach_sub_(before, [each.detach() for _, each, *_ in found])
+        torch._foreach_sub_(before, [each.detach() for _, each, _ in found])
         changes = []
         for index, (step, gradient) in enumerate(zip(norms_of(before), self._gradients, strict=True)):
-            name, _, rate, peak = found[index]
-            is_full = rate is None or rate >= peak / 2
-            changes.append(Change(name, gradient, step, sizes.get(index), rate, is_full))
+            name, _, group = found[index]
+            rate = float(group["lr"]) if "lr" in group else None
+            peak = max(float(group.get(key) or 0) for key in ("initial_lr", "max_lr"))
+            changes.append(Change(name, gradient, step, sizes.get(index), rate, rate is None or rate >= peak / 2))
         return changes
 
 
@@ -272,16 +259,3 @@ def _has_numbers(value: Any) -> bool:
 def _is_trained(parameter: nn.Parameter) -> bool:
     is_plain = parameter.is_floating_point() and parameter.layout is torch.strided
     return parameter.requires_grad and is_plain and parameter.numel() > 0
-
-
-def _rate(group: Mapping[str, Any]) -> float | None:
-    return float(group["lr"]) if "lr" in group else None
-
-
-def _peaks(optimizer: torch.optim.Optimizer, before: Sequence[float]) -> list[float]:
-    """Return the highest learning rate of each parameter group: now, before, or as its schedule says."""
-    found = []
-    for index, group in enumerate(optimizer.param_groups):
-        named = (float(group[key]) for key in ("lr", "initial_lr", "max_lr") if group.get(key) is not None)
-        found.append(max((0.0, *named, *before[index : index + 1])))
-    return found

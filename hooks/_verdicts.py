@@ -1,26 +1,18 @@
-"""The verdicts of Diagnose: when one is given, its words, and the file that lists them."""
+"""The verdicts of Diagnose: when one is given, and its words."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of, whole
-from emrun.storage.files import write_atomically
-from emrun.storage.metrics import numbers
 
 _LOG = logging.getLogger(__name__)
 
 LOOKS = 3
 """How many looks in a row must find most of the faults."""
-FILE = "diagnosis.jsonl"
 _MOST = 5  # layers in a line of the log
 _AT_ONCE = ("not_finite", "dead_units", "dead_layer")
 _ONLY_FROM_THE_BEGINNING = ("never_moves", "small_update")
-_CLEARED = -1
 
 _WORDS: dict[str, tuple[str, Callable[[Any], str], str]] = {
     "no_gradient": (
@@ -70,105 +62,40 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str], str]] = {
 }
 """Verdict -> what it says, its figure in words, and what usually helps."""
 
-_GIVEN = {
-    "update": whole(),
-    "iteration": whole(),
-    "verdict": TEXT,
-    "layers": sequence_of(TEXT),
-    "figures": sequence_of(ANYTHING),
-    "message": TEXT,
-}
-STATE = {"streaks": mapping_of(mapping_of(whole(_CLEARED))), "given": sequence_of(record(_GIVEN))}
-"""The fields of `Verdicts.state_dict`."""
+
+Finding = tuple[str, str, bool, Any]
+"""A verdict, a layer, whether a look has found this fault there, and the figure that the message shows."""
 
 
 class Verdicts:
-    """Decides from what the looks find which verdicts are given: each once, and again when the fault had gone."""
+    """Decides from what the looks find which verdicts are given, each once for a layer."""
 
     def __init__(self) -> None:
-        self.given: list[dict[str, Any]] = []
-        """Those that were given: update, iteration, verdict, layers, figures, message."""
-        self._streaks: dict[str, dict[str, int]] = {}  # verdict -> layer -> looks in a row, see `_next`
-        self._new: dict[str, dict[str, Any]] = {}  # verdict -> layer -> figure, of this look
+        self._streaks: dict[tuple[str, str], int] = {}  # verdict and layer -> how many looks in a row have found it
+        self._settled: set[tuple[str, str]] = set()  # verdicts and layers that are not judged any more
 
-    def add(self, verdict: str, layer: str, is_so: bool, figure: Any) -> None:
-        """Add what a look has found.
+    def give(self, update: int, findings: Sequence[Finding], *, is_resumed: bool) -> None:
+        """Log the verdicts that are new after a look.
 
         Args:
-            verdict: a key of the words above.
-            layer: a layer, a parameter or an output.
-            is_so: whether the look has found the fault there.
-            figure: what the message shows, as plain types.
+            update: the update of the look.
+            findings: what the look has found, and where it has found nothing.
+            is_resumed: whether the first look was after a resume.
         """
-        streaks = self._streaks.setdefault(verdict, {})
-        before = streaks.get(layer, 0)
-        needed = 1 if verdict in _AT_ONCE else LOOKS
-        now = _next(before, is_so, needed)
-        if not is_so and verdict in _ONLY_FROM_THE_BEGINNING and now == 0:
-            now = _CLEARED
-        if now:
-            streaks[layer] = now
-        else:
-            streaks.pop(layer, None)
-        if is_so and before < needed <= now:
-            self._new.setdefault(verdict, {})[layer] = figure
-
-    def give(self, update: int, iteration: int) -> bool:
-        """Log the new verdicts, and add them to those given; return whether there are any."""
-        new, self._new = self._new, {}
+        new: dict[str, dict[str, Any]] = {}  # verdict -> layer -> figure
+        for verdict, layer, is_so, figure in findings:
+            key, is_early = (verdict, layer), verdict in _ONLY_FROM_THE_BEGINNING
+            if key in self._settled or (is_early and is_resumed):
+                continue
+            streak = self._streaks[key] = self._streaks.get(key, 0) + 1 if is_so else 0
+            if streak == (1 if verdict in _AT_ONCE else LOOKS):
+                new.setdefault(verdict, {})[layer] = figure
+                self._settled.add(key)
+            elif is_early and not is_so:
+                self._settled.add(key)
         for verdict, found in new.items():
             begin, in_words, help_ = _WORDS[verdict]
             shown = [f"{layer} ({in_words(figure)})" for layer, figure in found.items()]
             more = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
-            message = f"{begin}{', '.join(shown[:_MOST])}{more}. What usually helps: {help_}"
-            _LOG.warning("Diagnose, update %d: %s", update, message)
-            self.given.append(
-                {
-                    "update": update,
-                    "iteration": iteration,
-                    "verdict": verdict,
-                    "layers": list(found),
-                    "figures": list(found.values()),
-                    "message": message,
-                }
-            )
-        return bool(new)
-
-    def write(self, path: Path) -> None:
-        """Write the verdicts that were given to a file, a line of JSON for each; without any, there is no new file.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
-        plain = [{**each, "figures": [_plain(figure) for figure in each["figures"]]} for each in self.given]
-        lines = [f"{json.dumps(each, allow_nan=False)}\n" for each in plain]
-        if lines or path.exists():
-            write_atomically(path, "".join(lines))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the streaks and the verdicts."""
-        return {"streaks": {name: dict(each) for name, each in self._streaks.items()}, "given": list(self.given)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._streaks = {name: dict(each) for name, each in state["streaks"].items()}
-        self.given, self._new = [dict(each) for each in state["given"]], {}
-
-
-def _plain(figure: Any) -> Any:
-    """Return a figure in types that JSON has."""
-    return [numbers(each) for each in figure] if isinstance(figure, list | tuple) else numbers(figure)
-
-
-def _next(streak: int, is_so: bool, needed: int) -> int:
-    """Return the next streak of a layer.
-
-    It counts the looks that found the fault in a row. With `needed` of them the verdict is given, and the streak is at
-    `needed + LOOKS - 1`; then it counts down the looks without the fault, until it may be given again.
-    """
-    if streak == _CLEARED:
-        return _CLEARED
-    full = needed + LOOKS - 1
-    if streak >= needed:
-        return full if is_so else (streak - 1 if streak > needed else 0)
-    return (full if streak + 1 == needed else streak + 1) if is_so else 0
+            layers = f"{', '.join(shown[:_MOST])}{more}"
+            _LOG.warning("Diagnose, update %d: %s%s. What usually helps: %s", update, begin, layers, help_)

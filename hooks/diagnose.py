@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from emrun import AbstractHook
-from emrun.base.fields import NUMBER, Kind, mapping_of, record, sequence_of
 from emrun.base.types import Batch, Interval, Units
 from emrun.hook import Loop
 from emrun.hooks._findings import findings
 from emrun.hooks._look import Activations, Updates
-from emrun.hooks._parameters import module_of, suffix_of
-from emrun.hooks._verdicts import FILE, STATE, Verdicts
-from emrun.ranks.group import ranks
+from emrun.hooks._parameters import module_of
+from emrun.hooks._verdicts import Verdicts
 
 _LOG = logging.getLogger(__name__)
-
-_COUNTS = Kind("a 1-D tensor of whole numbers", lambda value: value.dtype == torch.int32 and value.dim() == 1)
-_STATE = record({"verdicts": record(STATE), "zeros": mapping_of(_COUNTS), "peaks": mapping_of(sequence_of(NUMBER))})
 
 
 class Diagnose(AbstractHook):
@@ -46,9 +40,9 @@ class Diagnose(AbstractHook):
       Biases and other parameters of one dimension are not judged. Learning rates that the schedule makes small are not
       the reason for a verdict.
 
-    Most verdicts need three looks in a row. A verdict is given once, and again only if the fault had gone. All of them
-    are in `diagnosis.jsonl` in the run directory, a line of JSON for each: `update`, `iteration`, `verdict`, `layers`,
-    `figures` and `message`.
+    Most verdicts need three looks in a row. A verdict on a layer is given once. After a resume, the looks begin anew,
+    and so do verdicts; only parameters that never change and updates that are too small are not judged again, since
+    weights that have converged look the same.
 
     The first looks are after a tenth, a fifth and half of the interval. Steps between looks cost nothing. A look waits
     for the device once, and needs memory for a copy of the weights. It does not change the training. With
@@ -65,20 +59,14 @@ class Diagnose(AbstractHook):
     reads = ()
     changes_batches = False
 
-    def __init__(
-        self,
-        every: Annotated[int | str, Units(("updates",))] = "200 updates",
-        model: Any = None,
-        output_dir: str | Path | None = None,
-    ) -> None:
-        super().__init__(model=model, output_dir=output_dir)
+    def __init__(self, every: Annotated[int | str, Units(("updates",))] = "200 updates", model: Any = None) -> None:
+        super().__init__(model=model)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
-        self._path = None if output_dir is None or not ranks().is_first else Path(output_dir) / FILE
-        self._next = 0  # the update before which there is no look
+        self._next = 0  # the update of the next look; 0 before the first batch
+        self._begin = 0  # the updates done then
         self._look: _Look | None = None
         self._verdicts = Verdicts()
         self._zeros: dict[str, Tensor] = {}  # layer -> how many values of each unit were 0 in a row
-        self._peaks: dict[str, list[float]] = {}  # optimizer -> the highest learning rate of each parameter group
         self._has_told = False
         if model is not None:
             module_of("Diagnose", model)
@@ -88,11 +76,6 @@ class Diagnose(AbstractHook):
         super().register_mainloop(main_loop)
         module_of("Diagnose", main_loop.model)
 
-    def before_training(self) -> None:
-        """Write the verdicts that the checkpoint has."""
-        if self._path is not None and not self.main_loop.evaluating:
-            self._verdicts.write(self._path)
-
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Begin a look if it is time for one."""
         loop = self.main_loop
@@ -100,12 +83,13 @@ class Diagnose(AbstractHook):
         if update < self._next or not loop.training or loop.model.is_accumulating or loop.model.is_lazy:
             return
         self._drop()
-        due = sorted({max(1, self._every * share // 10) for share in (1, 2, 5)})
-        if update in due or update % self._every == 0:
-            self._look = _Look(loop.model, update, self._peaks)
+        if not self._next:
+            self._begin = loop.updates_done
+            self._next = self._due(update)
+        if update == self._next:
+            self._look = _Look(loop.model, update)
             self._tell(self._look)
-        later = [each for each in due if each > update]
-        self._next = min([*later, (update // self._every + 1) * self._every])
+        self._next = self._due(update + 1)
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients in a look."""
@@ -115,7 +99,7 @@ class Diagnose(AbstractHook):
         with torch.no_grad():
             if look.activations.is_blind:
                 look.activations.see_outputs(getattr(model, "step_outputs", None) or {})
-            look.updates.begin(optimizer, suffix_of(model, optimizer))
+            look.updates.begin(optimizer)
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Measure the update in a look."""
@@ -140,21 +124,10 @@ class Diagnose(AbstractHook):
         """Forget a look that an error has ended."""
         self._drop()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the verdicts, what the looks have counted, and the highest learning rates."""
-        return {
-            "verdicts": self._verdicts.state_dict(),
-            "zeros": {name: each.cpu() for name, each in self._zeros.items()},
-            "peaks": {name: list(each) for name, each in self._peaks.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        _STATE.check(state)
-        self._verdicts.load_state_dict(state["verdicts"])
-        self._zeros = dict(state["zeros"])
-        self._peaks = {name: list(each) for name, each in state["peaks"].items()}
-        self._next = 0
+    def _due(self, least: int) -> int:
+        """Return the update of the next look, `least` or a later one."""
+        first = [self._begin + max(1, self._every * share // 10) for share in (1, 2, 5)]
+        return min([*(each for each in first if each >= least), -(-least // self._every) * self._every])
 
     def _drop(self) -> None:
         if self._look is not None:
@@ -174,17 +147,14 @@ class Diagnose(AbstractHook):
         with torch.no_grad():
             loss = loop.model.step_values().get("loss")
             found = findings(look.activations, look.updates, self._zeros, look.update, loss)
-        for each in found:
-            self._verdicts.add(*each)
-        if self._verdicts.give(look.update, loop.iterations_done) and self._path is not None:
-            self._verdicts.write(self._path)
+        self._verdicts.give(look.update, found, is_resumed=self._begin > 0)
 
 
 class _Look:
     """A look: what the layers return in the first batch of an update, and what the update does to the parameters."""
 
-    def __init__(self, model: Any, update: int, peaks: dict[str, list[float]]) -> None:
+    def __init__(self, model: Any, update: int) -> None:
         self.update = update
         """The number of the update."""
         self.activations = Activations(module_of("Diagnose", model))
-        self.updates = Updates(model, peaks)
+        self.updates = Updates(model)

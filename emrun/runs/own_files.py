@@ -29,7 +29,7 @@ _ALWAYS = re.compile(
     rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|config-[1-9]\d*\.yaml|train-\d+\.log|{re.escape(LIST)}"
 )
 _BEFORE = re.compile(
-    rf"{LOG}|{METRICS}|{STEPS}|report\.html|training\.csv|metrics\.sqlite|diagnosis\.jsonl|trackers/\w+(-\d+)?\.json"
+    rf"{LOG}|{METRICS}|{STEPS}|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"
 )
 _FAILURES, _FAILURE = "failures", "failure.json"

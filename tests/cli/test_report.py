@@ -229,9 +229,6 @@ def hostile(run, tmp_path):
         json.dumps({"format": 1, "from": 1, "every": 1, HOSTILE: ["NaN", 1e300, -1e300]})
     )
     (place / "train.log").write_text(f"2026-11-20 10:00:00.000: ERROR   @{HOSTILE}: {HOSTILE}\n{HOSTILE}\n")
-    (place / "diagnosis.jsonl").write_text(
-        json.dumps({"update": 1, "verdict": HOSTILE, "layers": [HOSTILE], "message": HOSTILE})
-    )
     (place / "failures" / "1").mkdir(parents=True)
     (place / "failures" / "2").mkdir()
     (place / "failures" / "1" / "failure.json").write_text(

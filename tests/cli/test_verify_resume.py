@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from emrun.cli import main
-
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 TORCHRUN = EMRUN.with_name("torchrun")

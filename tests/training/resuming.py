@@ -238,14 +238,13 @@ def result(directory, has_best=True):
     state = torch.load(latest / "state.pt", weights_only=True)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     hooks = [each for each in state["hooks"] if each["class"].rpartition(".")[2] != "StopAfter"]  # its time differs
-    csv, diagnosis = directory / "training.csv", directory / "diagnosis.jsonl"
+    csv = directory / "training.csv"
     return {
         "weights": (latest / "model.safetensors").read_bytes(),
         "trained": trained.read_bytes() if (trained := latest / "training.safetensors").exists() else None,
         "best": (directory / "checkpoints" / "best" / "model.safetensors").read_bytes() if has_best else None,
         "metrics": [{**line, "seconds": None} for line in lines],
         "csv": csv.read_text() if csv.exists() else None,
-        "diagnosis": diagnosis.read_text() if diagnosis.exists() else None,
         "steps": (directory / "steps.jsonl").read_bytes(),
         "steps not written yet": state["steps"]["pending"],
         "model": plain(state["model"]),

@@ -49,14 +49,6 @@ def test_with_several_optimizers_each_has_its_norms(project):
     assert found == {f"{kind}_norm_{end}" for kind in ("gradient", "weight") for end in ends}
 
 
-def test_the_verdicts_of_diagnose_are_those_of_the_uninterrupted_run(project):
-    biases = {"class": "Adam", "lr": 0.05, "match": "weight"}  # which no optimizer has
-    expected = check(project, [{"Diagnose": {"every": "1 updates"}}], every=23, optimizer=biases)
-    (line,) = map(json.loads, expected["diagnosis"].splitlines())
-    names = ["layers.0.bias", "layers.1.bias", "layers.3.bias"]
-    assert (line["update"], line["verdict"], line["layers"]) == (3, "never_moves", names)
-
-
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_resume_is_exact_from_every_event_with_one(project, name):

@@ -1,4 +1,4 @@
-"""What a run directory says besides its curves: checkpoints, failures, verdicts, pictures, the log, the code."""
+"""What a run directory says besides its curves: checkpoints, failures, pictures, the log, the code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StateError, StorageError
-from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
+from emrun.base.fields import TEXT, fitting, record
 from emrun.runs.code_comparison import newest_code
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
 
-DIAGNOSIS = "diagnosis.jsonl"
 _FAILURES = "failures"
 _LOG = "train.log"
 _LARGEST = 2_000_000  # bytes of a file other than a record
-_MOST_ENTRIES = 200  # checkpoints, failures, verdicts
+_MOST_ENTRIES = 200  # checkpoints, failures
 _MOST_LOG = 300_000  # bytes of each end of the log
 _MOST_FILES = 20_000  # that are looked at to find pictures
 _DEEPEST = 4
@@ -32,7 +31,6 @@ _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", "
 _NOT_PICTURES = ("checkpoints", "code", _FAILURES)
 _EPOCH = re.compile(r"epoch_(\d{1,15})")
 _LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (\w+) +@(\S+) *: (.*)")
-_VERDICT = record({"update": whole(), "verdict": TEXT, "layers": sequence_of(TEXT), "message": TEXT})
 _FAILURE = record({"error": TEXT, "message": TEXT})
 
 
@@ -114,18 +112,6 @@ def failures_of(run: StoredRun) -> list[Failure]:
             ]
             replay = shlex.join(["emrun", "replay", str(place)])
             found.append(Failure(name, content["error"], content["message"], ", ".join(where), replay))
-    return found
-
-
-def verdicts_of(run: StoredRun) -> list[Mapping[str, Any]]:
-    """Return the verdicts of the hook Diagnose: update, verdict, layers, message."""
-    found: list[Mapping[str, Any]] = []
-    with suppress(StorageError):
-        text = read_regular(run.directory / DIAGNOSIS, _LARGEST).decode("utf-8", "replace")
-        for line in text.splitlines()[:_MOST_ENTRIES]:
-            with suppress(ValueError, RecursionError):
-                content = json.loads(line)
-                found.extend([content] if fitting(content, _VERDICT) else [])
     return found
 
 

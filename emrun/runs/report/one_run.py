@@ -20,7 +20,6 @@ from emrun.runs.report.facts import (
     failures_of,
     log_of,
     pictures_of,
-    verdicts_of,
 )
 from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, listing, section, table, tag
 from emrun.runs.report.thinning import Curve
@@ -134,7 +133,6 @@ def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_
         [
             _statistics(part.curves),
             _time(part, log),
-            _diagnosis(part.run),
             _pictures(part.run, picture_bytes),
             _failures(part.run),
             _checkpoints(part.run),
@@ -230,14 +228,6 @@ def _bar(share: int) -> Html:
     bar = tag("rect", width=str(2 * min(share, 100)), height="10", class_="bar")
     return joined(
         [tag("span", f"{share} %", class_="share"), tag("svg", bar, width="200", height="10", aria_hidden="true")]
-    )
-
-
-def _diagnosis(run: StoredRun) -> Html:
-    rows = [[f"{each['update']:,}", each["verdict"].replace("_", " "), each["message"]] for each in verdicts_of(run)]
-    return section(
-        "Verdicts of Diagnose",
-        table(["update", "verdict", "what, and what usually helps"], rows, label="Verdicts of Diagnose"),
     )
 
 
