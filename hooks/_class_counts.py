@@ -1,9 +1,12 @@
-"""Counts of true and predicted classes over a stream, in memory that does not grow with the number of examples."""
+"""Hooks that count how often each class is predicted as each other class, over each stream of an epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,262 +15,228 @@ from torch import Tensor
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.fields import FieldError, Kind, record, shown
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import classes_of
+from emrun.hook import AbstractHook, Loop
 from emrun.hooks._columns import column
+from emrun.hooks._streams import Streams
 
-_CAPACITY = 65_536  # classes that wait on their device, so that batches need not wait for it
-_BATCHES = 1024  # as each tensor takes more memory than a few numbers
-_COUNTS = Kind("an int64 tensor", lambda value: value.dtype is torch.int64 and (value >= 0).all())
-STATE = record({"counts": _COUNTS})
-"""The fields of `ClassCounts.state_dict`."""
+_LOG = logging.getLogger(__name__)
+
+MOST = 2000
+"""The most classes: a matrix of 32 MB, which is also in checkpoints within an epoch."""
+_CAPACITY = 65_536  # examples that wait on their device, so that batches need not wait for it
+_BATCH = 64  # examples that take as much memory as the tensors of a batch
 
 Counted = np.ndarray[Any, Any]
 
 
-def names_of(argument: str, names: Sequence[str] | None, dataset: Any, labels: str) -> tuple[list[str] | None, str]:
-    """Return the names of the classes, None if they have none, and where they are from, for messages.
+@dataclass
+class _Counts:
+    """The counts of a stream."""
+
+    matrix: Counted
+    classes: int | None
+    """How many there are by their names or the logits."""
+    waiting: list[list[Tensor]] = field(default_factory=list)
+    size: int = 0
+    is_first: bool = True
+
+
+class ClassHook(AbstractHook):
+    """Counts true and predicted classes.
 
     Args:
-        argument: the name of the argument with the names.
-        names: its value; None for the names of the dataset.
-        dataset: the dataset; None if there is none.
-        labels: the source with the labels.
-
-    Returns:
-        The names, with characters that no file can hold written as in Python, such as `\\udcff`; and the source.
-
-    Raises:
-        ArgumentError: the names are not a list of different names.
-        HookError: those of the dataset are not.
-    """
-    if names is None:
-        found = None if dataset is None else classes_of(dataset, labels)
-        return found and _writable(found), f"classes_names of dataset {type(dataset).__name__}"
-    check_names(argument, names)
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-    if not names or "" in names or twice is not None:
-        why = f"has {twice!r} twice" if twice is not None else "needs a name for each class"
-        raise ArgumentError(argument, f"the list {why}")
-    return _writable(names), argument
-
-
-def _writable(names: Sequence[str]) -> list[str]:
-    return [name.encode(errors="backslashreplace").decode() for name in names]
-
-
-@dataclass(frozen=True)
-class ClassReader:
-    """Reads true and predicted classes from batches.
-
-    Args:
-        owner: the class of the hook, for messages.
         predicted: the variable with class numbers of the same shape as the labels, or with logits: then axis 1 has the
             classes, and the largest counts.
         labels: the variable with the true class numbers.
         mask: a variable of the shape of the labels that is 0 where nothing counts; None if everything counts.
-        names: the names of the classes, None if they have none.
-        source: where the names are from, for messages.
-    """
-
-    owner: str
-    predicted: str
-    labels: str
-    mask: str | None
-    names: Sequence[str] | None
-    source: str
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """The variables of a batch that are read."""
-        return (self.predicted, self.labels, *([] if self.mask is None else [self.mask]))
-
-    def read(self, batch_data: dict[str, Any]) -> tuple[list[Tensor], int | None]:
-        """Return predicted and true classes and the mask, each with one axis, and the number of classes of logits.
-
-        The tensors are copies, because the stream may use the memory of a batch again.
-
-        Raises:
-            ValueError: the shapes do not fit.
-        """
-        predicted, labels, *masks = (self._tensor(name, batch_data) for name in self.variables)
-        for mask in masks:
-            if mask.shape != labels.shape:
-                shapes = f"{self.mask!r} has the shape {tuple(mask.shape)}, and {self.labels!r} {tuple(labels.shape)}"
-                raise ValueError(f"{shapes}; a mask has a number for each label")
-        found = _paired(predicted, labels)
-        if found is None:
-            raise ValueError(
-                f"{self.predicted!r} has the shape {tuple(predicted.shape)}, and {self.labels!r} "
-                f"{tuple(labels.shape)}; predictions are class numbers of the same shape as the labels, or have one "
-                "more axis, axis 1, with a number for each class"
-            )
-        classes, is_logits = found
-        count = predicted.shape[1] if is_logits else None
-        if count is not None and self.names is not None and count != len(self.names):
-            raise ValueError(
-                f"{self.predicted!r} has {count} classes, shape {tuple(predicted.shape)}, but {self.source} has "
-                f"{len(self.names)} names; list the names in classes_names"
-            )
-        kept = (classes if is_logits else classes.clone(), labels.clone(), *(each.clone() for each in masks))
-        return [each if each.dim() == 1 else each.reshape(-1) for each in kept], count
-
-    def checked(self, name: str, values: Tensor, mask: Counted | None, classes: int | None, most: int) -> Counted:
-        """Return class numbers on the host, int64 of shape (examples,), without those that the mask leaves out.
-
-        Raises:
-            ValueError: a value is not the number of a class.
-        """
-        host = values.cpu()
-        array = (host.double() if host.is_floating_point() else host).numpy()
-        array = array if mask is None else array[mask]
-        with np.errstate(invalid="ignore"):
-            found = array.astype(np.int64)
-        wrong = (found != array) | (found < 0) | (found >= (most if classes is None else classes))
-        if not wrong.any():
-            return found
-        value = array[wrong][0].item()
-        if isinstance(value, float) and not value.is_integer():
-            more = "" if name != self.predicted else "; add the predicted class to the outputs of the model"
-            raise ValueError(f"{name!r} has the value {value:g}, which is not the number of a class{more}")
-        if value < 0:
-            more = "" if name != self.labels else "; to leave some out, name a variable that is 0 there in mask_name"
-            raise ValueError(f"{name!r} has the value {int(value)}, but classes are counted from 0{more}")
-        if classes is None:
-            raise ValueError(f"{name!r} has the class {int(value)}, but there can be at most {most:,} classes")
-        whose = f", as many as {self.source} has names" if self.names is not None else ""
-        raise ValueError(f"{name!r} has the class {int(value)}, but there are {classes} classes, counted from 0{whose}")
-
-    def _tensor(self, name: str, batch_data: dict[str, Any]) -> Tensor:
-        if name not in batch_data:
-            there = list(batch_data)
-            raise ValueError(f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})")
-        value = batch_data[name]
-        if isinstance(value, Tensor) and not is_nested(value) and not value.is_complex():
-            return value.detach() if value.requires_grad else value
-        try:
-            array = column(value)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{name!r}: {error}") from None
-        if not isinstance(array, np.ndarray):
-            if array and isinstance(array[0], str):
-                raise ValueError(f"{name!r} has strings, not class numbers")
-            raise ValueError(f"{name!r} has lists of different lengths; use the hook Flatten, and its variable here")
-        if array.dtype.kind == "c":
-            raise ValueError(f"{name!r} has complex numbers, not class numbers")
-        return torch.from_numpy(np.array(array))
-
-
-def _paired(predicted: Tensor, labels: Tensor) -> tuple[Tensor, bool] | None:
-    """Return the predicted classes, and whether they are those of logits; None if the shapes do not fit."""
-    if predicted.shape == labels.shape and labels.dim():
-        return predicted, False
-    column_of_labels = labels.dim() == 2 and labels.shape[1] == 1
-    target = labels.shape[:1] if column_of_labels else labels.shape
-    if predicted.dim() < 2 or predicted.shape[:1] + predicted.shape[2:] != target:
-        return (predicted, False) if predicted.shape == target and target else None
-    if predicted.shape[1] == 1:
-        return predicted, False
-    return (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1), True
-
-
-class ClassCounts:
-    """Counts over the batches of a stream.
-
-    Args:
-        reader: reads the batches.
-        is_matrix: count each pair of classes, in `counts` of shape (C, C): true class, predicted class. Otherwise
-            `counts`, of shape (3, C), has for each class how often it was right, was predicted and was true.
+        names: the names of the classes; None for those of the dataset, if it has any.
+        streams: the streams that are counted; None for all.
+        dataset: the dataset; None if there is none.
+        output_dir: the run directory.
         most: the largest number of classes.
+
+    Raises:
+        ArgumentError: the names are not a list of different names, or the streams not a list.
+        HookError: the names of the dataset are not.
     """
 
-    def __init__(self, reader: ClassReader, *, is_matrix: bool, most: int) -> None:
-        self._reader = reader
-        self._is_matrix = is_matrix
+    def __init__(
+        self,
+        predicted: str,
+        labels: str,
+        mask: str | None,
+        names: Sequence[str] | None,
+        streams: Sequence[str] | None,
+        dataset: Any,
+        output_dir: str | Path | None = None,
+        most: int = MOST,
+    ) -> None:
+        super().__init__(dataset=dataset, output_dir=output_dir)
+        self._source = "classes_names"
+        if names is None:
+            self._source += f" of dataset {type(dataset).__name__}"
+            names = None if dataset is None else classes_of(dataset, labels)
+        else:
+            check_names("classes_names", names)
+            twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+            if not names or "" in names or twice is not None:
+                why = f"has {twice!r} twice" if twice is not None else "needs a name for each class"
+                raise ArgumentError("classes_names", f"the list {why}")
+        # characters that no file can hold are written as in Python, such as \udcff
+        self._names = None if names is None else [name.encode(errors="backslashreplace").decode() for name in names]
+        self._named = None if names is None else len(names)
+        self._variables = [predicted, labels, *([] if mask is None else [mask])]
         self._most = most
-        self._classes = None if reader.names is None else len(reader.names)
-        self._counts = self._empty(self._classes or 0)
-        self._waiting: list[list[Tensor]] = []
-        self._size = 0
-        self._is_first = True
+        self._streams = Streams(streams)
+        self._counts: dict[str, _Counts] = {}
+        self.reads = self._streams.reads(self._variables)
 
-    def add(self, batch_data: dict[str, Any], stream: str) -> None:
-        """Add a batch; the classes of the first batch are checked at once, those of others some batches later.
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the streams."""
+        super().register_mainloop(main_loop)
+        self._streams.check(self, main_loop)
 
-        Raises:
-            StreamError: the variables are not classes.
-        """
-        try:
-            values, classes = self._reader.read(batch_data)
-            if classes is not None and classes != self._classes:
-                if self._classes is not None or classes > self._most:
-                    before = f"{self._most:,} at most" if self._classes is None else f"{self._classes} before"
-                    raise ValueError(f"{self._reader.predicted!r} has {classes} classes, but {before}")
-                self._classes = classes
-            self._waiting.append(values)
-            self._size += values[0].shape[0]
-            if self._is_first or self._size > _CAPACITY or len(self._waiting) > _BATCHES:
-                self._count()
-        except ValueError as error:
-            raise self._error(stream, error) from None
-        self._is_first = False
+    def before_epoch(self, epoch_id: int) -> None:
+        """Drop the counts of the previous epoch."""
+        self._counts = {}
 
-    def finish(self, stream: str) -> Counted:
-        """Return the counts; this waits for the device.
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Count the classes of a batch; those of the first batch are checked at once, others some batches later."""
+        if stream_name in self._streams:
+            with self._counting(stream_name) as counts:
+                self._add(counts, batch_data)
+
+    def matrices(self) -> Iterator[tuple[str, Counted]]:
+        """Yield each stream with its counts, of shape (C, C): true class, predicted class; waits for the device.
 
         Raises:
             StreamError: a value is not the number of a class.
         """
-        try:
-            self._count()
-        except ValueError as error:
-            raise self._error(stream, error) from None
-        return self._counts
+        for stream in self._counts:
+            with self._counting(stream) as counts:
+                self._count(counts)
+            yield stream, counts.matrix
 
-    def state_dict(self, stream: str) -> dict[str, Any]:
-        """Return the counts so far."""
-        return {"counts": torch.from_numpy(self.finish(stream).copy())}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of the epoch so far."""
+        counts = {stream: torch.from_numpy(matrix.copy()) for stream, matrix in self.matrices()}
+        return {"variables": self._variables, "names": self._names, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts.
+        """Restore the counts of an epoch that is resumed in its middle, unless other variables are compared now."""
+        self._counts = {}
+        if (state["variables"], state["names"]) == (self._variables, self._names):
+            for stream, matrix in state["counts"].items():
+                self._counts[stream] = _Counts(matrix.reshape(len(matrix), len(matrix)).numpy().copy(), self._named)
+        elif state["counts"]:
+            _LOG.warning(
+                "%s: the variables or names are not those of the checkpoint; this epoch has only the counts of the "
+                "batches after the checkpoint",
+                type(self).__name__,
+            )
 
-        Raises:
-            FieldError: they have another shape.
-        """
-        STATE.check(state)
-        counts = state["counts"].cpu().numpy().copy()
-        allowed = self._empty(counts.shape[-1] if self._classes is None and counts.ndim else self._classes or 0).shape
-        if counts.shape != allowed or counts.shape[-1] > self._most:
-            raise FieldError("counts", f"is {shown(state['counts'])}", f"of shape {allowed}")
-        self._counts, self._is_first = counts, True
+    @contextmanager
+    def _counting(self, stream: str) -> Iterator[_Counts]:
+        if stream not in self._counts:
+            self._counts[stream] = _Counts(np.zeros((0, 0), np.int64), self._named)
+        counts = self._counts[stream]
+        try:
+            yield counts
+        except ValueError as error:
+            message = f"stream {stream!r}: {type(self).__name__}: {error}"
+            raise StreamError(message, first_batch=counts.is_first) from None
 
-    def _count(self) -> None:
+    def _add(self, counts: _Counts, batch_data: dict[str, Any]) -> None:
+        predicted, labels, *masks = (_tensor(name, batch_data) for name in self._variables)
+        name, *others = (
+            f"{name!r} of shape {tuple(each.shape)}"
+            for name, each in zip(self._variables, (predicted, labels, *masks), strict=True)
+        )
+        if masks and masks[0].shape != labels.shape:
+            raise ValueError(f"{others[1]} does not fit {others[0]}; a mask has a number for each label")
+        found = _paired(predicted, labels)
+        if found is None:
+            raise ValueError(
+                f"{name} does not fit {others[0]}; predictions are class numbers of the same shape as the labels, or "
+                "have one more axis, axis 1, with a number for each class"
+            )
+        guessed, classes = found
+        if classes is not None and classes != counts.classes:
+            if counts.classes is not None or classes > self._most:
+                more = f"{self._most:,} at most" if counts.classes is None else f"{counts.classes} before"
+                if self._names is not None:
+                    more = f"{self._source} has {len(self._names)} names; list the names in classes_names"
+                raise ValueError(f"{name} has {classes} classes, but {more}")
+            counts.classes = classes
+        # copies, because the stream may use the memory of a batch again
+        counts.waiting.append([each.clone().reshape(-1) for each in (guessed, labels, *masks)])
+        counts.size += guessed.numel() + _BATCH
+        if counts.is_first or counts.size > _CAPACITY:
+            self._count(counts)
+        counts.is_first = False
+
+    def _count(self, counts: _Counts) -> None:
         """Count the classes that wait."""
-        if not self._waiting:
+        if not counts.waiting:
             return
-        predicted, labels, *masks = (torch.cat(each) for each in zip(*self._waiting, strict=True))
-        self._waiting, self._size = [], 0
-        mask = masks[0].cpu().numpy() != 0 if masks else None
-        found = [
-            self._reader.checked(name, values, mask, self._classes, self._most)
-            for name, values in zip(self._reader.variables[:2], (predicted, labels), strict=True)
-        ]
-        n = self._classes or max(self._counts.shape[-1], *(int(each.max(initial=-1)) + 1 for each in found))
-        counts = self._empty(n)
-        before = tuple(slice(0, size) for size in self._counts.shape)
-        counts[before] += self._counts
-        guessed, true = found
-        if self._is_matrix:
-            counts += np.bincount(true * n + guessed, minlength=n * n).reshape(n, n)
-        else:
-            counts += [np.bincount(each, minlength=n) for each in (true[true == guessed], guessed, true)]
-        self._counts = counts
+        predicted, labels, *masks = (torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True))
+        counts.waiting, counts.size = [], 0
+        if masks:
+            predicted, labels = predicted[masks[0] != 0], labels[masks[0] != 0]
+        guessed, true = (self._checked(index, each, counts.classes) for index, each in enumerate((predicted, labels)))
+        before = len(counts.matrix)
+        n = counts.classes or max(before, *(int(each.max(initial=-1)) + 1 for each in (guessed, true)))
+        found = np.bincount(true * n + guessed, minlength=n * n).reshape(n, n)
+        found[:before, :before] += counts.matrix
+        counts.matrix = found
 
-    def _empty(self, classes: int) -> Counted:
-        return np.zeros((classes if self._is_matrix else 3, classes), np.int64)
+    def _checked(self, index: int, values: Tensor, classes: int | None) -> Counted:
+        """Return the class numbers of a variable, int64 of shape (examples,)."""
+        array = (values.double() if values.is_floating_point() else values).numpy()
+        with np.errstate(invalid="ignore"):
+            found: Counted = array.astype(np.int64)
+        wrong = (found != array) | (found < 0) | (found >= (classes or self._most))
+        if not wrong.any():
+            return found
+        known = "there can be" if classes is None else f"{self._source} has" if self._names is not None else "there are"
+        raise ValueError(
+            f"{self._variables[index]!r} has the value {array[wrong][0].item():.15g}, which is not the number of a "
+            f"class: they are whole numbers from 0, and {known} {classes or self._most:,}; "
+            + ("mask_name names a variable that is 0 where nothing counts" if index else "a model can return the class")
+        )
 
-    def _error(self, stream: str, error: ValueError) -> StreamError:
-        message = f"stream {stream!r}: {self._reader.owner}: {error}"
-        return StreamError(message, first_batch=self._is_first)
+
+def _tensor(name: str, batch_data: dict[str, Any]) -> Tensor:
+    if name not in batch_data:
+        there = list(batch_data)
+        raise ValueError(f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})")
+    value = batch_data[name]
+    if isinstance(value, Tensor) and not is_nested(value) and not value.is_complex():
+        return value.detach()
+    try:
+        array = column(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name!r}: {error}") from None
+    if not isinstance(array, np.ndarray):
+        if array and isinstance(array[0], str):
+            raise ValueError(f"{name!r} has strings, not class numbers")
+        raise ValueError(f"{name!r} has lists of different lengths; use the hook Flatten, and its variable here")
+    if array.dtype.kind == "c":
+        raise ValueError(f"{name!r} has complex numbers, not class numbers")
+    return torch.from_numpy(np.array(array))
+
+
+def _paired(predicted: Tensor, labels: Tensor) -> tuple[Tensor, int | None] | None:
+    """Return the predicted classes, and the number of classes of logits; None if the shapes do not fit."""
+    if predicted.shape == labels.shape and labels.dim():
+        return predicted, None
+    column_of_labels = labels.dim() == 2 and labels.shape[1] == 1
+    target = labels.shape[:1] if column_of_labels else labels.shape
+    if predicted.dim() < 2 or predicted.shape[:1] + predicted.shape[2:] != target:
+        return (predicted, None) if predicted.shape == target and target else None
+    if predicted.shape[1] == 1:
+        return predicted, None
+    return (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1), predicted.shape[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,22 +9,16 @@ import numpy as np
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.base.types import EpochData
 from emrun.epoch_data import declared
-from emrun.hook import AbstractHook, Loop
-from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
-from emrun.hooks._streams import Streams
-
-_LOG = logging.getLogger(__name__)
+from emrun.hook import Loop
+from emrun.hooks._class_counts import MOST, ClassHook, Counted
 
 Average = Literal["binary", "micro", "macro", "weighted"]
-_STATE = record({"variables": sequence_of(TEXT), "counts": mapping_of(ANYTHING)})
 _BY_CLASS = ("precision", "recall", "f1", "specificity")
-_MOST = 1_000_000  # classes
 
 
-class ClassificationMetrics(AbstractHook):
+class ClassificationMetrics(ClassHook):
     """Computes precision, recall, F1 score, accuracy and specificity of predicted classes over each stream.
 
         hooks:
@@ -42,8 +35,8 @@ class ClassificationMetrics(AbstractHook):
 
     Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
     counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Classes are numbers
-    from 0; the output of a model with one logit for two classes must be compared with 0 in the model. Only counts are
-    kept, three for each class: the memory does not grow with the examples.
+    from 0; the output of a model with one logit for two classes must be compared with 0 in the model. Only the counts
+    of the confusion matrix are kept: the memory does not grow with the examples.
 
     Args:
         predicted_variable: the output with the predictions.
@@ -60,8 +53,8 @@ class ClassificationMetrics(AbstractHook):
         ArgumentError: an argument has a value that is not allowed.
         HookError: another hook, or the model, writes a statistic of the same name, the dataset does not have one of
             `streams`, or its names are not a list of names.
-        StreamError: a batch lacks a variable, the shapes do not fit, the values are not class numbers, or there is
-            another number of classes than of names.
+        StreamError: a batch lacks a variable, the shapes do not fit, the values are not class numbers, there is another
+            number of classes than of names, or there are more than 2,000 classes.
     """
 
     def __init__(
@@ -75,23 +68,19 @@ class ClassificationMetrics(AbstractHook):
         streams: Sequence[str] | None = None,
         dataset: Any = None,
     ) -> None:
-        super().__init__(dataset=dataset)
+        most = 2 if f1_average == "binary" else MOST
+        super().__init__(predicted_variable, gt_variable, mask_name, classes_names, streams, dataset, most=most)
         if f1_average is not None:
             check_choice("f1_average", f1_average, Average)
-        names, source = names_of("classes_names", classes_names, dataset, gt_variable)
+        names = self._names
         if f1_average is None and "mean" in (names or ()):
             raise ArgumentError(
                 "classes_names", "'mean' is the name of the average; rename the class, or set f1_average"
             )
         if f1_average == "binary" and names is not None and len(names) != 2:
-            raise ArgumentError("f1_average", f"'binary' needs two classes, but {source} has {len(names)} names")
-        owner = type(self).__name__
-        self._reader = ClassReader(owner, predicted_variable, gt_variable, mask_name, names, source)
+            raise ArgumentError("f1_average", f"'binary' needs two classes, but {self._source} has {len(names)} names")
         self._average = f1_average
         self._prefix = var_prefix
-        self._streams = Streams(streams)
-        self._counts: dict[str, ClassCounts] = {}
-        self.reads = self._streams.reads(self._reader.variables)
         each = ["mean", *names] if f1_average is None and names is not None else []
         by_class = [f"{name}/{part}" if part else name for name in _BY_CLASS for part in each or [""]]
         self.writes = tuple(f"{var_prefix}{name}" for name in (*by_class, "accuracy"))
@@ -103,7 +92,6 @@ class ClassificationMetrics(AbstractHook):
             HookError: a check failed.
         """
         super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
         self._check_writes()
 
     def before_training(self) -> None:
@@ -122,50 +110,15 @@ class ClassificationMetrics(AbstractHook):
                     (self._prefix,) if self._prefix else (),
                 )
 
-    def before_epoch(self, epoch_id: int) -> None:
-        """Drop the counts of the previous epoch."""
-        self._counts = {}
-
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Count the predictions of a batch."""
-        if stream_name in self._streams:
-            counts = self._counts.get(stream_name)
-            if counts is None:
-                counts = self._counts[stream_name] = self._new()
-            counts.add(batch_data, stream_name)
-
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the statistics to the data of the epoch."""
-        for stream, counts in self._counts.items():
-            for name, value in self._statistics(counts.finish(stream)).items():
+        for stream, matrix in self.matrices():
+            for name, value in self._statistics(matrix).items():
                 epoch_data.setdefault(stream, {})[f"{self._prefix}{name}"] = value
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts of the epoch so far."""
-        counts = {stream: each.state_dict(stream) for stream, each in self._counts.items()}
-        return {"variables": list(self._reader.variables), "counts": counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts of an epoch that is resumed in its middle, unless other variables are compared now."""
-        _STATE.check(state)
-        self._counts = {}
-        if list(state["variables"]) != list(self._reader.variables):
-            if state["counts"]:
-                _LOG.warning(
-                    "ClassificationMetrics: the variables are not those of the checkpoint; the statistics of this "
-                    "epoch cover only the batches after the checkpoint"
-                )
-            return
-        for stream, saved in state["counts"].items():
-            self._counts[stream] = self._new()
-            self._counts[stream].load_state_dict(saved)
-
-    def _new(self) -> ClassCounts:
-        return ClassCounts(self._reader, is_matrix=False, most=2 if self._average == "binary" else _MOST)
-
-    def _statistics(self, counts: Counted) -> dict[str, Any]:
+    def _statistics(self, matrix: Counted) -> dict[str, Any]:
         """Return name -> value of the statistics."""
-        right, predicted, true = counts.astype(np.float64)
+        right, predicted, true = (each.astype(np.float64) for each in (matrix.diagonal(), matrix.sum(0), matrix.sum(1)))
         total = true.sum()
         others, right_others = total - true, total - true - predicted + right
         parts = {
@@ -184,7 +137,7 @@ class ClassificationMetrics(AbstractHook):
         occurs = true + predicted > 0
         mean = float(values[occurs].mean()) if occurs.any() else 0.0
         if self._average is None:
-            names: Sequence[Any] = range(len(values)) if self._reader.names is None else self._reader.names
+            names: Sequence[Any] = range(len(values)) if self._names is None else self._names
             return {"mean": mean, **{str(name): float(value) for name, value in zip(names, values, strict=True)}}
         if self._average == "binary":
             return float(values[1]) if len(values) > 1 else 0.0

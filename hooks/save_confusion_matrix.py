@@ -12,25 +12,20 @@ from typing import Annotated, Any
 import numpy as np
 
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
-from emrun.hook import AbstractHook, Loop
-from emrun.hooks._class_counts import ClassCounts, ClassReader, Counted, names_of
+from emrun.hooks._class_counts import ClassHook, Counted
 from emrun.hooks._figures import check_matplotlib, drawn, figure, png
-from emrun.hooks._streams import Streams
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 
 _LOG = logging.getLogger(__name__)
 
-_STATE = record({"variables": sequence_of(TEXT), "counts": mapping_of(ANYTHING)})
-_MOST = 2000  # classes: a matrix of 32 MB, which is also in checkpoints within an epoch
 _LONGEST = 28  # characters of a name in a picture
 _BOTH, _TEXT, _NAMED = 12, 20, 60  # the most classes with two numbers in a cell, with one, and with all their names
 
 
-class SaveConfusionMatrix(AbstractHook):
+class SaveConfusionMatrix(ClassHook):
     """Saves how often each class was predicted as each other class, as a picture and as CSV, after each epoch.
 
         hooks:
@@ -86,49 +81,37 @@ class SaveConfusionMatrix(AbstractHook):
         dataset: Any = None,
         output_dir: str | Path | None = None,
     ) -> None:
-        super().__init__(dataset=dataset, output_dir=output_dir)
+        super().__init__(
+            predictions_name, labels_name, mask_name, classes_names, streams, dataset, output_dir=output_dir
+        )
         check_matplotlib(type(self).__name__)
         _check_map(cmap)
         _check_size(figsize)
-        names, source = names_of("classes_names", classes_names, dataset, labels_name)
-        self._reader = ClassReader(type(self).__name__, predictions_name, labels_name, mask_name, names, source)
         self._normalize = normalize
         self._map = cmap
         self._size = None if figsize is None else (float(figsize[0]), float(figsize[1]))
         self._every = Interval.parse("every", every)
-        self._streams = Streams(streams)
         self._directory = Path(output_dir or ".")
-        self._counts: dict[str, ClassCounts] = {}
         self._is_due = True
-        self.reads = self._streams.reads(self._reader.variables)
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the streams."""
-        super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the counts of the previous epoch."""
-        self._counts = {}
+        super().before_epoch(epoch_id)
         self._is_due = epoch_id % self._every.count == 0
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Count the predictions of a batch."""
-        if self._is_due and stream_name in self._streams:
-            counts = self._counts.get(stream_name)
-            if counts is None:
-                counts = self._counts[stream_name] = self._new()
-            counts.add(batch_data, stream_name)
+        if self._is_due:
+            super().after_batch(stream_name, batch_data)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Write the files of the epoch."""
         epoch = self.main_loop.training_epochs_done if self.main_loop.evaluating else epoch_id
-        for stream, counts in self._counts.items():
-            matrix = counts.finish(stream)
+        for stream, matrix in self.matrices():
             if not len(matrix):
-                _LOG.warning("SaveConfusionMatrix: nothing counts in stream %r, by %s", stream, self._reader.mask)
+                _LOG.warning("SaveConfusionMatrix: nothing counts in stream %r, by %s", stream, self._variables[-1])
                 continue
-            names = self._reader.names or [str(number) for number in range(len(matrix))]
+            names = self._names or [str(number) for number in range(len(matrix))]
             pixels = draw_matrix(
                 matrix,
                 names,
@@ -142,29 +125,6 @@ class SaveConfusionMatrix(AbstractHook):
             write_atomically(file, picture)
             write_atomically(file.with_suffix(".csv"), _table(matrix, names))
             self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts of the epoch so far."""
-        counts = {stream: each.state_dict(stream) for stream, each in self._counts.items()}
-        return {"variables": list(self._reader.variables), "counts": counts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts of an epoch that is resumed in its middle, unless other variables are compared now."""
-        _STATE.check(state)
-        self._counts = {}
-        if list(state["variables"]) != list(self._reader.variables):
-            if state["counts"]:
-                _LOG.warning(
-                    "SaveConfusionMatrix: the variables are not those of the checkpoint; the matrices of this epoch "
-                    "cover only the batches after the checkpoint"
-                )
-            return
-        for stream, saved in state["counts"].items():
-            self._counts[stream] = self._new()
-            self._counts[stream].load_state_dict(saved)
-
-    def _new(self) -> ClassCounts:
-        return ClassCounts(self._reader, is_matrix=True, most=_MOST)
 
 
 def draw_matrix(

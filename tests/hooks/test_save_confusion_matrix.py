@@ -185,7 +185,7 @@ def test_names_of_the_dataset_that_are_not_names_are_an_error():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"classes_names": ["just_one"]}, "'predictions' has the class 2, but there are 1 classes"),
+        ({"classes_names": ["just_one"]}, r"'predictions' has the value 2, .* and classes_names has 1"),
         ({"labels_name": "fake"}, "hook SaveConfusionMatrix reads 'fake'"),
         ({"mask_name": "fake"}, "hook SaveConfusionMatrix reads 'fake'"),
     ],
@@ -198,7 +198,7 @@ def test_what_does_not_fit_the_batches_is_an_error_at_the_first_one(saved, argum
 
 
 def test_more_classes_than_a_matrix_should_have(saved):
-    with pytest.raises(StreamError, match="'labels' has the class 2000, but there can be at most 2,000 classes"):
+    with pytest.raises(StreamError, match=r"'labels' has the value 2000, .* from 0, and there can be 2,000"):
         saved([2000, 0, 0], [0, 0, 0])
 
 
