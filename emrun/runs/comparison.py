@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError
-from emrun.base.fields import fitting
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import statistics
 from emrun.runs.code_comparison import compare_code
 from emrun.runs.config_comparison import compare_configs
 from emrun.runs.step_comparison import compare_steps
 from emrun.runs.stored_run import StoredRun, number
-from emrun.storage.code.first_batches import LINE
-from emrun.storage.lines import read_lines
+from emrun.storage.code.first_batches import recorded_batches
 
 _MOST = 10_000  # entries of a file that are compared
 
@@ -87,7 +84,7 @@ def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
 
 def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
     """Return the first batches of streams, recorded in both runs, that differ."""
-    one, other = _batches(a), _batches(b)
+    one, other = recorded_batches(a / "code"), recorded_batches(b / "code")
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
     found = []
@@ -96,18 +93,6 @@ def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
         sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if sources:
             found.append({"stream": stream, "pass": index, "sources": sources})
-    return found
-
-
-def _batches(directory: Path) -> dict[tuple[str, int, int], dict[str, str | None]]:
-    found: dict[tuple[str, int, int], dict[str, str | None]] = {}
-    for line in read_lines(directory / "code" / "batches.jsonl"):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if fitting(entry, LINE) and len(found) < _MOST:
-            found[entry["stream"], entry["pass"], entry.get("ranks", 1)] = entry["sources"]
     return found
 
 

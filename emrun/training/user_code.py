@@ -10,14 +10,13 @@ import platform
 import re
 import shlex
 import stat
-import struct
 import sys
 import sysconfig
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
+from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -222,29 +221,9 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
                 is_source = file.endswith(tuple(SOURCE_SUFFIXES))
                 sha256 = None if is_source else hashlib.sha256(content).hexdigest()
                 found[name] = Module(file, content if is_source else None, sha256)
-                if is_source and kept is None and _has_changed(name, status):
-                    problems.append(f"module {name} has changed since it was imported; its source is the changed one")
         except OSError as error:
             problems.append(f"module {name} cannot be read: {reason_of(error)}")
     return found
-
-
-def _has_changed(name: str, status: os.stat_result) -> bool:
-    """Return whether a source is not the one that Python compiled when it imported it, as far as its cache tells."""
-    (spec,) = _attributes(sys.modules.get(name), "__spec__")
-    try:
-        cached = Path(spec.cached)
-        if (
-            type(spec.loader) is not SourceFileLoader
-            or sys.dont_write_bytecode
-            or not os.access(cached.parent, os.W_OK)
-        ):
-            return False  # the cache may be of an earlier source
-        with cached.open("rb") as file:
-            by_hash, *compiled = struct.unpack("<4x3I", file.read(16))
-    except (AttributeError, OSError, TypeError, struct.error):  # there is none
-        return False
-    return not by_hash and compiled != [int(each) & 0xFFFFFFFF for each in (status.st_mtime, status.st_size)]
 
 
 def _directories_of_packages(own: set[Path]) -> Iterator[Path]:

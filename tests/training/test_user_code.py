@@ -142,19 +142,6 @@ def test_modules_that_a_package_makes_elsewhere_belong_to_it(place, monkeypatch)
     assert gather(place).modules.keys() == {"user_made"}
 
 
-def test_a_source_that_is_not_the_imported_one_is_a_problem(place, monkeypatch):
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    for name in ("user_same", "user_edited"):
-        (place / f"{name}.py").write_text("a = 1\n")
-        importlib.import_module(name)
-    (place / "user_edited.py").write_text("a = 10\n")
-    found = gather(place)
-    assert found.problems == ["module user_edited has changed since it was imported; its source is the changed one"]
-    assert found.modules["user_edited"].source == b"a = 10\n"
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # then the cache may be older than the import
-    assert gather(place).problems == []
-
-
 def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place, monkeypatch):
     for name in ("user_gone", "user_large", "user_pipe", "user_link"):
         (place / f"{name}.py").write_text("")

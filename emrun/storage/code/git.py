@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO
 
 from emrun.base.errors import EmrunError, reason_of
 from emrun.base.wording import size_of
@@ -30,7 +27,6 @@ _SETTINGS = {
     "core.safecrlf": "false",
 }
 _FILTER = {"clean": "", "smudge": "", "process": "", "required": "false"}
-_PAUSE = 0.1  # seconds between two looks at whether git has ended
 
 
 class GitError(EmrunError):
@@ -72,27 +68,31 @@ class Git:
             name: value for name, value in os.environ.items() if name.startswith(_KEPT) or not name.startswith("GIT_")
         }
         try:
-            with tempfile.TemporaryFile() as errors:
-                with subprocess.Popen(
+            # files, since a worker that is forked meanwhile keeps the end of a pipe open
+            with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+                status = subprocess.run(
                     command,
+                    check=False,
                     cwd=self.directory,
                     env={**kept, **_ENVIRONMENT},
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
+                    stdout=printed,
                     stderr=errors,
                     start_new_session=True,  # Ctrl-C is for the run
-                ) as process:
-                    assert process.stdout is not None
-                    try:
-                        answer = self._answer(process, process.stdout, arguments[0])
-                    finally:
-                        process.kill()
+                    timeout=max(0.0, self._ends - monotonic()),
+                ).returncode
+                printed.seek(0)
+                answer = printed.read(self._most + 1)
                 errors.seek(0)
                 said = errors.read(10_000).decode(errors="replace").strip().splitlines()
+        except subprocess.TimeoutExpired:
+            raise GitError(f"git {arguments[0]} took more than {self._seconds:g} seconds") from None
         except OSError as error:
             raise GitError(reason_of(error)) from error
-        if process.returncode and not may_fail:
+        if status and not may_fail:
             raise GitError(said[0] if said else f"git {arguments[0]} failed")
+        if len(answer) > self._most:
+            raise GitError(f"git {arguments[0]} printed more than {size_of(self._most)}")
         return answer
 
     def ignore_filters(self) -> None:
@@ -106,28 +106,6 @@ class Git:
             if "=" in name:
                 raise GitError(f"the settings have a filter with an unusual name: {name}")
             self._settings.update({f"{name}.{key}": value for key, value in _FILTER.items()})
-
-    def _answer(self, process: subprocess.Popen[bytes], output: IO[bytes], command: str) -> bytes:
-        """Read what git prints to its end."""
-        answer = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            while True:
-                has_ended = process.poll() is not None  # before the look: then nothing more comes
-                left = self._ends - monotonic()
-                if left <= 0:
-                    raise GitError(f"git {command} took more than {self._seconds:g} seconds")
-                if selector.select(0 if has_ended else min(left, _PAUSE)):
-                    part = os.read(output.fileno(), 1 << 16)
-                    if not part:
-                        with suppress(subprocess.TimeoutExpired):  # it is killed, which counts as a failure
-                            process.wait(max(left, _PAUSE))
-                        return bytes(answer)
-                    answer += part
-                elif has_ended:  # a process that was forked meanwhile has the other end open
-                    return bytes(answer)
-                if len(answer) > self._most:
-                    raise GitError(f"git {command} printed more than {size_of(self._most)}")
 
 
 def head_of(directory: Path) -> str | None:
