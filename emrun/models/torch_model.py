@@ -19,6 +19,7 @@ from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
+from emrun.models.first_window import FirstWindow
 from emrun.models.laziness import in_evaluation_mode
 from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
@@ -199,6 +200,7 @@ class TorchModel(ModuleModel):
         self._optimization.is_own_scheme = self._is_own_scheme
         if self._is_own_scheme:
             self._optimization.autocast = self._autocast
+            self.train_step = FirstWindow(self)  # type: ignore[method-assign]
         self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
         self._loadable = Loadable(self)
         self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way

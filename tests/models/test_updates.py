@@ -386,7 +386,7 @@ def test_a_model_with_its_own_scheme_of_training_has_updated_only_when_it_did():
 
     model = Own(Affine(), optimizer=SGD, device="cpu")
     assert model.has_updated is False
-    for model.step in ("nothing", "update", "nothing", "step", "nothing", "weights"):
+    for model.step in ("update", "nothing", "step", "nothing", "weights"):
         model.run(XY[0], True, "train")
         assert model.has_updated is (model.step != "nothing")
     assert Own(Affine(), device="cpu").has_updated is None
