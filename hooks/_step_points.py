@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.fields import NUMBER, mapping_of, optional, record, whole
 from emrun.hook import Loop
 from emrun.hooks._intervals import Every
 
@@ -119,14 +118,3 @@ class StepPoints:
         self._due = None if due is None else (due["updates"], due["examples"])
         self._row = None if row is None else (row["iteration"], row["values"])
         self._written, self.examples = state["written"], state["examples"]
-
-
-STATE = record(
-    {
-        "due": optional(record({"updates": whole(), "examples": whole()})),
-        "row": optional(record({"iteration": whole(), "values": mapping_of(NUMBER)})),
-        "written": whole(),
-        "examples": whole(),
-    }
-)
-"""The state of `StepPoints`."""

@@ -6,14 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import HookError
-from emrun.base.fields import mapping_of
 from emrun.base.wording import listed
 from emrun.epoch_data import declared
 from emrun.hook import Loop
-from emrun.hooks._running_stats import STATE, RunningStats
-
-MEANS = mapping_of(STATE)
-"""The state of `TrainMeans`."""
+from emrun.hooks._running_stats import RunningStats
 
 
 class TrainMeans:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.fields import ANYTHING, TEXT, Kind, mapping_of, record, sequence_of
 from emrun.base.sources import length
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import AbstractHook, Loop
@@ -20,9 +19,6 @@ from emrun.hooks._columns import Column, column
 from emrun.hooks._streams import Streams
 
 _LOG = logging.getLogger(__name__)
-
-_CHUNK = Kind("a tensor or a list", lambda value: isinstance(value, Tensor | list | tuple))
-_STATE = record({"variables": sequence_of(TEXT), "chunks": mapping_of(mapping_of(sequence_of(_CHUNK)))})
 
 
 class AccumulateVariables(AbstractHook):
@@ -130,7 +126,6 @@ class AccumulateVariables(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values of an epoch that is resumed in its middle, unless other variables are wanted now."""
-        _STATE.check(state)
         self._chunks = {}
         if list(state["variables"]) != self._variables:
             if state["chunks"]:
@@ -141,7 +136,6 @@ class AccumulateVariables(AbstractHook):
                 )
             return
         for stream, saved in state["chunks"].items():
-            record(dict.fromkeys(self._variables, ANYTHING)).check(saved, f"chunks.{stream}")
             self._chunks[stream] = {name: [_loaded(each) for each in saved[name]] for name in self._variables}
 
 

@@ -15,7 +15,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from emrun import AbstractHook
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.fields import record, whole
 from emrun.base.types import Interval, Units
 from emrun.hook import Loop
 from emrun.ranks.group import ranks
@@ -24,7 +23,6 @@ _LOG = logging.getLogger(__name__)
 
 Kind = Literal["ema", "swa"]
 BatchNorm = Literal["average", "recompute"]
-_STATE = record({"averaged": whole()})
 
 
 class AverageWeights(AbstractHook):
@@ -178,7 +176,6 @@ class AverageWeights(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages that the model has loaded."""
-        _STATE.check(state)
         self._averaged, self._averages, self._is_recomputed = state["averaged"], [], False
         if self.main_loop.evaluating or not self._averaged:
             return

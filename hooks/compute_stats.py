@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.fields import ANYTHING, TEXT, mapping_of, record, sequence_of
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._running_stats import RUNNING, STATE, RunningStats
+from emrun.hooks._running_stats import RUNNING, RunningStats
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,8 +138,6 @@ class ComputeStats(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
-        stats = mapping_of(mapping_of(STATE))
-        record({"aggregations": mapping_of(sequence_of(TEXT)), "stats": stats}).check(state)
         self._stats = {}
         if state["aggregations"] != self._aggregations:
             if state["stats"]:
@@ -150,7 +147,6 @@ class ComputeStats(AbstractHook):
                 )
             return
         for stream, saved in state["stats"].items():
-            record(dict.fromkeys(self._aggregations, ANYTHING)).check(saved, f"stats.{stream}")
             self._stats[stream] = {name: RunningStats(each) for name, each in self._aggregations.items()}
             for name, running in self._stats[stream].items():
                 running.load_state_dict(saved[name])

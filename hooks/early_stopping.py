@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, NUMBER, optional, record, sequence_of, whole
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, TrainingTerminated
@@ -18,14 +17,6 @@ from emrun.hooks._statistic import Condition, Statistic
 _LOG = logging.getLogger(__name__)
 
 _UNITS = ("epochs", "updates", "iterations")
-_STATE = record(
-    {
-        "of": sequence_of(ANYTHING),
-        "best": optional(record({"value": NUMBER, "epoch": whole()})),
-        "evaluations": whole(),
-        "since_best": whole(),
-    }
-)
 
 
 class EarlyStopping(AbstractHook):
@@ -123,7 +114,6 @@ class EarlyStopping(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the count, unless this hook watches another statistic now."""
-        _STATE.check(state)
         if state["of"] != self._statistic.identity:
             _LOG.warning(
                 "EarlyStopping now watches another statistic, %s (%s); its patience begins anew",

@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from emrun import AbstractHook
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import FLAG, record
 from emrun.base.types import Batch, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import Loop
@@ -114,7 +113,6 @@ class Freeze(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        record({"frozen": FLAG}).check(state)
         self._was_held, self._is_frozen = state["frozen"], None
 
     def _is_due(self) -> bool:

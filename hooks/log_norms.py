@@ -11,16 +11,11 @@ from torch import Tensor
 
 from emrun import AbstractHook
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import TEXT, Kind, mapping_of, record, sequence_of, whole
 from emrun.base.types import EpochData, Interval, Units
 from emrun.hook import Loop
 from emrun.hooks._parameters import check_matches, dense, module_of, norms_of, patterns, suffix_of
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
-_TOTALS = Kind("a 1-D tensor of numbers", lambda value: value.is_floating_point() and value.dim() == 1)
-_STATE = record(
-    {"patterns": sequence_of(TEXT), "sums": mapping_of(record({"total": _TOTALS, "count": whole(1)}))},
-)
 
 
 class LogNorms(AbstractHook):
@@ -139,7 +134,6 @@ class LogNorms(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums of an epoch that is resumed in its middle, unless other parameters are measured now."""
-        _STATE.check(state)
         self._sums = {}
         if list(state["patterns"]) == [each.pattern for each in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}

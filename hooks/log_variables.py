@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 from emrun.base.arguments import check_choice, check_names
 from emrun.base.errors import HookError
-from emrun.base.fields import record
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean
 from emrun.epoch_data import is_rate, learning_rates, statistics
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
-from emrun.hooks._train_means import MEANS, TrainMeans, written_by
+from emrun.hooks._train_means import TrainMeans, written_by
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,7 +98,6 @@ class LogVariables(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values since the last line."""
-        record({"means": MEANS}).check(state)
         self._means.load_state_dict(state["means"] if self._every.is_within_epochs else {})
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

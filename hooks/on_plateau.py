@@ -7,14 +7,11 @@ from typing import Any
 
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, NUMBER, record, sequence_of
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook
 from emrun.hooks._statistic import Condition, Statistic
 
 _LOG = logging.getLogger(__name__)
-
-_STATE = record({"of": sequence_of(ANYTHING), "values": sequence_of(NUMBER)})
 
 
 class OnPlateau(AbstractHook):
@@ -103,7 +100,6 @@ class OnPlateau(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values, unless this hook watches another statistic now."""
-        _STATE.check(state)
         if state["of"] == self._statistic.identity:
             self._values = list(state["values"])[-self._long_term :]
         else:

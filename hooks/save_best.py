@@ -9,16 +9,12 @@ from typing import Any
 
 from emrun.base.arguments import check_count, safe_component
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, NUMBER, mapping_of, record, sequence_of, whole
 from emrun.base.types import EpochData, Policy
 from emrun.base.wording import listed
 from emrun.hooks._statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 
 _LOG = logging.getLogger(__name__)
-
-_KEPT = sequence_of(record({"value": NUMBER, "epoch": whole()}))
-_STATE = mapping_of(record({"of": sequence_of(ANYTHING), "kept": _KEPT}))
 
 
 class SaveBest(SaveLatest):
@@ -108,7 +104,6 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best values so far, except of a statistic that this hook did not compare before."""
-        _STATE.check(state)
         for best in self._bests:
             saved, statistic = state.get(best.name), best.statistic
             if saved is not None and saved["of"] == statistic.identity:

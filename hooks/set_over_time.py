@@ -11,14 +11,12 @@ from typing import Annotated, Any
 
 from emrun import AbstractHook
 from emrun.base.errors import ArgumentError, HookError, StateError
-from emrun.base.fields import ANYTHING, NUMBER, mapping_of, optional, record, sequence_of
 from emrun.base.types import Batch, Factory, Form
 from emrun.hook import Loop
 from emrun.hooks._numbers import Number, find_numbers
 from emrun.hooks._parameters import module_of
 
 _LOG = logging.getLogger(__name__)
-_STATE = record({"schedule": mapping_of(ANYTHING), "found": optional(sequence_of(NUMBER))})
 
 ScheduleForm = Annotated[Factory, Form(package="emrun.models.schedules.built_in", supplied=1)]
 
@@ -132,7 +130,6 @@ class SetOverTime(AbstractHook):
         Raises:
             StateError: the schedule is another one, or the run is longer in a way that changes values already used.
         """
-        _STATE.check(state)
         self._factor = self._done = self._share = None
         places, found = self._places(self.main_loop.model), state["found"]
         is_saved = all(each.is_of_training for each in places) and self._target.startswith("module.")

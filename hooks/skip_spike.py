@@ -13,7 +13,6 @@ import torch
 from emrun import AbstractHook, UpdateSkipped
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import NUMBER, mapping_of, record, sequence_of, whole
 from emrun.hook import Loop
 from emrun.hooks._parameters import dense, module_of, suffix_of
 from emrun.ranks.parts import weighs_nothing
@@ -22,7 +21,6 @@ from emrun.storage.capsules import MOST
 _LOG = logging.getLogger(__name__)
 
 Spiking = Literal["gradient_norm", "loss"]
-_STATE = record({"values": mapping_of(sequence_of(NUMBER)), "kept": whole()})
 
 
 class SkipSpike(AbstractHook):
@@ -118,7 +116,6 @@ class SkipSpike(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        _STATE.check(state)
         self._kept = state["kept"]
         self._values = {name: deque(values, self._window) for name, values in state["values"].items()}
 

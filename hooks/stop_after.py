@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import Kind, optional, record, whole
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, listed
 from emrun.hook import AbstractHook, TrainingTerminated
@@ -124,8 +123,6 @@ class StopAfter(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counted iterations and the elapsed seconds."""
-        seconds = Kind("at least 0 seconds", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
-        record({"iterations_done": optional(whole()), "seconds": seconds}).check(state)
         counted = state["iterations_done"]
         if counted is None and self.after_batch is not None:  # iterations were not counted before the checkpoint
             counted = self.main_loop.iterations_done

@@ -13,30 +13,16 @@ import numpy as np
 
 from emrun.base.arguments import check_choice, safe_component
 from emrun.base.errors import ArgumentError, HookError, StateError
-from emrun.base.fields import FLAG, SHA256, TEXT, Kind, optional, record, sequence_of, shown, whole
+from emrun.base.fields import shown
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.epoch_data import is_rate, learning_rates
 from emrun.hook import AbstractHook
 from emrun.hooks._intervals import Every
-from emrun.hooks._train_means import MEANS, TrainMeans, written_by
+from emrun.hooks._train_means import TrainMeans, written_by
 from emrun.storage.lines import Change, Lines
 
 _LOG = logging.getLogger(__name__)
 
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) in (2, 3) and all(type(each) is str for each in value)
-
-
-_STATE = {
-    "columns": sequence_of(Kind("a list of stream, variable and possibly aggregation", _is_column)),
-    "length": whole(),
-    "digest": SHA256,
-    "format": record(
-        {"output_file": TEXT, "delimiter": TEXT, "variables": optional(sequence_of(TEXT)), "has_iterations": FLAG}
-    ),
-    "means": MEANS,
-}
 
 UnknownType = Literal["error", "warn", "default"]
 MissingVariable = Literal["error", "warn", "default"]
@@ -227,7 +213,6 @@ class WriteCSV(AbstractHook):
         Raises:
             StateError: the format of the file has changed, or a field of the state is damaged.
         """
-        record(_STATE).check(state)
         before = state["format"]
         if before["has_iterations"] != self._every.is_within_epochs:
             kind = "lines" if before["has_iterations"] else "no lines"

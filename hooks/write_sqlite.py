@@ -12,12 +12,11 @@ from time import monotonic, time
 from typing import Any
 
 from emrun.base.arguments import safe_component
-from emrun.base.errors import ArgumentError, HookError, StateError, StorageError
-from emrun.base.fields import ANOTHER_CHECKPOINT, TEXT, record, whole
+from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.base.types import EpochData, Profile
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook
-from emrun.hooks._step_points import STATE, StepPoint, StepPoints
+from emrun.hooks._step_points import StepPoint, StepPoints
 from emrun.storage.files import check_guards
 from emrun.storage.metrics import numbers
 
@@ -29,7 +28,6 @@ _TABLES = {
     "epoch_values": "epoch INTEGER, stream TEXT, variable TEXT, aggregation TEXT, value REAL",
     "step_values": "iteration INTEGER, updates INTEGER, name TEXT, value REAL",
 }
-_STATE = record({"rows": record(dict.fromkeys(_TABLES, whole())), "pending": TEXT, "points": STATE})
 _WAIT = 5.0  # seconds for a reader to finish
 _PAUSE = 1.0  # seconds between two commits of values of steps
 
@@ -192,17 +190,9 @@ class WriteSQLite(AbstractHook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state; `before_training` deletes later rows.
-
-        Raises:
-            StateError: a field of the state is damaged.
-        """
-        _STATE.check(state)
-        try:
-            pending = json.loads(state["pending"])
-            self._pending = {name: [tuple(row) for row in pending[name]] for name in _TABLES}
-        except (ValueError, TypeError, KeyError) as error:
-            raise StateError(f"WriteSQLite: the waiting rows are damaged; {ANOTHER_CHECKPOINT}") from error
+        """Restore the state; `before_training` deletes later rows."""
+        pending = json.loads(state["pending"])
+        self._pending = {name: [tuple(row) for row in pending[name]] for name in _TABLES}
         self._rows = dict(state["rows"])
         self._points.load_state_dict(state["points"])
 

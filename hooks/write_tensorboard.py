@@ -9,17 +9,15 @@ from typing import Any, Literal
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.fields import FLAG, record, whole
 from emrun.base.types import EpochData, Policy, Profile
 from emrun.epoch_data import statistics
 from emrun.hook import AbstractHook
 from emrun.hooks._event_file import EventFile, check_tensorboard, summary_of
-from emrun.hooks._step_points import STATE, StepPoint, StepPoints
+from emrun.hooks._step_points import StepPoint, StepPoints
 from emrun.storage.facts import facts_of
 from emrun.storage.metrics import numbers
 
 _LOG = logging.getLogger(__name__)
-_STATE = record({"length": whole(), "has_config": FLAG, "points": STATE})
 
 Axis = Literal["updates", "examples", "epochs"]
 
@@ -175,6 +173,5 @@ class WriteTensorBoard(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state; `before_training` takes the file back."""
-        _STATE.check(state)
         self._length, self._has_config = state["length"], state["has_config"]
         self._points.load_state_dict(state["points"])

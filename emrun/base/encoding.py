@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from emrun.base.errors import StateError
-from emrun.base.fields import NUMBER, FieldError, Kind, choice, record, sequence_of, shown, whole
+from emrun.base.fields import FieldError, shown
 from emrun.base.sources import is_nested
 from emrun.base.types import Batch
 
@@ -113,41 +113,7 @@ def _as_numpy(saved: Mapping[str, Any]) -> Any:
 
 
 def _tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _is_of_python(saved: Any) -> bool:
-    random.Random().setstate(_as_python(saved))
-    return type(saved) is tuple and (saved[2] is None or type(saved[2]) is float)
-
-
-def _is_of_numpy(saved: Any) -> bool:
-    np.random.RandomState().set_state(_as_numpy(saved))
-    return True
-
-
-def _is_of_torch(saved: Any) -> bool:
-    torch.Generator().set_state(_tensor(saved))
-    return type(saved) is bytes
-
-
-_NUMPY = {
-    "bit_generator": choice("MT19937"),
-    "state": record({"key": Kind("bytes", lambda key: type(key) is bytes), "pos": whole(most=624)}),
-    "has_gauss": choice(0, 1),
-    "gauss": NUMBER,
-}
-RANDOM = record(
-    {
-        "python": Kind("a state of Python's generator", _is_of_python),
-        "numpy": Kind("a state of NumPy's generator", _is_of_numpy, record(_NUMPY).look_inside),
-        "torch": Kind("a state of torch's generator", _is_of_torch),
-        "cuda": sequence_of(
-            Kind("a state of a GPU's generator", lambda saved: type(saved) is bytes and len(saved) == 16)
-        ),
-    }
-)
-"""The kind of the value that `random_state` returns."""
+    return torch.frombuffer(bytearray(memoryview(data)), dtype=torch.uint8)  # not of a number, which is a length
 
 
 def digest(batch: Any) -> str:

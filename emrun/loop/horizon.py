@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import HookError
-from emrun.base.fields import optional, record, whole
 from emrun.base.types import Horizon
 from emrun.base.wording import listed
 from emrun.hook import AbstractHook
@@ -16,9 +15,6 @@ from emrun.loop.dispatch import Events
 from emrun.streams.dataset_streams import DatasetStreams
 
 _LOG = logging.getLogger(__name__)
-
-STATE = record({"batches_per_pass": optional(whole(1))})
-"""The state of the horizon in a checkpoint."""
 
 UNITS = ("epochs", "passes", "updates", "iterations")
 """The units in which hooks declare limits."""

@@ -7,18 +7,17 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from emrun.base import fields
-from emrun.base.encoding import RANDOM, encode, random_state, set_random_state
+from emrun.base.encoding import encode, random_state, set_random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.wording import listed
 from emrun.events import may_change_batches, merges
 from emrun.hook import AbstractHook
-from emrun.loop.horizon import STATE as OF_HORIZON
 from emrun.loop.horizon import RunLength
-from emrun.loop.steps import STATE as OF_STEPS
 from emrun.loop.steps import StepRecord
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
@@ -38,70 +37,6 @@ class Phase(enum.Enum):
     TRAIN = "train"  # in the train stream
     EVALUATE = "evaluate"  # after the train stream, before the end of the extra streams
     BETWEEN = "between"  # between two epochs
-
-
-_LAST = {"began": fields.optional(RANDOM), "digest": fields.optional(fields.TEXT), "before_last": fields.ANYTHING}
-_BETWEEN_PASSES = {
-    "end_of_pass": fields.optional(fields.record({"pass": fields.whole(), "batch": fields.whole(1), **_LAST}))
-}
-_POSITION = {"pass": fields.whole(), "batch": fields.whole(), "epoch_batches": fields.whole()}
-
-
-def _check_position(value: Any, key: str) -> None:
-    """Check the position in a stream, and the fields about the last batch, of this pass or of the previous pass."""
-    fields.record(_POSITION).check(value, key)
-    fields.record(_LAST if value["batch"] else _BETWEEN_PASSES).check(value, key)
-
-
-_HOOKS = fields.sequence_of(
-    fields.record(
-        {
-            "class": fields.TEXT,
-            "occurrence": fields.whole(),
-            "arguments": fields.mapping_of(fields.TEXT),
-            "state": fields.ANYTHING,
-        }
-    )
-)
-_STREAMS = fields.mapping_of(fields.Kind("a mapping", lambda value: isinstance(value, Mapping), _check_position))
-
-STATE = {
-    "loop": fields.record(
-        {
-            "epochs_done": fields.whole(),
-            "iterations_done": fields.whole(),
-            "updates_done": fields.whole(),
-            "phase": fields.choice(*(phase.value for phase in Phase)),
-        }
-    ),
-    "model": fields.ANYTHING,  # the model and the hooks check their states themselves
-    "hooks": _HOOKS,
-    "streams": _STREAMS,
-    "epoch_began": fields.optional(
-        fields.record({"iterations_done": fields.whole(), "updates_done": fields.whole(), "random": RANDOM})
-    ),
-    "names": fields.optional(NAMES),
-    "steps": OF_STEPS,
-    "horizon": OF_HORIZON,
-    "metrics": fields.whole(),
-    "metrics_digest": fields.SHA256,
-    "metrics_first": fields.optional(fields.whole()),
-    "random": RANDOM,
-    "ranks": fields.sequence_of(
-        fields.record(
-            {
-                "random": RANDOM,
-                "epoch_began": fields.optional(RANDOM),
-                "model": fields.mapping_of(fields.ANYTHING),
-                "hooks": _HOOKS,
-                "streams": _STREAMS,
-            }
-        )
-    ),
-}
-"""Field of `state.pt` -> its type; `ranks` has what the ranks other than 0 keep for themselves."""
-_OPTIONAL = ("names", "metrics_digest", "metrics_first", "ranks")
-"""Fields that a state may lack: without names of checkpoints, without a run, and of one rank."""
 
 
 class TrainingState:
@@ -370,22 +305,20 @@ class TrainingState:
             StorageError: the checkpoint cannot be read.
         """
         state, file = load_state(place), place / FILE
-        with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
-            fields.record(STATE, may_lack=_OPTIONAL).check(state)
         self._merge_later = []
-        state = self._numbered_as_now(state)
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
-            state = self._of_this_rank(state)
-        self._length.load_state_dict(state["horizon"])
+            fields.optional(NAMES).check(state.get("names"), "names")
+            state = self._of_this_rank(self._numbered_as_now(state))
+            self._length.load_state_dict(state["horizon"])
+            loop = state["loop"]
+            self.epochs_done, self.iterations_done = index(loop["epochs_done"]), index(loop["iterations_done"])
+            self.updates_done = index(loop["updates_done"])
+            self.phase = Phase(loop["phase"])
         model = self._model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)
         with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
-        loop = state["loop"]
-        self.epochs_done, self.iterations_done = loop["epochs_done"], loop["iterations_done"]
-        self.updates_done = loop["updates_done"]
-        self.phase = Phase(loop["phase"])
         for (name, occurrence), hook in _occurrences(self._hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
@@ -393,17 +326,17 @@ class TrainingState:
                     hook.load_state_dict(found[0]["state"])
         for hook, states in self._merge_later:
             hook.merge(states)
-        for name, position in state["streams"].items():
-            with fields.reading(f"{file}: streams.{name}", fields.ANOTHER_CHECKPOINT):
+        with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
+            for name, position in state["streams"].items():
                 self._streams.get(name, train=True).load_state_dict(position)
-        self._steps.load_state_dict(state["steps"], self.iterations_done)
-        self._epoch_began = state["epoch_began"]
-        self.names = state.get("names")
-        self._loaded = place, state["random"]
-        if self._run is not None:
-            first = state.get("metrics_first")
-            expected = range(1 if first is None else first, self.epochs_done + 1)
-            self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
+            self._steps.load_state_dict(state["steps"], self.iterations_done)
+            self._epoch_began = state["epoch_began"]
+            self.names = state.get("names")
+            self._loaded = place, state["random"]
+            if self._run is not None:
+                first = state.get("metrics_first")
+                expected = range(1 if first is None else first, self.epochs_done + 1)
+                self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
 
     def is_now_in(self, place: Path) -> None:
         """Record that the loaded checkpoint has been moved to another directory."""

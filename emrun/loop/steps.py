@@ -11,11 +11,10 @@ from torch import Tensor
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import HookError
-from emrun.base.fields import SHA256, optional, record, whole
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
 from emrun.loop.slots import Slots, read
 from emrun.model import AbstractModel
-from emrun.storage.steps import CHUNK, ITERATION, KEYS, Chunk, StepsFile, read_chunk
+from emrun.storage.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
 
 CHUNK_LENGTH = 1_000
 """A chunk ends with the iterations that are multiples of this."""
@@ -23,9 +22,6 @@ CHUNK_LENGTH = 1_000
 THINNING = ((100_000, 1), (1_000_000, 10))
 """Up to which iteration -> every how many iterations are recorded; afterwards, every 100th."""
 _AT_LAST = 100
-
-STATE = optional(record({"length": whole(), "digest": SHA256, "pending": CHUNK}))
-"""The state of the step record in a checkpoint; None if nothing can be recorded."""
 
 _OF_THE_LOOP = ("loss", LEARNING_RATE, ITERATION, *KEYS)
 

@@ -16,7 +16,7 @@ from typing import Any
 import emrun
 from emrun.base import fields
 from emrun.base.censor import Censor
-from emrun.base.encoding import GENERATORS, RANDOM, encode, pack_all, unpack
+from emrun.base.encoding import GENERATORS, encode, pack_all, unpack
 from emrun.base.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import from_here
@@ -110,14 +110,6 @@ FACTS = {
 }
 """Field of `failure.json` -> the kind of its value."""
 
-
-_STATE = {
-    "batch": fields.mapping_of(fields.Kind("a pair", lambda value: True, unpack)),
-    "random": RANDOM,
-    "model": fields.optional(fields.record({})),
-    "hook": fields.optional(fields.record({})),
-}
-"""Field of a capsule's `state.pt` -> the kind of its value."""
 ANOTHER_CAPSULE = "restore the capsule from a copy, or choose another capsule of the run"
 
 
@@ -320,7 +312,6 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         raise StorageError(f"capsule {place}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
     with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
-        fields.record(_STATE).check(state)
         batch = {name: unpack(value, name) for name, value in state["batch"].items()}
         step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)

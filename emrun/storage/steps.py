@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emrun.base.fields import Kind
 from emrun.storage.files import opened_regular, storing
 from emrun.storage.lines import Change, Lines, read_lines
 
@@ -140,12 +139,6 @@ def _number(value: Any) -> float | None:
     if type(value) is int or value in _NOT_FINITE:
         return float(value)
     raise ValueError(value)
-
-
-CHUNK = Kind(
-    "an empty string or a line of steps.jsonl",
-    lambda line: line == "" or (type(line) is str and read_chunk(line) is not None),
-)
 
 
 class StepsFile:

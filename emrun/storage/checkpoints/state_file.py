@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,19 @@ def read_back(state: Any, key: str) -> Any:
 
 
 def load_state(directory: Path) -> dict[str, Any]:
-    """Read `state.pt`; nothing in the file is imported or called.
+    """Read `state.pt`; nothing in the file is imported or called, and no tensor in it is larger than the file.
 
     Raises:
         StorageError: the file cannot be read.
     """
     path = directory / FILE
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        size = path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            is_compressed = sum(each.file_size for each in archive.infolist()) > size  # torch does not compress
+        state = None if is_compressed else torch.load(path, map_location="cpu", weights_only=True)
+        if any(each.numel() * each.element_size() > size for each in _tensors(state)):  # which repeats its values
+            state = None
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
         if isinstance(error, FileNotFoundError):
@@ -67,3 +73,17 @@ def load_state(directory: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")
     return state
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a state; a part that is there many times is looked at once."""
+    left, seen = [state], set()
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping | list | tuple):
+            left.extend(value.values() if isinstance(value, Mapping) else value)

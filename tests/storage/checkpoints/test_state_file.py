@@ -1,5 +1,6 @@
 """The state file: what is read back from it, and what is refused."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -48,4 +49,20 @@ def test_a_full_disk_is_not_reported_as_something_else(tmp_path, size):
 
 def test_a_state_that_is_missing_may_have_been_removed(tmp_path):
     with pytest.raises(StorageError, match=r"it is missing; `emrun prune --optimizer-states` removes it"):
+        load_state(tmp_path)
+
+
+def test_what_takes_more_memory_than_the_file_is_refused(tmp_path):
+    inner = [torch.zeros(1).expand(10_000, 10_000)]
+    for _ in range(60):
+        inner = [inner, inner]  # is looked at once
+    torch.save({"a": inner}, tmp_path / "state.pt")
+    with pytest.raises(StorageError, match="is not a saved state of a run"):
+        load_state(tmp_path)
+    torch.save({"a": torch.zeros(1_000_000)}, tmp_path / "large.pt")
+    with zipfile.ZipFile(tmp_path / "large.pt") as large, zipfile.ZipFile(tmp_path / "state.pt", "w", 8) as small:
+        for entry in large.infolist():
+            small.writestr(entry.filename, large.read(entry), compress_type=zipfile.ZIP_DEFLATED)
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["a"].numel() == 1_000_000
+    with pytest.raises(StorageError, match="is not a saved state of a run"):
         load_state(tmp_path)
