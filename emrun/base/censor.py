@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from emrun.base.terminal import outlived
+
 _SHORTEST = 4  # characters; a shorter value occurs everywhere by chance
 _FEWEST_DIGITS = 6  # of a number that is replaced
 _LONG = 8  # characters; a value of this length or more is also replaced within a word
@@ -169,7 +171,7 @@ def censor_standard_error(censor: Censor) -> None:
     """
     _Terminal.censor = censor
     if sys.stderr is not None:
-        sys.stderr = _CensoredStream(sys.stderr, censor)
+        sys.stderr = _CensoredStream(outlived(sys.stderr), censor)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Any
 
 import click
@@ -93,7 +92,4 @@ def _run() -> int:
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             report_and_end_by_signal(signal.SIGINT)
-        except BrokenPipeError:  # the reader of the output has ended
-            sys.stderr.close()
-            return 1
     return status if isinstance(status, int) else 0

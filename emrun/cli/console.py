@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.terminal import outlived
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.ranks.group import rank_of
 
@@ -104,11 +105,15 @@ def is_follower() -> bool:
 
 @contextmanager
 def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool = True) -> Iterator[None]:
-    """Show the log on standard error; without `progress`, tqdm shows no bars in any code."""
+    """Show the log on standard error; without `progress`, tqdm shows no bars in any code.
+
+    From then on, the command outlives the reader of its output, as in `emrun train | head`.
+    """
     if verbose and quiet:
         raise click.UsageError("--verbose and --quiet cannot be used together")
     if quiet or not progress or is_follower():
         os.environ["TQDM_DISABLE"] = "1"
+    sys.stdout = outlived(sys.stdout)
     root = logging.getLogger()
     handler = _TerminalHandler(sys.stderr)
     handler.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)

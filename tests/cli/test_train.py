@@ -63,6 +63,16 @@ class InterruptGroup(AbstractHook):
     def after_batch(self):
         os.kill(0, signal.SIGINT)
 
+class Unread(AbstractHook):
+    def before_training(self):
+        read, write = os.pipe()
+        for place in (1, 2):
+            os.dup2(write, place)
+        os.close(read)
+
+    def after_batch(self):
+        print("of a hook", flush=True)
+
 class FillDisk(AbstractHook):
     def __init__(self, model):
         super().__init__()
@@ -359,6 +369,14 @@ def test_a_full_device_behind_standard_output_is_told(project):
         )  # fmt: skip
     assert done.returncode not in (0, -signal.SIGABRT)
     assert trace(project / "log")["status"] == "finished"
+
+
+@pytest.mark.parametrize(("hook", "status"), [("", 0), ("  - my_hooks.Fail\n", 1), ("  - my_hooks.Guard\n", 3)])
+def test_the_status_is_that_of_the_run_when_the_reader_of_the_output_has_ended(hook, status, project, emrun):
+    (project / "config.yaml").write_text(f"{CONFIG}  - my_hooks.Unread\n{hook}")
+    done = emrun("train", "config.yaml")
+    assert done.returncode == status, done.stderr
+    assert trace(project / "log")["status"] == ("failed" if status else "finished")
 
 
 def test_python_m_emrun_is_the_same_and_does_not_hide_installed_modules(project):
