@@ -17,148 +17,20 @@ _HOUSE = Path(__file__).parents[1]
 _FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
 """Kind -> the files of its built-in classes."""
 
-_OWN_HOOK = "a hook of your own can"
-_OWN_EVENTS = "write a hook of your own with the events that you need; the hooks that write rows take `every`"
-_SCHEDULER = "set model.scheduler, e.g. {class: Cosine, warmup: 5%, final: 0.1}"
-_PLATEAU = "set model.scheduler, e.g. {class: ReduceLROnPlateau, metric: valid/loss/mean}"
-_STOPPING = "use the hook EarlyStopping: {variable: loss, condition: min, patience: 5}"
-_CLIPPING = "use the hook ClipGradients: {norm: 1.0}, or {value: 0.5}"
-_ACCUMULATION = "set model.accumulate, the number of batches of an update: 4"
-_COMPILE = "set model.compile: true, or arguments of torch.compile: {dynamic: true}"
-_RECOMPUTE = "set model.recompute, a regular expression for the names of the parts that are computed again"
-_PRECISION = "set model.precision: bf16, fp16 or tf32"
-_FREEZING = "use the hook Freeze: {match: REGEX, until: 2 epochs}; without until, always"
-_NORMS = "use the hook LogNorms: {every: 10 updates}"
-_AVERAGES = "use the hook AverageWeights: {half_life: 500 updates}, or {decay: 0.999}, or {kind: swa}"
-_NUMBERS = "use the hook SetOverTime: {target: optimizer.weight_decay, end: 0.1, schedule: {class: Cosine}}"
-_SAVING = (
-    "SaveBest saves the best checkpoint or the best few, SaveEvery one every few epochs or updates; "
-    "SaveLatest is always active"
-)
-_COMPARED = "set `variable` and `condition` (min or max) of the hook that compares: SaveBest, EarlyStopping"
-_RATE = "every run records learning rates in steps.jsonl, metrics.jsonl and the log; remove this hook"
-_BOARD = "use the hook WriteTensorBoard: {every: 50 updates}"
-_TRACKER = f"use the hook WriteMLflow, WriteWandb or WriteTrackio; {_OWN_HOOK} derive from emrun.hooks.AbstractTracker"
-_RECIPES = "look into docs/recipes.md and sample_configs/recipes: what is not a hook of emrun may be a few lines there"
-_RESUME = "`emrun resume RUN_DIR` continues a run from its checkpoint"
-_INITIAL = "set model.init_from to a run, a checkpoint or a file with weights"
-_RESTORE = f"{_RESUME}; to begin a new run with its weights, set model.init_from"
-_ONE_DEVICE = "emrun trains on one device so far; set model.device"
-_INTERVAL = (
-    "write the interval after the name of the stream: main_loop.extra_streams: [{valid: 5 epochs}]; to evaluate every "
-    "500 updates, set main_loop.fixed_epoch_size: 500 updates"
-)
-_PART = "write the number after the name of the stream: main_loop.extra_streams: [{valid: {batches: 20}}]"
-_STREAMS = "a stream is a method of the dataset, such as train_stream; main_loop.extra_streams lists those to evaluate"
+_OTHERS = Path(__file__).with_name("other_names.toml")
+"""Names that other tools use, with advice."""
 
-_HOOKS = {
-    "trainingtrace": "every run writes its trace; remove this hook",
-    "initlr learningratesetter": "set `lr` of model.optimizer",
-    "decaylr lrscheduler learningratescheduler": _SCHEDULER,
-    "decaylronplateau reducelronplateau": _PLATEAU,
-    "earlystoppingcallback earlystoppinghook finishifnoimprovementafter thresholdearlystopping": _STOPPING,
-    "gradientclipping gradnormclip gradvalueclip gradientclip clipgradnorm clipgradvalue stepclipping": _CLIPPING,
-    "gradientaccumulation gradientaccumulationscheduler": _ACCUMULATION,
-    "gradnormlogger loggradnorm logparamnorm gradientnorm weightnorm": _NORMS,
-    "freezelayers freezeparameters basefinetuning backbonefinetuning finetuning": _FREEZING,
-    "ema emahook emacallback weightaveraging swa stochasticweightaveraging": _AVERAGES,
-    "paramscheduler paramschedulerhandler weightdecayscheduler momentumscheduler schedulehyperparameter": _NUMBERS,
-    "modelcheckpoint checkpoint checkpointhook checkpointsaver checkpointer modelsaver": _SAVING,
-    "modeliterationcheckpoint modeltrainendsave trackthebest": _SAVING,
-    "learningratemonitor lrmonitor": _RATE,
-    "tensorboard tensorboardlogger tensorboardcallback": _BOARD,
-    "tensorboardtrainbatchloss tensorboardtrainhistorymetric tensorboardfulltracking": _BOARD,
-    "modeltrainhistoryplot": _BOARD,
-    "wandb wandblogger wandbcallback wandbtracking mlflow mlflowlogger mlflowcallback": _TRACKER,
-    "cometlogger neptunelogger": _TRACKER,
-    "csvlogger historyfilewriter modeltrainhistoryfilewriter": "use the hook WriteCSV",
-    "progressbar tqdmprogressbar richprogressbar progbarlogger tqdm": "use the hook ShowProgress",
-    "terminateonnan nanstopper": "use the hook StopOnNaN",
-    "finishafter maxepochs timer": "use the hook StopAfter",
-    "learningratefinder lrfinder lrfind mixup sam": _RECIPES,
-    "backupandrestore modelloadcontinuetraining": _RESUME,
-    "logdir": "every run prints its directory; remove this hook",
-    "simpleextension compositeextension predicate functionontrainloop": _OWN_EVENTS,
-    "listregisteredcallbacks": "`emrun check CONFIG` lists the hooks; remove this one",
-    "allpredictionssame": "use the hook Diagnose, which warns of outputs that are the same for all examples",
-    "datasubsettestrun": "set main_loop.overfit, the number of batches; `emrun check CONFIG` tries one",
-    "emailnotification logupload": _RECIPES,
-    "distributedsamplersetepoch inmultiprocessdataload": "remove this hook: `ctx` of streams has epoch and worker",
-    "gradientstatsprint": _NORMS,
-    "graddistributionplot": "a hook of your own can give a histogram to `main_loop.show`",
-    "trainhistoryformatter metrichistoryrename": f"{_OWN_HOOK} change `epoch_data` in `after_epoch`",
-    "modelperformanceevaluation modelperformanceprintreport": "use the hook ClassificationMetrics",
-    "datastreammonitoring trainingdatamonitoring": "use the hook ComputeStats, and main_loop.extra_streams",
-    "extendedevaluation": _INTERVAL,
-    "sharedvariablemodifier": _NUMBERS,
-    "load": f"{_INITIAL}; {_RESUME}",
-    "printing": "use the hook LogVariables",
-    "timing": "use the hook LogProfile; metrics.jsonl has the seconds of each epoch",
-    "timestamp filelogger": "train.log, trace.yaml and metrics.jsonl have what this hook writes; remove it",
-    "jaxprofiler profiler profilerhook pytorchprofiler": "use the hook Profile",
-    "everynepoch": "hooks of emrun have `every: 5 epochs`; a hook of your own asks `epoch_id % 5` in after_epoch",
-}
-_KEYS = {
-    "accumulategradbatches gradientaccumulationsteps gradaccumsteps accumulate accumulation": _ACCUMULATION,
-    "gradientclipval gradientclipalgorithm maxgradnorm clipgradnorm gradclip clipgradients gradclipnorm": _CLIPPING,
-    "mixedprecision amp fp16 bf16 tf32 useamp autocast allowtf32": _PRECISION,
-    "torchcompile compilemodel jitcompile torchcompilebackend torchcompilemode": _COMPILE,
-    "gradientcheckpointing activationcheckpointing usecheckpoint": _RECOMPUTE,
-    "channelslast": "set model.memory_format: channels_last",
-    "earlystopping patience earlystoppingpatience": _STOPPING,
-    "ema emadecay swa": _AVERAGES,
-    "loggradnorm loggradientnorm logparamnorm trackgradnorm": _NORMS,
-    "freeze frozen freezelayers freezeencoder freezebackbone": _FREEZING,
-    "devices gpus ngpus numgpus numnodes strategy ddp distributed": _ONE_DEVICE,
-    "resume resumefrom resumefromcheckpoint": _RESUME,
-    "restorefrom ckptpath loadfrom checkpointpath loadcheckpoint": _RESTORE,
-    "pretrained pretrainedmodel pretrainedpath pretrainedweights weights initweights initcheckpoint": _INITIAL,
-    "checkpoint savesteps savestrategy saveevery checkpointcallback enablecheckpointing": f"use hooks: {_SAVING}",
-    "savetotallimit savetopk": f"use `keep` of a hook: {_SAVING}",
-    "valcheckinterval checkvaleverynepoch evalsteps evalevery validateevery validationfreq": _INTERVAL,
-    "limittrainbatches stepsperepoch": "main_loop.fixed_epoch_size is the number of batches of an epoch",
-    "limitvalbatches limittestbatches evaliters validationsteps maxevalbatches": _PART,
-    "overfitbatches overfitsinglebatch": "use main_loop.overfit, the number of batches",
-    "logger loggers reportto": "use WriteTensorBoard, WriteMLflow, WriteWandb, WriteTrackio, WriteCSV, ...",
-    "logeverynsteps loggingsteps": "use the hook LogVariables: {every: 50 updates}, or WriteCSV: {every: 50 updates}",
-    "enableprogressbar progressbar": "use the hook ShowProgress",
-    "fastdevrun numsanityvalsteps": "`emrun check CONFIG` tries a batch of each stream without training",
-    "trainloader valloader traindataloader valdataloaders evaldataset traindataset": _STREAMS,
-    "monitor metricforbestmodel greaterisbetter": _COMPARED,
-    "warmup warmupsteps numwarmupsteps warmupratio warmupepochs lrwarmup lrscheduler lrschedulertype": _SCHEDULER,
-    "predict": "use `emrun predict RUN_DIR STREAM -o FILE`; settings of a stream go to eval.STREAM",
-    "gridsearch hyperparametersearch hpsearch tuner optuna": "set sweep.parameters; `emrun sweep CONFIG` tries them",
-    "shuffle": "the dataset decides the order: `ctx.batches(..., shuffle=True)`",
-    "autoscalebatchsize autofindbatchsize": "set model.micro_batch_size: auto, which splits batches that do not fit",
-    "batchsize": "the dataset makes the batches; set `batch_size` under dataset if its class has that argument",
-}
-_RESTARTS = "write {class: Cosine, cycles: 3, warmup: 5%}"
-_FINAL = "write {class: Cosine, warmup: 5%, final: 0.1}"
-_SCHEDULES = {
-    "onecycle onecyclepolicy 1cycle": (
-        "write {class: Cosine, warmup: 30%}, which also rises and falls once, or torch's OneCycleLR, step_on: update"
-    ),
-    "wsd warmupstabledecay trapezoidal trapezoid": "write {class: Constant, warmup: 5%, cooldown: 20%}",
-    "constantwithwarmup warmupconstant warmup warmuplr linearwarmup": "write {class: Constant, warmup: 5%}",
-    "linearwithwarmup linearwarmupdecay warmuplinear lineardecay": "write {class: Linear, warmup: 5%}",
-    "cosinewithwarmup cosinewarmup warmupcosine linearwarmupcosineannealing linearwarmupcosineannealinglr": _FINAL,
-    "cosinewithminlr cosinewarmupwithminlr cosinedecay cosineannealing cosinelr cosinelrscheduler": _FINAL,
-    "cosinewithrestarts cosinewithhardrestarts cosinerestarts sgdr": _RESTARTS,
-    "polynomialdecay polynomialwithwarmup poly polylr": "write {class: Polynomial, power: 2.0, warmup: 5%}",
-    "exponentialdecay": "write {class: Exponential, final: 0.01}",
-    "inversesqrtlr inversesquareroot rsqrt noam noamlr": "write {class: InverseSqrt, warmup: 500 updates}",
-    "multistep multisteps piecewiseconstant stepdecay": "write {class: Steps, milestones: [50%, 75%], gamma: 0.1}",
-    "greedy plateau": "write {class: ReduceLROnPlateau, metric: valid/loss/mean}",
-}
-_PRECISIONS = {
-    "16 16-mixed fp16-mixed 16-true half float16": "write fp16, which scales the loss, or bf16, which does not need to",
-    "bf16-mixed bf16-true bfloat16": "write bf16",
-    "mixed amp auto true": "write bf16 or fp16",
-    "32": "write it without quotes",
-    "fp32 float32 32-true single full no": "write 32",
-    "64 64-true fp64 float64 double": "write 32, and make the module one of float64: self.double() in its constructor",
-}
-_TABLES = {"hook": _HOOKS, "key": _KEYS, "schedule": _SCHEDULES, "precision": _PRECISIONS}
+
+@functools.cache
+def advice() -> Mapping[str, Mapping[str, str]]:
+    """Return the advice of `other_names.toml`: `hook`, `key`, `schedule` or `precision` -> name -> advice."""
+    import tomllib  # only mistakes need it
+
+    found: dict[str, dict[str, str]] = {}
+    for entry in tomllib.loads(_OTHERS.read_text(encoding="utf-8"))["advice"]:
+        for kind in entry.keys() - {"text"}:
+            found.setdefault(kind, {}).update(dict.fromkeys(entry[kind].split(), entry["text"]))
+    return found
 
 
 def instead(name: str, kind: str) -> str | None:
@@ -169,8 +41,7 @@ def instead(name: str, kind: str) -> str | None:
         kind: `hook` for the class of a hook, `key` for a key of a config, `schedule` for the class of a scheduler,
             or an argument, for its value.
     """
-    table = _TABLES.get(kind, {})
-    return next((advice for names, advice in table.items() if normalised(name) in names.split()), None)
+    return advice().get(kind, {}).get(normalised(name))
 
 
 def nearest_class(name: str, members: Iterable[str]) -> str | None:

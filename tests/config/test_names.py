@@ -1,5 +1,6 @@
 """Names in a config and the files and classes they mean."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,11 +74,13 @@ def test_names_are_found_without_importing_torch_or_a_hook():
 
 
 def test_former_names_are_written_as_they_are_compared_and_are_free():
-    for table in names._TABLES.values():
-        written = [name for each in table for name in each.split()]
-        assert written == [normalised(name) for name in written]
-        assert len(set(written)) == len(written)
-    assert not [name for each in names._HOOKS for name in each.split() if names.dotted_path(name, "hook")]
+    assert names.advice().keys() == {"hook", "key", "schedule", "precision"}
+    for table in names.advice().values():
+        assert list(table) == [normalised(name) for name in table]
+    assert not [name for name in names.advice()["hook"] if names.dotted_path(name, "hook")]
+    written = re.findall(r'^(\w+) = "(.*)"$', names._OTHERS.read_text(), re.MULTILINE)
+    given = [(kind, name) for kind, several in written if kind != "text" for name in several.split()]
+    assert len(set(given)) == len(given) > 200
 
 
 TRANSFORMERS = {  # the names of `transformers.get_scheduler`, and what a config gets for them
