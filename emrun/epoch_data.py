@@ -1,15 +1,20 @@
-"""The data of epochs and batches: what hooks declare to read and write, and whether it fits together."""
+"""The data of epochs and batches: addresses of statistics, what hooks declare to read and write, whether it fits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from emrun.base.errors import HookError
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import EpochData
 from emrun.base.wording import did_you_mean, listed
 from emrun.model import AbstractModel
 
 _MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
+
+_ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 
 LEARNING_RATE = "learning_rate"
 """The name of the learning rate in the data of an epoch and in the step record."""
@@ -117,7 +122,7 @@ def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:
     """
     written = [name for each in hooks for name in declared(each, "writes") or ()]
     monitored = _monitored(hook, written).items()
-    return next((each for each, is_variable in monitored if not is_variable and each.split("/")[0] != stream), None)
+    return next((each for each, is_variable in monitored if not is_variable and named(each)[0] != stream), None)
 
 
 def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
@@ -137,7 +142,7 @@ def _is_of_variable(name: str, variable: str) -> bool:
 
 def _is_statistic(name: str, statistic: str) -> bool:
     """Return whether a written name is a statistic, or its variable, whose aggregations are then not known."""
-    return name in (statistic, statistic.partition("/")[0])
+    return name == statistic.partition("/")[0] or name.removesuffix("/mean") == statistic.removesuffix("/mean")
 
 
 def declared(hook: Any, attribute: str) -> tuple[str, ...] | None:
@@ -169,3 +174,49 @@ def statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
         else:
             yield name, value
+
+
+def check_address(argument: str, value: object) -> None:
+    """Raise `ArgumentError` unless a value is an address `stream/variable` or `stream/variable/aggregation`."""
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+        raise ArgumentError(argument, f"{value!r} is not an address such as valid/loss or valid/loss/mean")
+
+
+@cache
+def named(address: str) -> tuple[str, str]:
+    """Return the stream of an address, and the name that `statistics` gives to the statistic at the address.
+
+    `valid/loss` and `valid/loss/mean` are the same. The name of a variable may contain slashes.
+    """
+    stream, _, name = address.partition("/")
+    return stream, name.removesuffix("/mean")
+
+
+def number_at(epoch_data: EpochData, address: str, owner: str) -> float | None:
+    """Return the number at an address; None if the stream was not evaluated.
+
+    Args:
+        epoch_data: the data of an epoch.
+        address: the address.
+        owner: what reads the number, for messages.
+
+    Raises:
+        HookError: the statistic is missing, or not a number.
+    """
+    stream, name = named(address)
+    if stream not in epoch_data:
+        return None
+    there = dict(statistics(epoch_data[stream]))
+    if name not in there:
+        has = listed(list(map(str, there)))
+        raise HookError(f"{owner} monitors {address}, but there is no {name!r}: {stream} has {has}")
+    value = there[name]
+    item = getattr(value, "item", None)  # of arrays and tensors
+    try:
+        if not isinstance(value, str | bytes):
+            return float(item() if callable(item) else value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    shape = getattr(value, "shape", None)
+    shown = repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
+    raise HookError(f"{owner} monitors {address}, which is not a number: {shown}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from emrun.base.arguments import check_choice
-from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
-from emrun.base.wording import listed
+from emrun.epoch_data import check_address, named, number_at
 
 Condition = Literal["min", "max"]
 """Whether smaller or larger values are better."""
@@ -23,7 +21,7 @@ class Statistic:
         variable: the variable.
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable.
-        aggregation: the aggregation; None or empty if the data of the epoch has one plain number for the variable.
+        aggregation: the aggregation; None or empty for the mean, or for the one plain number of the variable.
         argument: the argument of the condition, for messages.
 
     Raises:
@@ -41,11 +39,10 @@ class Statistic:
     ) -> None:
         check_choice(argument, condition, Condition)
         self._owner = owner
-        self._path = (stream, variable, aggregation) if aggregation else (stream, variable)
         self._sign = 1.0 if condition == "max" else -1.0
         self.condition = condition
-        self.address = "/".join(str(part) for part in self._path)
-        """`stream/variable/aggregation`, or `stream/variable` for a plain number."""
+        self.address = "/".join(str(part) for part in (stream, variable, aggregation) if part)
+        """`stream/variable/aggregation`, or `stream/variable`."""
         self.identity = [self.address, self._sign]
         """What must be equal for values to be comparable; plain types, for the state of a hook."""
 
@@ -56,11 +53,10 @@ class Statistic:
         Raises:
             ArgumentError: the address has another form, or `condition` is neither `min` nor `max`.
         """
-        parts = address.split("/") if isinstance(address, str) else []
-        if len(parts) not in (2, 3) or not all(parts):
-            raise ArgumentError(argument, f"{address!r} is not an address such as valid/loss or valid/loss/mean")
-        stream, variable, aggregation = (*parts, "mean")[:3]
-        return cls(owner, variable, condition, stream, aggregation, argument)
+        check_address(argument, address)
+        stream, name = named(address)
+        variable, _, aggregation = name.rpartition("/")
+        return cls(owner, variable or name, condition, stream, aggregation if variable else "mean", argument)
 
     def read(self, epoch_data: EpochData) -> float | None:
         """Return the value in the data of an epoch; None if the stream was not evaluated.
@@ -68,25 +64,7 @@ class Statistic:
         Raises:
             HookError: the statistic is missing, or not a number.
         """
-        value: Any = epoch_data
-        if self._path[0] not in epoch_data:
-            return None
-        for part in self._path:
-            if not isinstance(value, Mapping) and self._path[2:] == ("mean",):
-                break  # a plain number is its own mean
-            if not isinstance(value, Mapping) or part not in value:
-                there = listed(list(value)) if isinstance(value, Mapping) else f"the number {value}"
-                raise HookError(f"{self._owner} monitors {self.address}, but there is no {part!r}: there is {there}")
-            value = value[part]
-        if isinstance(value, Mapping) and value:
-            raise HookError(
-                f"{self._owner} monitors {self.address}, which has the aggregations {listed(list(map(str, value)))}; "
-                "set aggregation to one of them"
-            )
-        number = _number(value)
-        if number is None:
-            raise HookError(f"{self._owner} monitors {self.address}, which is not a number: {_shown(value)}")
-        return number
+        return number_at(epoch_data, self.address, self._owner)
 
     def is_better(self, value: float, than: float | None, by: float = 0.0) -> bool:
         """Return whether a value is better than another one by more than `by`.
@@ -94,20 +72,3 @@ class Statistic:
         NaN is never better, and any other value is better than None.
         """
         return not math.isnan(value) and (than is None or self._sign * value > self._sign * than + by)
-
-
-def _number(value: Any) -> float | None:
-    """Return a number, or the only number in an array or tensor; None for any other value."""
-    if isinstance(value, str | bytes):
-        return None
-    item = getattr(value, "item", None)  # of arrays and tensors
-    try:
-        return float(item() if callable(item) else value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
-def _shown(value: Any) -> str:
-    """Return a short description of a value."""
-    shape = getattr(value, "shape", None)
-    return repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"

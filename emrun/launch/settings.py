@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
+from emrun.epoch_data import check_address
 
-_ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 Condition = Literal["min", "max"]
 """Whether smaller or larger values are better."""
 
@@ -76,8 +75,8 @@ class Sweep:
         check_choice("on_error", on_error, OnError)
         if devices is not None and (isinstance(devices, str) or not devices):
             raise ArgumentError("devices", f"{devices!r} is not a list of devices such as [0, 1]")
-        if objective is not None and not (isinstance(objective, str) and _ADDRESS.fullmatch(objective)):
-            raise ArgumentError("objective", f"{objective!r} is not an address such as valid/loss/mean")
+        if objective is not None:
+            check_address("objective", objective)
         self.method, self.method_arguments = named("method", method)
         self.trials = trials
         self.repeats = repeats

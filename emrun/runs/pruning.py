@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
+from emrun.epoch_data import named
 from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
 from emrun.runs.stored_run import MISSING, StoredRun
@@ -171,16 +172,12 @@ def better(rows: Sequence[Row], by: str | None) -> tuple[str, Which]:
     if by is not None and "/" not in by:
         raise UsageError(f"--by: {by!r} is not a statistic; write for example --by min:valid/loss")
     watched = {row.summaries.watched for row in rows}
-    found = [each for each in watched if by is None or _whole(each[0]) == _whole(by)]
+    found = [each for each in watched if by is None or named(each[0]) == named(by)]
     if len(found) == 1:
         return found[0]
     if by is None:
         raise UsageError("the runs have different statistics in SaveBest; name one: --by min:valid/loss")
     raise UsageError(f"--by: which value is better? write --by min:{by} or --by max:{by}")
-
-
-def _whole(address: str) -> str:
-    return address if address.count("/") > 1 else f"{address}/mean"
 
 
 ERRORS = (RunInUse, StateError, StorageError, UsageError)

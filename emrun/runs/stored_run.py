@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_at
 from emrun.config.yaml_tree import Node, node_of, parse
+from emrun.epoch_data import named, statistics
 from emrun.storage.files import read_regular
 from emrun.storage.lock import writer_of
 from emrun.storage.metrics import METRICS, epochs_of
@@ -279,24 +280,8 @@ def statistic(epoch: Mapping[str, Any], address: str) -> float | None:
         address: `stream/variable/aggregation`, or `stream/variable` for the mean or a plain number. The name of a
             variable may contain slashes.
     """
-    stream, names = _named_by(address)
-    variables = epoch["streams"].get(stream, {})
-    for variable, aggregation in names:
-        found = variables.get(variable)
-        if isinstance(found, dict):
-            if aggregation in found:
-                return number(found[aggregation])
-        elif found is not None and aggregation == "mean":
-            return number(found)
-    return None
-
-
-@cache
-def _named_by(address: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the stream, and the pairs of a variable and an aggregation that an address may mean."""
-    stream, _, name = address.partition("/")
-    variable, _, aggregation = name.rpartition("/")
-    return stream, ((name, "mean"), (variable, aggregation))
+    stream, name = named(address)
+    return number(dict(statistics(epoch["streams"].get(stream, {}))).get(name))
 
 
 def size_below(directory: Path) -> int:

@@ -315,8 +315,8 @@ def test_what_it_cannot_read_is_an_error_before_the_training(tmp_path, digits_co
 @pytest.mark.parametrize(
     ("written", "aggregation", "message"),
     [
-        ({}, "mean", "there is no 'loss': there is nothing"),
-        ({"loss": 3.0}, "std", "there is no 'std': there is the number 3.0"),
+        ({}, "mean", "there is no 'loss': valid has nothing"),
+        ({"loss": 3.0}, "std", "there is no 'loss/std': valid has loss"),
     ],
 )
 def test_what_is_not_there_after_all_is_an_error(scripted, numbers, run, written, aggregation, message):
@@ -347,14 +347,14 @@ def test_what_is_not_a_number_is_an_error_that_names_it(best_epochs, value, told
     assert str(caught.value) == f"SaveBest monitors valid/score, which is not a number: {told}"
 
 
-def test_a_variable_of_several_aggregations_needs_one(scripted, numbers, run):
-    hooks = [ComputeStats([{"loss": ["mean", "std"]}]), SaveBest(aggregation=None), StopAfter(epochs=1)]
-    hooks[0].writes = ("loss",)
-    loop = MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run)
-    with pytest.raises(
-        HookError, match=r"valid/loss, which has the aggregations mean, std; set aggregation to one of them"
-    ):
-        loop.run_training()
+def test_a_variable_without_an_aggregation_is_its_mean(scripted, numbers, run):
+    stats = ComputeStats([{"loss": ["mean", "std"]}])
+    best = SaveBest(aggregation=None, also={"valid/loss/std": "min"})
+    MainLoop(scripted(), numbers, [stats, best, StopAfter(epochs=1)], extra_streams=["valid"], run=run).run_training()
+    stats, hooks = ComputeStats([{"loss": ["max", "std"]}]), [SaveBest(aggregation=None), StopAfter(epochs=1)]
+    stats.writes = ("loss",)
+    with pytest.raises(HookError, match=r"valid/loss, but there is no 'loss': valid has loss/max, loss/std"):
+        MainLoop(scripted(), numbers, [stats, *hooks], extra_streams=["valid"], run=run).run_training()
 
 
 @pytest.mark.parametrize(

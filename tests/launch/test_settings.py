@@ -28,7 +28,7 @@ def test_a_method_or_a_pruner_may_have_arguments():
         ({"pruner": "median", "objective": "valid/loss", "repeats": 2}, "pruner", "compares single runs"),
         ({"method": {"tpe": {}, "random": {}}}, "method", "is neither a name nor"),
         ({"method": {"grid": {"a": 1}}}, "method", "grid has no arguments"),
-        ({"objective": "loss"}, "objective", "'loss' is not an address such as valid/loss/mean"),
+        ({"objective": "loss"}, "objective", "'loss' is not an address such as valid/loss"),
         ({"objective": "valid//mean"}, "objective", "is not an address"),
         ({"devices": []}, "devices", "is not a list of devices"),
         ({"repeats": 0}, "repeats", "0 is not a whole number of at least 1"),

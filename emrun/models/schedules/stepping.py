@@ -7,14 +7,13 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, Factory, Horizon
-from emrun.base.wording import listed
+from emrun.epoch_data import check_address, number_at
 from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.preview import MOST_STEPS, PARTS, Ahead, End, all_in, ends, on_dummy
@@ -111,24 +110,12 @@ class Scheduler:
         if self.metric is None:
             self.scheduler.step()
             return
-        if epoch_data is not None and self.metric.partition("/")[0] not in epoch_data:
-            return
-        value: Any = epoch_data
-        address = self.metric.split("/")
-        for part in address:
-            if not isinstance(value, Mapping) and address[2:] == ["mean"]:
-                break  # a plain number is its own mean
-            if not isinstance(value, Mapping) or part not in value:
-                there = listed(list(value)) if isinstance(value, Mapping) else "a number"
-                raise ArgumentError(
-                    "scheduler", f"metric {self.metric!r}: there is no {part!r}: there is {there}; see ComputeStats"
-                )
-            value = value[part]
-        if not _is_number(value):
-            shown = f"a mapping of {listed(list(value))}" if isinstance(value, Mapping) else f"{value!r:.80}"
-            message = f"metric {self.metric!r} is {shown}, not a number; name one number: stream/variable/aggregation"
-            raise ArgumentError("scheduler", message)
-        self.scheduler.step(value)
+        try:
+            value = number_at(epoch_data or {}, self.metric, "the schedule")
+        except HookError as error:
+            raise ArgumentError("scheduler", f"{error}; see ComputeStats") from error
+        if value is not None:
+            self.scheduler.step(value)
 
     def check_end(self) -> None:
         """Warn once, with the learning rates, if the training continues after the end of the loaded schedule.
@@ -187,8 +174,8 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
     if step_on not in ("epoch", "update"):
         raise ArgumentError("scheduler.step_on", f"{step_on!r} is neither epoch nor update")
-    if metric is not None and (not isinstance(metric, str) or not 1 <= metric.count("/") <= 2):
-        raise ArgumentError("scheduler.metric", f"{metric!r} is not an address stream/variable/aggregation")
+    if metric is not None:
+        check_address("scheduler.metric", metric)
     if metric is not None and step_on == "update":
         raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
     try:
@@ -216,14 +203,6 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler.metric", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
     return Scheduler(scheduler, step_on == "update", metric)
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a statistic is one number, of any library."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        float(value)
-        return not isinstance(value, str | bytes)
-    return False
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:

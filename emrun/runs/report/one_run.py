@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from emrun.base.wording import counted, in_one_line, size_of, span
+from emrun.epoch_data import named
 from emrun.runs.report.curves import Curves
 from emrun.runs.report.facts import (
     LogLine,
@@ -65,12 +66,6 @@ class RunPart:
         """How long the run took from its begin to its end; None if it is not known."""
         begin, end = self.run.begin, self.run.end or self.now
         return None if begin is None else max(0.0, (end - begin).total_seconds())
-
-
-def named(address: str) -> tuple[str, str]:
-    """Return the stream and the name of a statistic, as curves have it, of its address."""
-    stream, _, name = address.partition("/")
-    return stream, name.removesuffix("/mean")
 
 
 def in_words(by: tuple[str, Which]) -> str:
