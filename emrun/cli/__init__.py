@@ -18,6 +18,7 @@ from emrun.cli.dataset import dataset
 from emrun.cli.diff import diff
 from emrun.cli.eval import evaluate
 from emrun.cli.failures import UsersCodeFailed
+from emrun.cli.habits import answer
 from emrun.cli.init import init
 from emrun.cli.ls import ls
 from emrun.cli.predict import predict
@@ -88,6 +89,7 @@ def _run() -> int:
         try:
             status = emrun.main(standalone_mode=False)
         except click.ClickException as error:
+            answer(error)
             error.show()
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.wording import listed
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import Directory, is_follower, with_terminal_log
@@ -21,7 +22,7 @@ from emrun.ranks.group import leave
 @click.command("eval", short_help="Evaluate a run on streams.")
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument(
-    "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1, required=True,
+    "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1,
     shell_complete=complete_streams,
 )  # fmt: skip
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
@@ -49,13 +50,15 @@ def evaluate(
     """
     overrides = [each for each in arguments if "=" in each or each.startswith("~")]
     streams = [each for each in arguments if each not in overrides]
-    if not streams:
-        raise click.UsageError("name a stream to evaluate, e.g. valid")
     from emrun.config.config import read_config
+    from emrun.config.override_keys import streams_of
     from emrun.config.plan import check_statically
     from emrun.training.directories import check_run
 
     check_run(expanded(directory))
+    if not streams:
+        known = streams_of(read_config(config or directory))
+        raise click.UsageError(f"name a stream to evaluate: {listed(known) if known else 'such as valid'}")
     if config is not None or (directory / "config.yaml").exists():
         for stream in streams:
             check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))

@@ -147,7 +147,11 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
     except OSError as error:
         if is_timeout(error):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {name or path}: {TIMED_OUT}") from error
-        raise ConfigError(Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}")) from error
+        others = [each.name for each in path.parent.glob("*.y*ml")] if isinstance(error, FileNotFoundError) else ()
+        near = did_you_mean(path.name, others)
+        raise ConfigError(
+            Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}{near}")
+        ) from error
     if len(content) > _MAX_BYTES:
         raise ConfigError(Problem(Position(name or str(path)), "", f"is larger than {_MAX_BYTES} bytes"))
     try:

@@ -17,7 +17,7 @@ from emrun.config.yaml_tree import parse
 from emrun.runs.columns import Column, Row, column
 from emrun.runs.stored_run import MISSING, STATUSES
 
-_CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -55,7 +55,7 @@ class Condition:
         if match is None:
             raise UsageError(f"{in_one_line(text)!r} is not a condition; write for example model.optimizer.lr=0.1")
         asked = column(match[1].strip())
-        return cls(asked, match[2], _wanted(asked, match[3].strip()))
+        return cls(asked, match[2].replace("==", "="), _wanted(asked, match[3].strip()))
 
     def holds(self, row: Row) -> bool:
         """Return whether a run meets the condition."""

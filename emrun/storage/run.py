@@ -16,7 +16,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.censor import Censor, keep_on_terminal
 from emrun.base.errors import RunExists, UsageError
 from emrun.base.types import EpochData
-from emrun.base.wording import listed
+from emrun.base.wording import from_here, listed
 from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
     LIST,
@@ -42,6 +42,7 @@ CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 _PARTS = (LOG, METRICS, STEPS, CHECKPOINTS, EVALUATIONS, "code", "failures")
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}_{timestamp}"
+_SHOWN = 4  # runs in a message
 
 
 class Run:
@@ -366,7 +367,11 @@ def no_run(place: Path) -> UsageError:
     """Return the error for a path that is not a run directory although one is expected."""
     if not place.is_file():
         why = f"it has no {CONFIG}" if place.exists() else "it does not exist"
-        return UsageError(f"{place} is not a run directory: {why}")
+        runs: list[Path] = []
+        with suppress(OSError):
+            runs = sorted((each.parent for each in place.glob(f"*/{TRACE}")), key=lambda each: each.stat().st_mtime)
+        newest = listed([str(from_here(each)) for each in runs[: -_SHOWN - 1 : -1]])
+        return UsageError(f"{place} is not a run directory: {why}{f'; the newest runs in it: {newest}' * bool(runs)}")
     if (place.parent / TRACE).exists():
         return UsageError(f"{place} is a file; give the run directory instead: {place.parent}")
     begin = f"; to start a run with this config: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""

@@ -290,9 +290,9 @@ def test_a_wrong_config_is_told_with_its_line_and_leaves_nothing(project, emrun)
         (["train", "config.yaml", "-v", "-q"], "cannot be used together"),
         (["train", "config.yaml", "--buffer", "3"], "No such option"),
         (["trian", "config.yaml"], "No such command 'trian'"),
-        (["eval", "log"], "Missing argument"),
+        (["train", "config.yml"], "No such file or directory; did you mean 'config.yaml'?"),
+        (["eval", "log"], "log is not a run directory"),
         (["eval", "log", "valid"], "log is not a run directory"),
-        (["eval", "log", "a=1"], "name a stream"),
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_says_what_is_wrong(project, emrun, arguments, message):
