@@ -36,7 +36,7 @@ def show(name: str | None, as_json: bool) -> int:
     from emrun.base.user_modules import find_user_modules
     from emrun.base.wording import did_you_mean
     from emrun.config.catalogue import PLACES, explanation, listing
-    from emrun.config.docstrings import own_explanation
+    from emrun.config.docstrings import explained
     from emrun.config.import_finder import locate
     from emrun.config.names import NotThere, dotted_path
 
@@ -66,7 +66,7 @@ def show(name: str | None, as_json: bool) -> int:
                 what = "not a hook, dataset, model, optimizer, schedule or metric"
                 raise click.UsageError(f"{name!r} is {what}{did_you_mean(name, known)} (`emrun show` lists them)")
             with users_code():
-                text = own_explanation(path, locate(path))
+                text = explained(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
     if as_json:

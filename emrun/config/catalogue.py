@@ -9,14 +9,12 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from emrun.base.wording import normalised
-from emrun.config.docstrings import with_defaults
-from emrun.config.json_schema import argument_texts
-from emrun.config.names import built_ins, documentation, dotted_path, plugins, short_names
-from emrun.config.sections import SUPPLIED
+from emrun.config.docstrings import argument_texts, explained
+from emrun.config.names import built_ins, dotted_path, plugins, short_names
 from emrun.config.source_finder import Sources
 from emrun.config.source_modules import SourceModules
 
@@ -32,8 +30,11 @@ PLACES = {
 
 _OF_NAMES = {"hooks": "hook", "datasets": "dataset", "models": "model"}  # as `names` calls them
 _BASE = "DownloadableDataset"  # has no streams: only classes derived from it can be trained on
-_OPTIMIZERS, _SCHEDULERS, _METRICS = "torch.optim", "torch.optim.lr_scheduler", "emrun.metrics"
-_SCHEDULES = "emrun.models.schedules.built_in"
+_METRICS = "emrun.metrics"
+_PACKAGES = {
+    "optimizers": ("torch.optim",),
+    "schedules": ("emrun.models.schedules.built_in", "torch.optim.lr_scheduler"),
+}
 _NOT_USABLE = {"Optimizer", "LRScheduler", "LBFGS"}  # the bases of the others, and an optimizer that needs a closure
 _EXAMPLES = {
     "LambdaLR": "lr_lambda: {import: my_module.factor}",
@@ -69,16 +70,8 @@ def listing(kind: str) -> list[tuple[str, str]]:
     Args:
         kind: a key of `PLACES`.
     """
-    if kind in ("optimizers", "schedules"):
-        package = _OPTIMIZERS if kind == "optimizers" else _SCHEDULERS
-        own = _classes(_SCHEDULES) if kind == "schedules" else []
-        rows = [(name, _first_line(_source(f"{_SCHEDULES}.{name}"))) for name in own]
-        return rows + [(name, _first_line(_of_torch(f"{package}.{name}"))) for name in _classes(package)]
-    if kind == "metrics":
-        return [(name, _first_line(_source(name))) for name in _metrics()]
-    one = _OF_NAMES[kind]
-    names = [each for each in short_names(one, installed=False) if each != _BASE]
-    rows = [(each, documentation(each, one).partition("\n")[0]) for each in names]
+    rows = [(name, _first_line(_source(path))) for name, path in _named(kind).items() if name != _BASE]
+    one = _OF_NAMES.get(kind, "")
     for each, paths in plugins(one).items():
         is_hidden = normalised(each) in built_ins(one) or len(paths) > 1
         rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * is_hidden}"))
@@ -91,77 +84,65 @@ def explanation(name: str) -> str | None:
     Args:
         name: as a listing has it, without regard to case and underscores; of a metric also its last part.
     """
-    wanted = normalised(name)
-    for kind in _OF_NAMES.values():
-        if wanted in built_ins(kind):
-            known = Sources().parameters(_source(dotted_path(name, kind) or ""))
-            own = {each: p for each, p in known.named.items() if each not in SUPPLIED[kind]} if known else {}
-            return with_defaults(documentation(name, kind), own)
-    for each in _metrics():
-        if wanted in (normalised(each), normalised(each.rpartition(".")[2])):
-            metric = _source(each)
-            needed = [name for name, p in inspect.signature(metric).parameters.items() if p.default is p.empty]
-            short = each.rpartition(".")[2]
-            yaml = f"model:\n  metrics:\n    {short}: {{import: {each}, inputs: [{', '.join(needed)}]}}"
-            return _explained(metric, yaml, (inspect.getdoc(metric) or "").partition("\n\n")[2])
-    for each in _classes(_SCHEDULES):
-        if wanted in (normalised(each), normalised(f"{_SCHEDULES}.{each}")):
-            schedule = _source(f"{_SCHEDULES}.{each}")
-            known = Sources().parameters(schedule)
-            own = {each: p for each, p in known.named.items() if each != "optimizer"} if known else {}
-            return with_defaults(inspect.getdoc(schedule) or "", own, argument_texts(schedule))
-    for package in (_OPTIMIZERS, _SCHEDULERS):
-        for each in _classes(package):
-            if wanted in (normalised(each), normalised(f"{package}.{each}")):
-                return _explanation_of_torch(package, each)
+    for kind in PLACES:
+        for own, path in _named(kind).items():
+            if normalised(name) in {normalised(each) for each in (own, path, own.rpartition(".")[2])}:
+                found = _source(path)
+                if kind != "metrics" and not path.startswith("torch."):
+                    return explained(path, found, _OF_NAMES.get(kind, "schedule"))
+                yaml, rest = _of_metric(path, found) if kind == "metrics" else _of_torch(kind, own, found)
+                return "\n\n".join([_first_line(found), textwrap.indent(yaml, " " * 4), rest.strip()]).rstrip()
     return None
 
 
-def _explanation_of_torch(package: str, name: str) -> str:
-    found = _of_torch(f"{package}.{name}")
-    key = package.rpartition(".")[2].removeprefix("lr_") if package == _SCHEDULERS else "optimizer"
-    plateau = "metric" if name == "ReduceLROnPlateau" else "step_on"
-    known = Sources().parameters(found)
-    taken = {each: p for each, p in known.named.items() if each not in ("optimizer", "params")} if known else {}
-    of_optimizer = ["groups", *["no_decay"] * ("weight_decay" in taken), "match"]
-    options = [plateau] if package == _SCHEDULERS else of_optimizer
-    texts = {**argument_texts(found), **{option: _OPTIONS[option] for option in options}}
+def _named(kind: str) -> dict[str, str]:
+    """Return what emrun and torch have of a kind: the name as a config writes it -> the dotted path."""
+    if kind in _OF_NAMES:
+        one = _OF_NAMES[kind]
+        return {each: str(dotted_path(each, one)) for each in short_names(one, installed=False)}
+    if kind == "metrics":
+        module = SourceModules().read(_METRICS)
+        bound = module.bound.items() if module is not None else ()
+        functions = [name for name, (first, *_) in bound if isinstance(first, ast.FunctionDef) and name[0] != "_"]
+        return {f"{_METRICS}.{name}": f"{_METRICS}.{name}" for name in functions}
+    homes = {each: package for package in _PACKAGES[kind] for each in _sources().classes(package) or ()}
+    return {each: f"{package}.{each}" for each, package in homes.items() if each not in _NOT_USABLE}
+
+
+def _of_metric(path: str, found: Any) -> tuple[str, str]:
+    """Return YAML to paste for a function of `emrun.metrics`, and the rest of its docstring."""
+    needed = [name for name, p in inspect.signature(found).parameters.items() if p.default is p.empty]
+    yaml = f"model:\n  metrics:\n    {found.__name__}: {{import: {path}, inputs: [{', '.join(needed)}]}}"
+    return yaml, (inspect.getdoc(found) or "").partition("\n\n")[2]
+
+
+def _of_torch(kind: str, name: str, found: Any) -> tuple[str, str]:
+    """Return YAML to paste for a class of torch, and the section of its arguments."""
+    known = _sources().parameters(found)
+    taken = [each for each in (known.named if known else ()) if each not in ("optimizer", "params")]
+    key, example, options = "optimizer", "lr: 0.001", ["groups", *["no_decay"] * ("weight_decay" in taken), "match"]
+    if kind == "schedules":
+        key, example = "scheduler", _EXAMPLES.get(name, "argument: value")
+        options = ["metric" if name == "ReduceLROnPlateau" else "step_on"]
+    texts = {**argument_texts(found), **_OPTIONS}
     arguments = [f"{each}: {texts[each]}" for each in (*taken, *options) if each in texts]
     lines = [textwrap.fill(text, 80, initial_indent=" " * 4, subsequent_indent=" " * 8) for text in arguments]
-    example = _EXAMPLES.get(name, "lr: 0.001" if key == "optimizer" else "argument: value")
-    return _explained(found, f"model:\n  {key}: {{class: {name}, {example}}}", "\n".join(["Args:", *lines]))
+    return f"model:\n  {key}: {{class: {name}, {example}}}", "\n".join(["Args:", *lines])
 
 
-def _explained(source: Callable[..., Any], yaml: str, rest: str) -> str:
-    """Return an explanation in the order of emrun's docstrings: what it does, the YAML, the rest."""
-    return "\n\n".join([_first_line(source), textwrap.indent(yaml, " " * 4), rest.strip()]).rstrip()
+def _first_line(found: Any) -> str:
+    return (inspect.getdoc(found) or "").partition("\n")[0]
 
 
-def _first_line(source: Callable[..., Any]) -> str:
-    return (inspect.getdoc(source) or "").partition("\n")[0]
+_sources = cache(Sources)
 
 
 def _source(path: str) -> Any:
-    return Sources().find(path)
-
-
-def _of_torch(path: str) -> Any:
-    """Return a class of torch as its source has it, with the docstring that stands after the class in its file."""
-    found = _source(path)
-    module = SourceModules().read(found.__module__)
+    """Return what a path names as its source has it; of torch with the docstring that follows a class in its file."""
+    found = _sources().find(path)
+    module = SourceModules().read(found.__module__) if path.startswith("torch.") else None
     text = module.file.read_text(encoding="utf-8") if module is not None and module.file is not None else ""
     given = re.search(rf'^{found.__name__}\.__doc__ = .*?"""(.*?)(?=^\S|\Z)', text, re.MULTILINE | re.DOTALL)
     if given is not None:
         found.__doc__ = re.sub(r"\{_\w+\}", "", given[1])  # texts that torch inserts
     return found
-
-
-def _classes(package: str) -> list[str]:
-    return [name for name in Sources().classes(package) or () if name not in _NOT_USABLE]
-
-
-def _metrics() -> list[str]:
-    module = SourceModules().read(_METRICS)
-    bound = module.bound if module is not None else {}
-    functions = [name for name, (first, *_) in bound.items() if isinstance(first, ast.FunctionDef)]
-    return [f"{_METRICS}.{name}" for name in functions if not name.startswith("_")]

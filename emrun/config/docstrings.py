@@ -51,21 +51,23 @@ def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter], inheri
     return f"{before.strip()}\n\nArgs:\n{described}".strip() if described else before.strip()
 
 
-def own_explanation(path: str, found: Any) -> str:
-    """Return what a class or function of the user's does, with YAML to paste if emrun knows what the class is for.
+def explained(path: str, found: Any, kind: str | None = None) -> str:
+    """Return what a class or function does, with YAML to paste if it is known what the class is for.
 
     Args:
         path: the dotted path.
         found: what the path names.
+        kind: what a config uses a built-in class for, whose docstring has its YAML; by default judged by its bases.
     """
     text = inspect.cleandoc(found.__doc__ or "") if inspect.isclass(found) else inspect.getdoc(found) or ""
-    kind = _kind_of(found)
+    kind, is_complete = kind or _kind_of(found), kind is not None
     if kind is None:
         return text or f"{path} has no docstring"
     known = Imported().parameters(found)
-    own = {name: each for name, each in known.named.items() if name not in SUPPLIED.get(kind, ())} if known else {}
-    explained = with_defaults(text, own)
-    if re.search(rf"^ +.*\b{found.__name__}\b", text, re.MULTILINE):  # the docstring has its YAML
+    supplied = SUPPLIED.get(kind, ("optimizer",))
+    own = {name: each for name, each in known.named.items() if name not in supplied} if known else {}
+    explained = with_defaults(text, own, argument_texts(found))
+    if is_complete or re.search(rf"^ +.*\b{found.__name__}\b", text, re.MULTILINE):  # the docstring has its YAML
         return explained
     values = {name: "VALUE" if each.default is each.empty else _written(each.default) for name, each in own.items()}
     arguments = ", ".join(f"{name}: {value}" for name, value in values.items() if value)
@@ -93,3 +95,14 @@ def _written(value: Any) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
         return ""
+
+
+def argument_texts(source: Any) -> Mapping[str, str]:
+    """Return name -> description of the arguments in the docstrings of a class and its bases."""
+    found: dict[str, str] = {}
+    for each in inspect.getmro(source) if inspect.isclass(source) else ():
+        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
+        entries = re.split(r"^ {4}(\w+)(?: \(.*\))?:", section[1] if section else "", flags=re.MULTILINE)
+        for name, text in zip(entries[1::2], entries[2::2], strict=True):
+            found.setdefault(name, " ".join(text.split()))
+    return found

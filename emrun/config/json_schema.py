@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from emrun.base.types import Form
+from emrun.config.docstrings import argument_texts
 from emrun.config.names import NotThere, dotted_path, short_names
 from emrun.config.planner import SWEEP
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
@@ -299,14 +299,3 @@ def _summary(source: Any) -> str:
     """Return the first paragraph of a class's docstring."""
     text = inspect.cleandoc(source.__doc__ or "") if inspect.isclass(source) else ""
     return " ".join(text.partition("\n\n")[0].split())
-
-
-def argument_texts(source: Any) -> Mapping[str, str]:
-    """Return name -> description of the arguments in the docstrings of a class and its bases."""
-    found: dict[str, str] = {}
-    for each in inspect.getmro(source) if inspect.isclass(source) else ():
-        section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
-        entries = re.split(r"^ {4}(\w+)(?: \(.*\))?:", section[1] if section else "", flags=re.MULTILINE)
-        for name, text in zip(entries[1::2], entries[2::2], strict=True):
-            found.setdefault(name, " ".join(text.split()))
-    return found

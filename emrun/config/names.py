@@ -84,22 +84,11 @@ def built_ins(kind: str) -> Mapping[str, Path]:
     return {normalised(path.stem): path for path in files}
 
 
+@functools.cache
 def class_in(path: Path) -> str | None:
     """Return the name of the class that a file is named after, None when the file has no such class."""
-    found = _class_definition(path)
-    return found.name if found else None
-
-
-def documentation(name: str, kind: str = "hook") -> str:
-    """Return the docstring of a built-in, read from its file."""
-    found = _class_definition(built_ins(kind)[normalised(name)])
-    return (found and ast.get_docstring(found)) or ""
-
-
-@functools.cache
-def _class_definition(path: Path) -> ast.ClassDef | None:
-    classes = (each for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
-    return next((each for each in classes if normalised(each.name) == normalised(path.stem)), None)
+    classes = (each.name for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
+    return next((each for each in classes if normalised(each) == normalised(path.stem)), None)
 
 
 def plugins(kind: str) -> dict[str, list[str]]:

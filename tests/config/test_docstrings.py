@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from emrun.config.docstrings import own_explanation, with_defaults
+from emrun.config.docstrings import explained, with_defaults
 
 
 def described(text, function):
@@ -49,4 +49,4 @@ def test_a_default_that_the_text_names_is_not_added():
 
 
 def test_an_object_without_a_use_in_a_config_has_its_docstring_alone():
-    assert own_explanation("inspect.cleandoc", inspect.cleandoc) == inspect.getdoc(inspect.cleandoc)
+    assert explained("inspect.cleandoc", inspect.cleandoc) == inspect.getdoc(inspect.cleandoc)
