@@ -1,30 +1,6 @@
 """emrun trains PyTorch models from one YAML file."""
 
-from typing import TYPE_CHECKING
-
 from emrun.base.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from emrun.base.types import Factory as Factory
-    from emrun.config.config import load_config as load_config
-    from emrun.dataset import AbstractDataset as AbstractDataset
-    from emrun.hook import AbstractHook as AbstractHook
-    from emrun.hook import TrainingAborted as TrainingAborted
-    from emrun.hook import TrainingTerminated as TrainingTerminated
-    from emrun.hook import UpdateSkipped as UpdateSkipped
-    from emrun.loop.main_loop import MainLoop as MainLoop
-    from emrun.model import AbstractModel as AbstractModel
-    from emrun.models.torch_model import TorchModel as TorchModel
-    from emrun.storage.step_columns import read_steps as read_steps
-    from emrun.training.build import Training as Training
-    from emrun.training.create import create_dataset as create_dataset
-    from emrun.training.create import create_hooks as create_hooks
-    from emrun.training.create import create_model as create_model
-    from emrun.training.create import create_training as create_training
-    from emrun.training.evaluate import evaluate as evaluate
-    from emrun.training.evaluate import load_run as load_run
-    from emrun.training.predict import predict as predict
-    from emrun.training.resume import resume_training as resume_training
 
 __version__ = "0.1.0"
 

@@ -21,10 +21,10 @@ A hook is an object whose methods are called at the events of the run. The secti
 they are called in this order. This page lists the built-in hooks with all their arguments, as `emrun show NAME` does.
 [Using and writing hooks](using_hooks.md) has the events, examples, and how to write a hook.
 """
-_GROUP = re.compile(r"^if TYPE_CHECKING:  # (.*)\n((?:    .*\n)+)", re.MULTILINE)
+_GROUP = re.compile(r"^# (.*)\n((?:from .*\n)+)", re.MULTILINE)
 GROUPS = {
     group: re.findall(r" as (\w+)$", block, re.MULTILINE)
-    for group, block in _GROUP.findall((PAGE.parents[1] / "hooks" / "__init__.py").read_text())
+    for group, block in _GROUP.findall((PAGE.parents[1] / "hooks" / "__init__.pyi").read_text())
 }
 _ENTRY = re.compile(r"^    (?P<name>\w+)(?P<note> \((?:default [^\n]*?|required)\))?(?=:|$)(?P<text>.*)")
 

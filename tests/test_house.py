@@ -199,10 +199,10 @@ def test_every_built_in_is_exported_under_its_name(folder):
 def test_the_public_names_can_be_imported():
     import emrun
 
-    tree = ast.parse((ROOT / "emrun" / "__init__.py").read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    names = [alias.name for node in block.body for alias in node.names]
+    tree = ast.parse((ROOT / "emrun" / "__init__.pyi").read_text())
+    names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert len(names) > 5
+    assert {*names, "__version__"} <= set(dir(emrun))
     for name in names:
         assert getattr(emrun, name).__name__ == name
 

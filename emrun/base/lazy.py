@@ -9,22 +9,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
+_NAME = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a `__getattr__` that imports each name from its module, and a `__dir__` that lists the names.
 
-    The names are those that the file of the package imports for type checkers, in blocks `if TYPE_CHECKING:`.
+    The names are those that the file `__init__.pyi` imports for type checkers.
 
     Args:
         package: the package that offers the names.
-        file: its file.
+        file: its `__init__.py`.
     """
 
     @cache
     def homes() -> dict[str, str]:
-        return {name: module for module, name in _NAME.findall(Path(file).read_text(encoding="utf-8"))}
+        return {
+            name: module for module, name in _NAME.findall(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+        }
 
     def __getattr__(name: str) -> Any:
         if name not in homes():

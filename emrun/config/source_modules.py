@@ -38,7 +38,7 @@ _REWRITES = re.compile(
     re.VERBOSE,
 )
 _TRUSTED = frozenset((TORCH, "emrun"))  # they do not rewrite constructors, whatever their files contain
-_LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import lazily what their `TYPE_CHECKING` blocks import
+_LAZY = ("emrun", "emrun.hooks", "emrun.datasets")  # import lazily what their `__init__.pyi` imports
 _IMPORTERS = frozenset(("sys", "site", "importlib", "pkgutil", "imp"))
 
 
@@ -98,9 +98,9 @@ class SourceModules:
         if file is None or file.suffix != ".py":
             return None
         try:
-            text = file.read_bytes()
+            text = (file.with_suffix(".pyi") if name in _LAZY else file).read_bytes()
             tree = ast.parse(text)
-            module.bound.update(bound_in(tree.body, spec.parent or "", with_types=name in _LAZY))
+            module.bound.update(bound_in(tree.body, spec.parent or ""))
         except (OSError, SyntaxError, ValueError, RecursionError, ImportError):  # an import reports these best
             return None
         top = name.partition(".")[0]
@@ -130,26 +130,25 @@ def _is_installed(top: str) -> bool:
     return top in _TRUSTED or top in sys.stdlib_module_names or any(file.exists() for file in files)
 
 
-def bound_in(body: Iterable[ast.stmt], package: str = "", *, with_types: bool = False) -> dict[str, list[Binding]]:
+def bound_in(body: Iterable[ast.stmt], package: str = "") -> dict[str, list[Binding]]:
     """Return the names that the statements of a module or class bind -> everything that each name is bound to.
 
     Args:
         body: the statements.
         package: the package that relative imports start from.
-        with_types: include imports in `if TYPE_CHECKING:`.
 
     Raises:
         ImportError: a relative import leads beyond the top-level package.
     """
     found: dict[str, list[Binding]] = {}
     for statement in body:
-        for name, what in _bindings(statement, package, with_types):
+        for name, what in _bindings(statement, package):
             if what is None or what not in found.setdefault(name, []):
                 found.setdefault(name, []).append(what)
     return found
 
 
-def _bindings(statement: ast.stmt, package: str, with_types: bool) -> Iterator[tuple[str, Binding]]:
+def _bindings(statement: ast.stmt, package: str) -> Iterator[tuple[str, Binding]]:
     match statement:
         case ast.ClassDef() | ast.FunctionDef():
             yield statement.name, statement
@@ -167,8 +166,7 @@ def _bindings(statement: ast.stmt, package: str, with_types: bool) -> Iterator[t
             if statement.value is not None:
                 yield name, statement.value
         case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]):
-            for each in statement.body if with_types else ():
-                yield from _bindings(each, package, with_types)
+            pass
         case _:
             for node in ast.walk(statement):
                 if isinstance(node, ast.alias):
