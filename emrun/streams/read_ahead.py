@@ -70,11 +70,6 @@ class ReadAhead:
         self._ended = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def waiting(self) -> int:
-        """The number of batches that were read and not taken."""
-        return len(self._queue)
-
     def start(self) -> None:
         """Start the reader; after `stop`, continue where it stopped."""
         if self._thread is None and not self._ended:

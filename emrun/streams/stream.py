@@ -23,7 +23,7 @@ from emrun.stream_context import BeyondEnd, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
 from emrun.streams.reading import Reading
-from emrun.streams.reuse import checked_for_reuse
+from emrun.streams.reuse import copied
 from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
 
@@ -345,16 +345,11 @@ class StreamWrapper:
         else:
             batches = stream_pass.read()
             if size:
-                ahead = max(2, size) if prefetch is not None else size
-                batches = checked_for_reuse(batches, self.name, ahead, self._waiting)
+                batches = copied(batches)
         self._iterator = batches
         if size:
             arguments = batches, size, self.name, self._interrupted, self._watch
             self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(prefetch, *arguments)
-
-    def _waiting(self) -> int:
-        """Return the number of batches that were read ahead and not taken."""
-        return self._reader.waiting if self._reader is not None else 0
 
     @cached_property
     def _is_read_here(self) -> bool:

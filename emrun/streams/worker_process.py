@@ -23,7 +23,6 @@ import torch
 from emrun.base.censor import Censor, censor_standard_error, terminal_censor
 from emrun.base.errors import EmrunError, StreamError
 from emrun.streams.packing import packed
-from emrun.streams.reuse import checked_for_reuse
 from emrun.streams.stream_pass import StreamPass, named
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -101,8 +100,7 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     error = None
     try:
         stream_pass = task.stream_pass or cast(StreamPass, pickle.loads(task.pass_file.read_bytes()))
-        batches = stream_pass.read(worker, task.count)
-        for batch in checked_for_reuse(batches, task.name, task.ahead + 1):  # the loop has one batch
+        for batch in stream_pass.read(worker, task.count):
             yield _message(batch)
     except GeneratorExit:
         raise

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from emrun.base.encoding import random_digest
-from emrun.base.errors import ArgumentError, StreamError, UsageError
+from emrun.base.errors import ArgumentError, UsageError
 from emrun.base.randomness import seed_everything
 from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
 
@@ -44,16 +44,6 @@ class Failing:
         for rows in ctx.batches(10, 1):
             yield {"x": rows}
             raise RuntimeError("the disk is on fire")
-
-
-class Changing:
-    """Changes an array that it has already yielded."""
-
-    def train_stream(self):
-        array = np.zeros(3)
-        for index in range(20):
-            array[:] = index
-            yield {"x": array}
 
 
 class Noted:
@@ -141,11 +131,6 @@ def test_without_a_model_that_can_be_trained_here_there_is_a_reason():
 def test_what_a_stream_raises_is_raised(buffered):
     with pytest.raises(RuntimeError, match="the disk is on fire"):
         bench(of("Failing"), buffered, seconds=SECONDS)
-
-
-def test_a_stream_that_only_nobody_ahead_can_read_is_an_error():
-    with pytest.raises(StreamError, match="stream 'train' changed 'x' of a batch that it has already yielded"):
-        bench(of("Changing"), seconds=SECONDS)
 
 
 def test_workers_that_cannot_read_a_stream_are_skipped_with_a_warning(caplog):

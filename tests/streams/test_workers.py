@@ -444,48 +444,6 @@ def test_a_function_that_cannot_be_sent_is_named():
         next(iter(stream))
 
 
-@pytest.mark.parametrize(("workers", "buffer"), [(1, 0), (0, 4)])
-@pytest.mark.parametrize("array", [np.zeros(4), torch.zeros(4)], ids=["array", "tensor"])
-@pytest.mark.parametrize("view", [False, True])
-def test_a_stream_that_changes_a_yielded_batch_is_an_error_when_it_is_read_ahead(array, workers, buffer, view):
-    def stream():
-        for index in range(9):
-            array[:] = index
-            yield {"x": array[:3] if view else array, "same": CONSTANT}
-
-    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changed 'x' of"):
-        list(wrapper)
-
-
-@pytest.mark.parametrize(("workers", "buffer", "count"), [(1, 0, 2), (1, 0, 3), (0, 2, 2), (0, 8, 2), (0, 8, 4)])
-@pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["array", "tensor"])
-def test_arrays_that_are_filled_in_turn_may_not_be_fewer_than_what_is_read_ahead(make, workers, buffer, count):
-    arrays = [make(4) for _ in range(count)]
-    stream = filled_in_turn(arrays)
-    with wrap(stream, workers, buffer_size=buffer) as wrapper, pytest.raises(StreamError, match="changed 'x' of"):
-        list(wrapper)
-
-
-@pytest.mark.parametrize(("workers", "buffer", "count"), [(1, 0, 4), (0, 1, 2), (0, 2, 3), (0, 3, 4), (0, 4, 5)])
-def test_arrays_that_are_filled_in_turn_may_be_one_more_than_what_is_read_ahead(workers, buffer, count):
-    arrays = [np.zeros(4) for _ in range(count)]
-    with wrap(filled_in_turn(arrays), workers, buffer_size=buffer) as wrapper:
-        assert [batch["x"].tolist() for batch in wrapper] == [[index] * 4 for index in range(40)]
-
-
-def filled_in_turn(arrays):
-    def stream():
-        for index in range(40):
-            array = arrays[index % len(arrays)]
-            array[:] = index
-            yield {"x": array, "same": CONSTANT}
-
-    return stream
-
-
-CONSTANT = np.ones(3)
-
-
 # The end
 
 
