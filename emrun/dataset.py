@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from emrun.base.errors import HookError, reason_of
+from emrun.base.errors import HookError, StreamError, reason_of
 from emrun.base.sources import is_nested, parts
 from emrun.base.types import parameters_of
 from emrun.base.wording import counted, did_you_mean, listed
@@ -125,6 +125,8 @@ def stream_function(dataset: Any, name: str) -> Any:
 def stream_lengths(dataset: Any) -> dict[str, int]:
     """Return the number of batches of each stream whose length the dataset knows, from its `num_batches`."""
     known = getattr(dataset, "num_batches", None)
+    if callable(known):
+        raise StreamError(f"num_batches of dataset {type(dataset).__name__} is a method; write @property above it")
     counts = known.items() if isinstance(known, Mapping) else ()
     return {str(name): int(count) for name, count in counts if count is not None and math.isfinite(count)}
 

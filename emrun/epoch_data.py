@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import did_you_mean, listed, meant_of
 from emrun.model import AbstractModel
 
 _MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
@@ -18,6 +18,13 @@ _ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 
 LEARNING_RATE = "learning_rate"
 """The name of the learning rate in the data of an epoch and in the step record."""
+
+
+class ByStream(dict[str, dict[str, Any]]):
+    """The data of an epoch by stream; a stream that is not there is an error with the streams that are."""
+
+    def __missing__(self, stream: str) -> dict[str, Any]:
+        raise KeyError(f"there is no stream {stream!r} in the data of the epoch{meant_of(stream, self)}")
 
 
 def named_rates(rates: Iterable[Any]) -> dict[str, Any]:

@@ -10,19 +10,31 @@ from emrun.base.errors import HookError
 from emrun.epoch_data import read_by
 from emrun.hook import EVENTS, AbstractHook
 
+_OTHERS = {
+    **dict.fromkeys(("on_train_start", "on_train_begin", "on_fit_start"), "before_training"),
+    **dict.fromkeys(("on_train_end", "on_fit_end"), "after_training"),
+    **dict.fromkeys(("on_epoch_start", "on_epoch_begin", "on_train_epoch_start"), "before_epoch"),
+    **dict.fromkeys(("on_epoch_end", "on_train_epoch_end", "training_epoch_end"), "after_epoch"),
+    **dict.fromkeys(("on_batch_start", "on_batch_begin", "on_train_batch_start", "on_step_begin"), "before_batch"),
+    **dict.fromkeys(("on_batch_end", "on_train_batch_end", "on_validation_batch_end", "on_step_end"), "after_batch"),
+    **dict.fromkeys(("on_validation_end", "on_validation_epoch_end", "on_evaluate"), "after_stream"),
+    **dict.fromkeys(("on_before_optimizer_step", "on_pre_optimizer_step"), "before_update"),
+}
+"""Events of other tools, which are never called here -> the event to write."""
+
 
 def check_events(hook_class: type) -> None:
     """Check that no method of a hook is a misspelt event, and that its events only require arguments that exist.
 
     Raises:
-        HookError: a method is one edit away from the name of an event, or requires an argument that the event does not
-            have.
+        HookError: a method is one edit away from the name of an event, or an event of other tools, or requires an
+            argument that the event does not have.
     """
     for name in dir(hook_class):
         if name in EVENTS:
             _check_parameters(hook_class, name)
         elif not name.startswith("_") and name not in dir(AbstractHook):
-            near = next((event for event in EVENTS if _one_edit_apart(name, event)), None)
+            near = next((event for event in EVENTS if _one_edit_apart(name, event)), _OTHERS.get(name))
             if near is not None and callable(getattr(hook_class, name)):
                 wrong = f"{hook_class.__name__}.{name}"
                 raise HookError(f"{wrong} is not an event of the main loop; did you mean {near!r}?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,10 +118,10 @@ class StreamContext:
         Raises:
             StreamError: an argument is invalid, or the stream did not yield one batch for each previous set of rows.
         """
-        if n < 0 or batch_size < 1:
+        if not all(isinstance(each, Integral) for each in (n, batch_size)) or n < 0 or batch_size < 1:
             raise StreamError(
-                f"stream {self.stream_name!r}: ctx.batches(n={n}, batch_size={batch_size}) is invalid; "
-                "n must be 0 or more, batch_size 1 or more"
+                f"stream {self.stream_name!r}: ctx.batches(n={n!r}, batch_size={batch_size!r}) is invalid; "
+                "n must be a whole number, 0 or more, and batch_size a whole number, 1 or more"
             )
         if blocks is not None and sum(blocks) != n:
             raise StreamError(

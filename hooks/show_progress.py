@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from emrun.dataset import stream_lengths
 from emrun.hook import AbstractHook
 
 tqdm.monitor_interval = 0  # no monitor thread
@@ -44,7 +45,7 @@ class ShowProgress(AbstractHook):
 
     def before_training(self) -> None:
         """Find the number of batches of each stream."""
-        self._totals = dict(getattr(self.dataset, "num_batches", None) or {})
+        self._totals = stream_lengths(self.dataset)
         for name, size in self.main_loop.stream_sizes.items():
             self._totals[name] = min(size, self._totals.get(name) or size)
         if self.main_loop.fixed_epoch_size is not None:  # may be more than a pass

@@ -70,6 +70,7 @@ def code_lines(path):
 
 def sources(root):
     """Return room -> its files: the packages of the engine, its root, `hooks` and `datasets`."""
+
     def all_in(folder, pattern="**/"):
         return sorted([*folder.glob(f"{pattern}*.py"), *folder.glob(f"{pattern}*.pyi")])
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from emrun import AbstractDataset
-from emrun.base.errors import HookError
-from emrun.dataset import classes_of, open_stream, stream_function, stream_names, takes_context
+from emrun.base.errors import HookError, StreamError
+from emrun.dataset import classes_of, open_stream, stream_function, stream_lengths, stream_names, takes_context
 from emrun.stream_context import StreamContext
 
 
@@ -226,3 +226,12 @@ def test_the_stream_info_looks_at_so_many_batches_only():
     dataset = Endless()
     assert table(dataset, max_batches=5) == {("train", "x"): ["int64", "()", "1 to 5"]}
     assert dataset.made <= 6
+
+
+def test_a_number_of_batches_is_no_method():
+    class Counted:
+        def num_batches(self):
+            return {"train": 3}
+
+    with pytest.raises(StreamError, match="num_batches of dataset Counted is a method; write @property above it"):
+        stream_lengths(Counted())

@@ -276,3 +276,13 @@ def test_a_statistic_without_its_stream_is_explained():
     message = r"but a statistic is written STREAM/VARIABLE/AGGREGATION: valid/loss/mean"
     with pytest.raises(HookError, match=message):
         check_monitors([ComputeStats(["loss"]), Watches()], ["train", "valid"])
+
+
+def test_a_stream_that_is_not_there_is_told_with_those_that_are():
+    class Val(AbstractHook):
+        def after_epoch(self, epoch_data):
+            assert epoch_data.get("val") is None
+            epoch_data["val"]["loss"] = 1.0
+
+    with pytest.raises(KeyError, match=r"there is no stream 'val' in the data of the epoch.*it has train"):
+        run(Val())

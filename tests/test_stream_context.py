@@ -107,9 +107,9 @@ def test_a_second_call_within_a_pass_has_an_order_of_its_own():
     assert sorted(first) == sorted(second)
 
 
-@pytest.mark.parametrize("arguments", [(-1, 2), (5, 0), (5, -1)], ids=str)
+@pytest.mark.parametrize("arguments", [(-1, 2), (5, 0), (5, -1), (5, "abc"), (5.0, 2)], ids=str)
 def test_invalid_numbers_are_an_error(arguments):
-    with pytest.raises(StreamError, match=r"stream 'train': ctx\.batches\(n=.*n must be 0 or more"):
+    with pytest.raises(StreamError, match=r"stream 'train': ctx\.batches\(n=.*n must be a whole number, 0 or more"):
         rows_of(context(), *arguments)
 
 

@@ -206,6 +206,14 @@ def _extended(
     if own and below and isinstance(own.value, dict) and isinstance(below.value, list):
         advice = "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
         raise own.error(f"must be a list, which replaces the list of the extended file; {advice}", "hooks")
+    for key, each in node.value.items():
+        dropped = merged and merged.get(key)
+        if each.is_empty and dropped and dropped.value and isinstance(dropped.value, list | dict):
+            how = "[]" if isinstance(dropped.value, list) else "{}"
+            message = (
+                f"is empty, which drops {len(dropped.value)} entries of the extended file; to drop them, write {how}"
+            )
+            raise each.error(f"{message}, or else remove the key", key)
     return (node if merged is None else merge(merged, node)), deepest
 
 

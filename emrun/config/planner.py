@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from emrun.base.errors import HookError, MissingExtra, Problem
 from emrun.base.types import Factory, Form
@@ -24,6 +25,12 @@ _KEYS = ("class", "import", "args")
 SWEEP = "emrun.launch.settings.Sweep"
 """The class whose constructor is the schema of the section `sweep`."""
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
+
+
+def _names_forms(hint: Any) -> bool:
+    """Return whether a hint takes nothing but a mapping from names to forms, as that of `metrics` does."""
+    one_of = get_args(hint) if type(hint) is UnionType or get_origin(hint) is Union else (hint,)
+    return all(each is type(None) or (get_origin(each) is not Annotated and allows_mapping(each)) for each in one_of)
 
 
 class Planner:
@@ -157,7 +164,11 @@ class Planner:
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
         if form is not None and node.value is not None:
-            message = f"{node.shown()!r} is not a mapping with 'class'; write {self._written_as(node.value, form)}"
+            named = node.value[0].value if isinstance(node.value, list) and node.value else node.value
+            example, what = self._written_as(named, form), "with 'class'"
+            if _names_forms(hint):
+                example, what = f"{{{named if isinstance(named, str) else 'NAME'}: {example}}}", "from names to objects"
+            message = f"{node.shown()!r} is not a mapping {what}; write {example}"
             self._problem(node, key, message)
             return None
         if isinstance(node.value, list):

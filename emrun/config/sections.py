@@ -117,7 +117,7 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
         optional = name not in REQUIRED and node.value is None
         if wrong and not optional:
-            message = f"{node.shown()!r} is not {_WORDS[kinds[0]]}"
+            message = f"{'it is empty, and' if node.is_empty else repr(node.shown())} is not {_WORDS[kinds[0]]}"
             if name in REQUIRED and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.shown()):
                 message += f"; write {{class: {node.shown()}}}"
             if name == "hooks" and isinstance(node.value, dict) and node.value:

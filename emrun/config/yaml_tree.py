@@ -116,6 +116,11 @@ class Node:
         """The position of the node's key, or of the node when it has no key."""
         return self.key or self.position
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is written for the key."""
+        return self.value is None and self.position == self.key
+
 
 Place = tuple[tuple[Any, ...], Node, Position | None]
 """A path, the node at the path, and the position of the YAML alias that copied it there, if any."""
@@ -240,6 +245,8 @@ class _Parser:
             name = "<<" if is_merge else self._node(event, rest, None).value
             following = next(rest)
             child = self._node(following, rest, position)
+            if child.value is None and following.start_mark.index == following.end_mark.index:
+                child = replace(child, position=position)  # the parser finds an empty value at the next key
             found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
             if found and _is_plain(event) and _is_plain(following) and child.value is None:
                 raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")

@@ -183,6 +183,8 @@ def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
             raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths)))
         return Parameter(name, (), _span(name, node), ({name: node.position},))
     if not isinstance(node.value, list):
+        if not is_key:
+            raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths)))
         message = f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}"
         raise ConfigError(Problem(node.position, name, message))
     if not node.value:

@@ -93,6 +93,8 @@ class BatchChecks:
                 names = batch.keys()
             except AttributeError:
                 message = f"a batch must be a mapping source name -> values, not {type(batch).__name__}"
+                if type(batch).__name__ == "str":  # the names of the sources, if the stream function returns a mapping
+                    message += "; if the stream returns a batch, write `yield` instead of `return`"
                 raise self._error(index, message) from None
             if names != known and batch and looks_at_sources:
                 self._check_sources(batch, index)

@@ -14,7 +14,7 @@ from emrun.base.errors import UsageError
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.types import Batch, EpochData, Profile
-from emrun.epoch_data import learning_rates
+from emrun.epoch_data import ByStream, learning_rates
 from emrun.hook import TrainingAborted, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
@@ -196,7 +196,7 @@ class Epochs:
         began = self.began = perf_counter()
         self._profile = {"save_checkpoints": self._saving_seconds}
         self.shown.clear()
-        epoch_data: EpochData = {name: {} for name in names}
+        epoch_data: EpochData = ByStream((name, {}) for name in names)
         is_resumed = bool(train) and state.is_in_epoch
         if not is_resumed:
             if train:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +13,20 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError
 from emrun.models.optimizer import parameters_of
 
-if TYPE_CHECKING:
-    from emrun.models.torch_model import TorchModel
-
 _LOG = logging.getLogger(__name__)
 
 
 class FirstWindow:
     """Stands for `train_step` of a model during its first window; then it is gone, so that no later step is slower.
 
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+
     Raises:
         ArgumentError: `train_step` does not return outputs, or the window ends without an update.
     """
 
-    def __init__(self, model: TorchModel) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._left = model.iterations_per_update
         self._asked = False  # whether `update` was called
@@ -39,7 +39,7 @@ class FirstWindow:
             return type(model).train_step(model, inputs)
         name = f"{type(model).__name__}.train_step"
         self._held = {}
-        model.update = partial(self._update, model.update)  # type: ignore[method-assign]
+        model.update = partial(self._update, model.update)
         try:
             outputs: Any = type(model).train_step(model, inputs)
         finally:

@@ -221,7 +221,7 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
 
 
 def describe(name: str, value: Any) -> str:
-    """Return an input as messages show it: `x: float32 (32, 10)`."""
+    """Return an input as messages show it: `x: float32 (32, 10)`, `label: int64 (32,) from 0 to 9`."""
     if isinstance(value, Mapping):
         return ", ".join(describe(f"{name}.{key}", each) for key, each in value.items())
     if not isinstance(value, Tensor):
@@ -229,7 +229,9 @@ def describe(name: str, value: Any) -> str:
     if value.is_nested:
         return f"{name}: {str(value.dtype).removeprefix('torch.')} nested ({value.size(0)}, ...)"
     place = "" if value.is_cpu else f" on {value.device}"
-    return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}"
+    is_whole = value.is_cpu and value.numel() and not value.dtype.is_floating_point and not value.dtype.is_complex
+    span = f" from {int(value.min())} to {int(value.max())}" if is_whole and value.dtype != torch.bool else ""
+    return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}{span}"
 
 
 def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:

@@ -454,5 +454,7 @@ def _find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
+        if reason.startswith("Expected one of"):
+            reason = "it is not a device; write auto, cpu, mps, or cuda, cuda:1 and so on"
         raise ArgumentError("device", f"{name!r} cannot be used here: {reason}") from error
     return device

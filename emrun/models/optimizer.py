@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,21 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
         if group.get("capturable") and any(each.device.type == "cpu" for each in group["params"]):
             raise ArgumentError(f"{key}.capturable", f"{kind} cannot capture parameters on the CPU; set model.device")
     return optimizer
+
+
+def check_steps_alone(optimizer: torch.optim.Optimizer, key: str) -> None:
+    """Check that an optimizer makes its update without a function that calculates the loss.
+
+    Raises:
+        ArgumentError: it needs such a function, as LBFGS does.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentError(
+            key,
+            f"{type(optimizer).__name__} calculates the loss several times for an update; derive a class from "
+            "emrun.TorchModel whose train_step calls self.optimizer.step(closure), and name it in model.class",
+        )
 
 
 def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:

@@ -25,6 +25,7 @@ from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import STATE as STATE_OF_MODULE
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimization import Optimization
+from emrun.models.optimizer import check_steps_alone
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
@@ -291,6 +292,9 @@ class TorchModel(ModuleModel):
             return
         if not self._optimization.is_configured and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
+        if not self._is_own_scheme:
+            for name, each in self.optimizers.items():
+                check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
             if not self._is_own_saving:
                 self._loadable.check_saving()

@@ -187,3 +187,13 @@ def test_a_config_with_a_missing_reference_can_be_read_but_not_loaded():
     assert read_config({"a": "${b}"}).root.plain() == {"a": "${b}"}
     with pytest.raises(ConfigError, match="there is no key 'b'"):
         load_config({"a": "${b}"})
+
+
+@pytest.mark.parametrize(("value", "how"), [("[1, 2]", "[]"), ("{a: 1}", "{}")])
+def test_an_empty_section_does_not_drop_that_of_the_extended_file_in_silence(write, value, how):
+    files = {"base": f"hooks: {value}"}
+    problem = problem_of(read_config, write(c="extends: base.yaml\nhooks:\n", **files))
+    assert f"is empty, which drops {value.count('1') + value.count('2')} entries" in problem.message
+    assert f"to drop them, write {how}, or else remove the key" in problem.message
+    assert (problem.position.line, problem.position.column) == (2, 1)
+    assert not read_config(write(c=f"extends: base.yaml\nhooks: {how}", **files)).root.get("hooks").value or how == "{}"

@@ -78,7 +78,10 @@ def test_a_wrong_section_is_reported_at_its_position(more, problem):
     [
         ("{}", ["c.yaml:1:1: missing section 'dataset'", "c.yaml:1:1: missing section 'model'"]),
         ("dataset: {}", ["c.yaml:1:1: missing section 'model'"]),
-        ("dataset:\nmodel: 3", ["c.yaml:2:1: dataset: None is not a mapping", "c.yaml:2:8: model: 3 is not a mapping"]),
+        (
+            "dataset:\nmodel: 3",
+            ["c.yaml:1:1: dataset: it is empty, and is not a mapping", "c.yaml:2:8: model: 3 is not a mapping"],
+        ),
         ("[]", ["c.yaml:1:1: a config must be a mapping with the keys dataset, model, ..."]),
     ],
 )

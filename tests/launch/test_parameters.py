@@ -81,6 +81,7 @@ def test_problems_have_the_position_in_the_config():
     [
         ("seed=[1, 2]", "seed: is not a parameter: repeats trains each combination with several seeds"),
         ("x=[{seed: 1}]", "seed: is not a parameter: repeats"),
+        ("lr=0.1", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
         ("lr=[1]", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
         ("lr={low: 1, high: 2}", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
         ("a.b={low: 3, high: 1}", "low, 3, must be less than high, 1"),

@@ -390,7 +390,7 @@ def test_an_error_in_forward_describes_the_parts_of_a_mapping_and_nested_tensors
     batch = {"a": {"ids": [[1, 2]]}, "b": torch.nested.nested_tensor([[1.0, 2.0]], layout=torch.jagged)}
     with pytest.raises(ValueError) as caught:
         evaluate(TorchModel(Breaks()), [batch])
-    assert "a.ids: int64 (1, 2), b: float32 nested (1, ...)" in "\n".join(caught.value.__notes__)
+    assert "a.ids: int64 (1, 2) from 1 to 2, b: float32 nested (1, ...)" in "\n".join(caught.value.__notes__)
 
 
 def test_a_nested_tensor_stays_nested_and_gets_the_dtype_of_the_module():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from doubles import Normed
+from doubles import Affine, Normed, run
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
@@ -206,3 +206,25 @@ def test_an_error_in_an_optimizer_of_ones_own_is_a_failure():
 
     with pytest.raises(ValueError, match=r"^own$"):
         build_optimizer(Normed(), own)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_unless_a_subclass_calls_it():
+    class Closed(TorchModel):
+        def train_step(self, inputs):
+            outputs = self.forward(inputs)
+
+            def closure():
+                self.optimizer.zero_grad()
+                loss = self.forward(inputs)["loss"].mean()
+                loss.backward()
+                return loss
+
+            self.optimizer.step(closure)
+            return outputs
+
+    optimizer = Factory(torch.optim.LBFGS, lr=0.1)
+    with pytest.raises(ArgumentError, match="LBFGS calculates the loss several times for an update; derive a class"):
+        TorchModel(Affine(), optimizer=optimizer).before_training()
+    model = Closed(Affine(), optimizer=optimizer)
+    run(model)
+    assert model.module.w != 1.0

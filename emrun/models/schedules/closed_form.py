@@ -83,8 +83,8 @@ class ClosedForm(ABC):
             raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
         self.optimizer = optimizer
         self.final = float(final)
-        self.warmup = None if warmup is None else Length.parse("warmup", warmup)
-        self.cooldown = None if cooldown is None else Length.parse("cooldown", cooldown)
+        self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
+        self.cooldown = None if cooldown is None or cooldown == 0 else Length.parse("cooldown", cooldown)
         self.updates_done = 0
         self.plans: list[dict[str, Any]] = []
         """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts.

@@ -126,3 +126,10 @@ def test_a_damaged_state_is_refused():
     for damage in ({"updates_done": -1}, *({"plans": each} for each in plans)):
         with pytest.raises(StateError, match="scheduler"):
             schedule.load_state_dict({**saved, "state": {**saved["state"], **damage}})
+
+
+def test_a_warm_up_and_a_cool_down_of_0_are_none():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    assert Linear(optimizer, warmup=0, cooldown=0.0).warmup is None
+    with pytest.raises(ArgumentError, match="5 has no unit"):
+        Linear(optimizer, warmup=5)

@@ -104,3 +104,10 @@ class Slotted:
 
     __slots__ = ("logit",)
     update, compute, reset = Median.update, Median.compute, Median.reset
+
+
+class OthersEvent(AbstractHook):
+    """Has a method that another tool calls."""
+
+    def on_epoch_end(self):
+        pass
