@@ -64,26 +64,20 @@ def _differences(
 ) -> Iterator[tuple[str, Node | None, Node | None]]:
     """Yield the keys whose values differ, as overrides write them, with both values."""
     if one is not None and other is not None:
-        if path == ("hooks",) and isinstance(one.value, list) and isinstance(other.value, list):
-            pair: tuple[Mapping[str, Node], Mapping[str, Node]] | None = _hooks(one), _hooks(other)
-        else:
-            pair = _entries(one, other)
-        if pair is not None:
-            for name in {**pair[0], **pair[1]}:
-                yield from _differences(pair[0].get(name), pair[1].get(name), (*path, name))
+        is_split = isinstance(one.value, dict | list) and type(one.value) is type(other.value)
+        if is_split and (path == ("hooks",) or isinstance(one.value, dict) or len(one.value) == len(other.value)):
+            left, right = children(one, path), children(other, path)
+            for name in {**left, **right}:
+                yield from _differences(left.get(name), right.get(name), (*path, name))
             return
         if repr(one.plain()) == repr(other.plain()):
             return
     yield ".".join(path), one, other
 
 
-def _entries(one: Node, other: Node) -> tuple[Mapping[str, Node], Mapping[str, Node]] | None:
-    """Return what two values consist of, if they can be compared part by part."""
-    if isinstance(one.value, dict) and isinstance(other.value, dict):
-        return one.children(), other.children()
-    if isinstance(one.value, list) and isinstance(other.value, list) and len(one.value) == len(other.value):
-        return one.children(), other.children()
-    return None
+def children(node: Node, path: tuple[str, ...]) -> Mapping[str, Node]:
+    """Return what a value of a config consists of, by key or index; the hooks by name."""
+    return _hooks(node) if path == ("hooks",) and isinstance(node.value, list) else node.children()
 
 
 def _hooks(section: Node) -> dict[str, Node]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from emrun.base.errors import ConfigError, StorageError
+from emrun.base.errors import ConfigError, Position, StorageError
+from emrun.config.yaml_tree import Node, node_of
+from emrun.runs.config_comparison import children
 from emrun.runs.stored_run import StoredRun
+from emrun.storage.run import CONFIG
 
 _MOST = 2_000
 _DEEPEST = 50
@@ -19,15 +22,12 @@ def values_of(run: StoredRun) -> dict[str, Any]:
     that cannot be read has none, and is a problem of the run.
     """
     try:
-        tree = run.written
+        tree = node_of(run.written, Position(CONFIG))
     except (ConfigError, StorageError) as error:
         run.note(str(error).partition("\n")[0])
         return {}
-    hooks = tree.get("hooks")
-    if isinstance(hooks, list):
-        tree = {**tree, "hooks": _by_name(hooks)}
     found: dict[str, Any] = {}
-    for key, value in _flat(tree, (), 0):
+    for key, value in _flat(tree, ()):
         if len(found) == _MOST:
             run.note(f"the config has more than {_MOST:,} values; the others are left out")
             break
@@ -35,24 +35,9 @@ def values_of(run: StoredRun) -> dict[str, Any]:
     return found
 
 
-def _by_name(hooks: list[Any]) -> dict[str, Any]:
-    """Return the arguments of hooks by name; those of a hook that is listed twice by index and name."""
-    pairs = []
-    for each in hooks:
-        is_whole = isinstance(each, dict) and len(each) == 1
-        pairs.append(next(iter(each.items())) if is_whole else (each, {}))
-    names = [str(name) for name, _ in pairs]
-    return {
-        name if names.count(name) == 1 else f"{index}.{name}": {} if arguments is None else arguments
-        for index, (name, (_, arguments)) in enumerate(zip(names, pairs, strict=True))
-    }
-
-
-def _flat(value: Any, path: tuple[str, ...], depth: int) -> Iterator[tuple[str, Any]]:
-    is_nested = isinstance(value, dict | list) and value and depth < _DEEPEST
-    if not is_nested:
-        yield ".".join(path), value
-        return
-    entries = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, each in entries:
-        yield from _flat(each, (*path, str(key)), depth + 1)
+def _flat(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    below = children(node, path) if len(path) < _DEEPEST else {}
+    if not below:
+        yield ".".join(path), node.plain()
+    for key, each in below.items():
+        yield from _flat(each, (*path, key))
