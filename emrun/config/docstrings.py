@@ -66,7 +66,7 @@ def explained(path: str, found: Any, kind: str | None = None) -> str:
     known = Imported().parameters(found)
     supplied = SUPPLIED.get(kind, ("optimizer",))
     own = {name: each for name, each in known.named.items() if name not in supplied} if known else {}
-    explained = with_defaults(text, own, argument_texts(found))
+    explained = with_defaults(text, own, argument_texts(found) if is_complete else {})
     if is_complete or re.search(rf"^ +.*\b{found.__name__}\b", text, re.MULTILINE):  # the docstring has its YAML
         return explained
     values = {name: "VALUE" if each.default is each.empty else _written(each.default) for name, each in own.items()}
