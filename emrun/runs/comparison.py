@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError
 from emrun.base.wording import in_one_line
-from emrun.epoch_data import statistics
 from emrun.runs.code_comparison import compare_code
 from emrun.runs.config_comparison import compare_configs
 from emrun.runs.step_comparison import compare_steps
-from emrun.runs.stored_run import StoredRun, number
+from emrun.runs.stored_run import StoredRun, numbers_of
+from emrun.runs.summaries import Summary
 from emrun.storage.code.first_batches import recorded_batches
 
 _MOST = 10_000  # entries of a file that are compared
@@ -98,19 +98,21 @@ def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
 
 def _compare_epochs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
     """Return the first epoch that differs, and the last, lowest and highest values of all statistics, side by side."""
-    sides: list[dict[str, dict[str, Any]]] = [{}, {}]
+    sides: list[dict[str, Summary]] = [{}, {}]
     last: list[int | None] = [None, None]
     first = None
     for pair in zip_longest(a.epochs(), b.epochs()):
         for index, epoch in enumerate(pair):
             if epoch is not None:
                 last[index] = epoch["epoch"]
-                _collect(epoch, sides[index])
+                for address, value in numbers_of(epoch):
+                    if address in sides[index] or len(sides[index]) < _MOST:
+                        sides[index].setdefault(address, Summary()).add(value, epoch["epoch"])
         one, other = pair
         if first is None and (one is None or other is None or not _same_epoch(one, other)):
             first = (one or other or {})["epoch"]
     addresses = {**sides[0], **sides[1]}
-    rows = {each: {"a": sides[0].get(each), "b": sides[1].get(each)} for each in addresses}
+    rows = {each: {"a": _shown(sides[0].get(each)), "b": _shown(sides[1].get(each))} for each in addresses}
     epochs = None if first is None else {"first": first, "a": last[0], "b": last[1]}
     return {"epochs": epochs, "statistics": rows}
 
@@ -119,24 +121,7 @@ def _same_epoch(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(one["epoch"] == other["epoch"] and one["streams"] == other["streams"])
 
 
-def _collect(epoch: Mapping[str, Any], found: dict[str, dict[str, Any]]) -> None:
-    for address, value in _numbers(epoch["streams"]):
-        entry = [value, epoch["epoch"]]
-        known = found.get(address)
-        if known is None:
-            if len(found) < _MOST:
-                found[address] = {"last": entry, "lowest": entry, "highest": entry}
-            continue
-        known["last"] = entry
-        if value < known["lowest"][0]:
-            known["lowest"] = entry
-        if value > known["highest"][0]:
-            known["highest"] = entry
-
-
-def _numbers(streams: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for stream, variables in streams.items():
-        for name, value in statistics(variables):
-            found = number(value)
-            if found is not None:
-                yield f"{stream}/{name}", found
+def _shown(found: Summary | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"last": found.last, "lowest": found.min or found.last, "highest": found.max or found.last}

@@ -8,6 +8,7 @@ from typing import Any
 
 from emrun.base.errors import UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
+from emrun.epoch_data import statistics
 from emrun.runs.columns import value_of
 from emrun.runs.stored_run import MISSING, StoredRun, number
 from emrun.storage.steps import ITERATION
@@ -119,18 +120,11 @@ def _keys_of_steps(run: StoredRun) -> Iterator[list[str]]:
 
 def _record_of(epoch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of `metrics.jsonl` as a row: `stream/variable` is a mean or a plain number."""
-    row: dict[str, Any] = {}
-    for name in _OF_EPOCH:
-        value = epoch.get(name)
-        if number(value) is not None:
-            row[name] = value
+    row = {name: epoch[name] for name in _OF_EPOCH if number(epoch.get(name)) is not None}
     for stream, variables in epoch["streams"].items():
-        for variable, value in variables.items():
-            each = value if isinstance(value, Mapping) else {"mean": value}
-            for aggregation, found in each.items():
-                if number(found) is not None:
-                    name = f"{stream}/{variable}"
-                    row[name if aggregation == "mean" else f"{name}/{aggregation}"] = _exact(found)
+        for name, value in statistics(variables):
+            if number(value) is not None:
+                row[f"{stream}/{name}"] = float(value) if isinstance(value, str) else value  # in JSON, NaN is a string
     return row
 
 
@@ -141,8 +135,3 @@ def _steps_of(run: StoredRun) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = {ITERATION: chunk.first + chunk.every * index}
             row.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
             yield row
-
-
-def _exact(value: Any) -> Any:
-    """Return a number as it is recorded; one that is not finite, which is a string in JSON, as a float."""
-    return float(value) if isinstance(value, str) else value

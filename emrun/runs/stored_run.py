@@ -284,6 +284,19 @@ def statistic(epoch: Mapping[str, Any], address: str) -> float | None:
     return number(dict(statistics(epoch["streams"].get(stream, {}))).get(name))
 
 
+def numbers_of(epoch: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the address, `stream/variable` or `stream/variable/aggregation`, and the value of each number of an epoch.
+
+    Args:
+        epoch: a line of `metrics.jsonl`.
+    """
+    for stream, variables in epoch["streams"].items():
+        for name, value in statistics(variables):
+            found = number(value)
+            if found is not None:
+                yield f"{stream}/{name}", found
+
+
 def size_below(directory: Path) -> int:
     """Return the size of all files below a directory in bytes; what cannot be read is left out."""
     total, waiting = 0, [str(directory)]

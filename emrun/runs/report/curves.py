@@ -13,9 +13,9 @@ from typing import Any
 
 from emrun.base.errors import StorageError
 from emrun.base.wording import in_one_line
-from emrun.epoch_data import statistics
+from emrun.epoch_data import named
 from emrun.runs.report.thinning import Curve
-from emrun.runs.stored_run import StoredRun, number
+from emrun.runs.stored_run import StoredRun, number, numbers_of
 from emrun.storage.metrics import METRICS
 from emrun.storage.steps import STEPS
 
@@ -97,13 +97,10 @@ class Curves:
         for line in run.epochs():
             epoch = line["epoch"]
             self.marks.add(line)
-            for stream, variables in line["streams"].items():
-                for name, value in statistics(variables):
-                    found = number(value)
-                    if found is not None:
-                        curve = self._curve_in(self.epochs, (stream, name), missing)
-                        if curve is not None and (curve.last is None or curve.last[0] <= epoch):
-                            curve.add(epoch, found)
+            for address, found in numbers_of(line):
+                curve = self._curve_in(self.epochs, named(address), missing)
+                if curve is not None and (curve.last is None or curve.last[0] <= epoch):
+                    curve.add(epoch, found)
 
     def _read_steps(self, run: StoredRun, missing: set[Any]) -> None:
         for chunk in run.steps(as_text=True):
