@@ -12,6 +12,7 @@ from emrun.base.errors import StorageError
 from emrun.storage.files import check_guards, read_regular, storing, write_atomically, written_aside
 
 _LARGEST = 4_000_000  # bytes
+_MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
 
 def plain_file(path: Path) -> Path:
@@ -45,9 +46,11 @@ def plain_of(path: Path, text: str) -> Any:
         text: its text.
     """
     with suppress(StorageError, ValueError, RecursionError):
-        match json.loads(read_regular(plain_file(path), _LARGEST)):
-            case [digest, plain] if digest == _digest(text):
-                return plain
+        content = read_regular(plain_file(path), _LARGEST)
+        if content.count(b"[") + content.count(b"{") <= _MOST_BRACKETS:
+            match json.loads(content):
+                case [digest, plain] if digest == _digest(text):
+                    return plain
     return None
 
 
