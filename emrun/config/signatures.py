@@ -10,7 +10,7 @@ import ast
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import FunctionType
 from typing import Any, Final
@@ -139,15 +139,6 @@ def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[_Receiver]:
     Raises:
         TypeError, ValueError: a function is written in C and has no signature.
     """
-    if isinstance(target, functools.partial):
-        first, *others = _receivers(target.func, share)
-
-        def stand_in() -> None: ...
-
-        stand_in.__signature__ = first.signature  # type: ignore[attr-defined]
-        made = functools.partial(stand_in, *target.args, **target.keywords)
-        yield from (replace(first, signature=inspect.signature(made)), *others)
-        return
     steps = _construction(target) if inspect.isclass(target) else [_called(target)]
     for step in steps:
         for function in _layers(step.function):
