@@ -15,17 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.base.encoding import random_state
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import (
-    ANOTHER_CHECKPOINT,
-    ANYTHING,
-    FLAG,
-    TEXT,
-    mapping_of,
-    optional,
-    reading,
-    record,
-    sequence_of,
-)
+from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import Batch, Prefetch
 from emrun.hook import Loop
 from emrun.model import AbstractModel
@@ -41,7 +31,6 @@ from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.skipped_updates import NAME as SKIPPED
 from emrun.models.skipped_updates import SkippedUpdates
-from emrun.models.stream_metrics import STATE as STATE_OF_METRICS
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, warn_of_batch_norm
 from emrun.models.weights.averages import EvaluationWeights
@@ -53,14 +42,6 @@ from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS
 from emrun.storage.checkpoints.weights import write_weights
-
-EXTRA = mapping_of(ANYTHING)
-STATE = {
-    "extra": EXTRA,
-    "modes": record({"training": FLAG, "others": sequence_of(TEXT)}),
-    "stream_metrics": optional(STATE_OF_METRICS),
-}
-"""The fields of `ModuleModel.state_dict`."""
 
 
 class ModuleModel(AbstractModel):
@@ -373,8 +354,8 @@ class ModuleModel(AbstractModel):
         if extra_state(self.module):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
-                record({"model": record({"extra": EXTRA})}).check(state)
-            self.module.load_state_dict({**self.module.state_dict(), **state["model"]["extra"]})
+                extra = dict(state["model"]["extra"])
+            self.module.load_state_dict({**self.module.state_dict(), **extra})
 
     def _begin_with(self, init_from: InitFrom) -> dict[str, Any]:
         """Load other weights to begin with; lazy parts get their shapes from them.

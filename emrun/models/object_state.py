@@ -19,7 +19,6 @@ from torch import Tensor
 
 from emrun.base.encoding import digest
 from emrun.base.errors import StateError
-from emrun.base.fields import ANYTHING, TEXT, FieldError, mapping_of, record, shown
 from emrun.models.outputs import is_of_streams
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -43,9 +42,6 @@ _CONSTANTS = (
 )
 """What an object may keep although no checkpoint stores it, because it does not change."""
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
-
-STATE = mapping_of(record({"class": TEXT, "built": TEXT, "values": ANYTHING}))
-"""The fields of what `ObjectState.take` returns."""
 
 
 class ObjectState:
@@ -99,28 +95,18 @@ class ObjectState:
         return found
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state is of an object that was built in the same way.
-
-        Raises:
-            FieldError: the state does not have the form that `take` returns.
-        """
-        STATE.check(state, self._key)
+        """Return whether a state is of an object that was built in the same way."""
         now = {path: (_class_of(part), self._built.get(path, "")) for path, part in _parts(self._thing)}
         return now == {path: (each["class"], each["built"]) for path, each in state.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `take` returned, of an object that was built in the same way.
-
-        Raises:
-            FieldError: the state does not have the form that `take` returns.
-        """
+        """Restore what `take` returned, of an object that was built in the same way."""
         for path, part in list(_parts(self._thing)):
-            key, values = f"{self._key}{path}", state[path]["values"]
+            values = state[path]["values"]
             if has_own_state(part):
-                part.load_state_dict(unpack(values, f"{key}.state_dict()", self._device))
+                part.load_state_dict(unpack(values, self._device))
                 continue
-            mapping_of(ANYTHING).check(values, key)
-            now = {name: unpack(value, f"{key}.{name}", self._device) for name, value in values.items()}
+            now = {name: unpack(value, self._device) for name, value in values.items()}
             buffers = getattr(part, "_buffers", {})
             for name in [*_attributes(part), *now]:
                 there = buffers if name in buffers else vars(part)
@@ -214,33 +200,22 @@ def pack(value: Any, key: str) -> tuple[str, Any]:
     raise StateError(f"{key} is {kind.__name__}, which cannot be saved")
 
 
-def unpack(packed: Any, key: str, device: torch.device) -> Any:
+def unpack(packed: tuple[str, Any], device: torch.device) -> Any:
     """Return the value that `pack` packed.
 
     Args:
         packed: what `pack` returned.
-        key: the name of the value in messages.
         device: where tensors are put that were not on the CPU.
-
-    Raises:
-        FieldError: `packed` does not have the form that `pack` returns.
     """
-    kind: Any
-    content: Any
-    kind, content = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
-    if kind == "plain" and type(content) in _PLAIN:
+    kind, content = packed
+    if kind == "plain":
         return content
-    if isinstance(content, Tensor):
-        if kind in ("tensor", "on_device"):
-            return content.clone() if kind == "tensor" else content.to(device, copy=True)
-        if kind in ("array", "number"):
-            array = content.numpy().copy()
-            return array if kind == "array" else array[()]
-    if isinstance(content, list):
-        entries = [unpack(each, f"{key}[{index}]", device) for index, each in enumerate(content)]
-        if kind in _SEQUENCES:
-            return _SEQUENCES[kind](entries)
-        if kind in _MAPPINGS and len(entries) % 2 == 0:
-            return _MAPPINGS[kind](dict(zip(entries[::2], entries[1::2], strict=True)))
-    kinds = ", ".join(["plain", "tensor", "on_device", "array", "number", *_SEQUENCES, *_MAPPINGS])
-    raise FieldError(key, f"is {shown(packed)}", f"a pair: a kind ({kinds}), a value")
+    if kind in ("tensor", "on_device"):
+        return content.clone() if kind == "tensor" else content.to(device, copy=True)
+    if kind in ("array", "number"):
+        array = content.numpy().copy()
+        return array if kind == "array" else array[()]
+    entries = [unpack(each, device) for each in content]
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](entries)
+    return _MAPPINGS[kind](dict(zip(entries[::2], entries[1::2], strict=True)))

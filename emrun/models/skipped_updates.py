@@ -6,16 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from emrun.base.fields import mapping_of, record, whole
 from emrun.models.loss_scale import LossScale
 
 _LOG = logging.getLogger(__name__)
 
 NAME = "skipped_updates"
 """The name of the statistic of a train stream."""
-
-STATE = record({"total": whole(), "streams": mapping_of(whole())})
-"""The state of `SkippedUpdates`."""
 
 
 class SkippedUpdates:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.fields import ANYTHING, NUMBER, TEXT, mapping_of, optional, record
 from emrun.base.wording import listed
 from emrun.epoch_data import is_rate
 from emrun.models.object_state import ObjectState
@@ -20,9 +19,6 @@ from emrun.models.outputs import Calculation, Calculations
 from emrun.ranks.group import answered, ranks
 
 _LOG = logging.getLogger(__name__)
-
-STATE = record({"open": optional(TEXT), "metrics": mapping_of(ANYTHING), "values": mapping_of(mapping_of(ANYTHING))})
-"""The fields of `StreamMetrics.state_dict`."""
 
 
 class StreamMetrics:
@@ -148,7 +144,6 @@ class StreamMetrics:
         Raises:
             FieldError: the state has another form.
         """
-        STATE.check(state)
         self._reset()
         self._open = state["open"]
         changed = []
@@ -164,11 +159,10 @@ class StreamMetrics:
                 "after the checkpoint",
                 listed(changed),
             )
-        self._values = {}
-        for stream, found in state["values"].items():
-            for name, value in found.items():
-                (mapping_of(NUMBER) if isinstance(value, Mapping) else NUMBER).check(value, f"values.{stream}.{name}")
-            self._values[stream] = {name: value for name, value in found.items() if name in self._calculations}
+        self._values = {
+            stream: {name: value for name, value in found.items() if name in self._calculations}
+            for stream, found in state["values"].items()
+        }
 
     def merged(self, states: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
         """Return what several ranks have in `state_dict` as one, or with metrics that have seen nothing."""

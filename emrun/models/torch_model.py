@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.fields import FLAG, record
 from emrun.base.sources import examples_of
 from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
@@ -22,7 +21,6 @@ from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.first_window import FirstWindow
 from emrun.models.laziness import in_evaluation_mode
 from emrun.models.micro_batches import MicroBatches
-from emrun.models.module_model import STATE as STATE_OF_MODULE
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimization import Optimization
 from emrun.models.optimizer import check_steps_alone
@@ -31,7 +29,6 @@ from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
 from emrun.models.size_search import advise
-from emrun.models.skipped_updates import STATE as STATE_OF_SKIPPED
 from emrun.models.updates import Traces
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -48,7 +45,6 @@ SchedulerForm = Annotated[
     Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules.built_in", 1, shared="optimizer"),
 ]
 
-_STATE = {**STATE_OF_MODULE, "trained": FLAG, "skipped_updates": STATE_OF_SKIPPED}
 """Fields of `TorchModel.state_dict`; optimizers and schedulers judge theirs themselves."""
 
 
@@ -509,9 +505,8 @@ class TorchModel(ModuleModel):
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
-            StateError: the config has another optimizer or scheduler, or a field has a value that is not allowed.
+            StateError: the config has another optimizer or scheduler.
         """
-        record(_STATE).check(state)
         self._optimization.load_state_dict(state)
         self._trained = state["trained"]
         super().load_state_dict(state)

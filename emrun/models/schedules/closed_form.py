@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from emrun.base.errors import ArgumentError
-from emrun.base.fields import ANYTHING, choice, mapping_of, optional, record, sequence_of, whole
+from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import Horizon
 from emrun.base.wording import counted
 from emrun.hook import Loop
@@ -21,10 +20,7 @@ from emrun.models.schedules.part_lengths import Length
 from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
 
 _NOMINAL = 10_000  # updates of a run whose length is not known yet
-_PLAN = {"began": whole(), "updates": optional(whole()), "updates_per_pass": optional(whole(1))}
-_STATE = {"updates_done": whole(), "plans": sequence_of(record(_PLAN))}
-_EXTENDED = record({"on_extend": choice("replan"), "updates": whole()})
-"""The fields of a plan that extends the one before it."""
+_MOST_DONE = 10**9  # updates
 REPLAN = "model.scheduler.on_extend=replan"
 """The override that accepts the rates of a longer run, for messages."""
 
@@ -346,12 +342,11 @@ class ClosedForm(ABC):
             StateError: the state belongs to another scheduler.
         """
         check_class(saved, "scheduler", type(self).__name__)
-        record({"configured": mapping_of(ANYTHING), "state": record(_STATE)}).check(saved, "scheduler")
-        for index, plan in enumerate(saved["state"]["plans"]):
-            if "on_extend" in plan:
-                _EXTENDED.check(plan, f"scheduler.state.plans[{index}]")
         self.updates_done = saved["state"]["updates_done"]
         self.plans = [dict(plan) for plan in saved["state"]["plans"]]
+        began = self.plans[-1]["began"] if self.plans else 0
+        if not 0 <= began <= self.updates_done <= _MOST_DONE:  # they are compared one by one with those of a longer run
+            raise StateError(f"the scheduler of the checkpoint has made {self.updates_done} updates")
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
 
