@@ -23,6 +23,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 
 BUDGETS = {"releases the lock": 0.95, "holds the lock": 0.85}
@@ -101,7 +102,7 @@ def switching(interval: float | None):
 
 def epoch(stream, step, batches: int, interval: float | None, **options) -> float:
     """Return the seconds of a batch, without the first one, which includes the start of workers."""
-    wrapper = StreamWrapper(stream, name="train", training=False, **options)
+    wrapper = StreamWrapper(stream, name="train", training=False, reading=Reading(**options))
     with switching(interval), wrapper:
         it = iter(wrapper)
         next(it)
@@ -132,11 +133,11 @@ def apart(function, times: int, step, batches: int) -> float:
 VARIANTS = {
     "two processes, nothing exchanged": None,
     "no read-ahead": (None, {}),
-    "thread, buffer 4": (None, {"buffer_size": 4}),
-    "thread, buffer 4, switching every 0.5 ms": (5e-4, {"buffer_size": 4}),
-    "thread, buffer 16": (None, {"buffer_size": 16}),
+    "thread, buffer 4": (None, {"buffer": 4}),
+    "thread, buffer 4, switching every 0.5 ms": (5e-4, {"buffer": 4}),
+    "thread, buffer 16": (None, {"buffer": 16}),
     "1 worker": (None, {"workers": 1}),
-    "1 worker, buffer 8": (None, {"workers": 1, "buffer_size": 8}),
+    "1 worker, buffer 8": (None, {"workers": 1, "buffer": 8}),
     "2 workers": (None, {"workers": 2}),
 }
 
@@ -168,7 +169,10 @@ def main() -> None:
     for buffer in (0, 4, 32):
         costs = []
         for _ in range(5):
-            wrapper = StreamWrapper(lambda: ({"x": [0]} for _ in range(40_000)), buffer, name="train", training=False)
+            reading = Reading(buffer)
+            wrapper = StreamWrapper(
+                lambda: ({"x": [0]} for _ in range(40_000)), "train", training=False, reading=reading
+            )
             with wrapper:
                 began = perf_counter()
                 for _ in wrapper:

@@ -10,6 +10,7 @@ from torch import nn
 from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
 from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 
 
@@ -304,7 +305,16 @@ def stream_of(dataset, name="train", seed=0, buffer=0, training=None, **more):
     """Return what reads a stream of a dataset."""
     training = name == "train" if training is None else training
     function = getattr(dataset, f"{name}_stream")
-    return StreamWrapper(function, buffer, name=name, seed=seed, training=training, **more)
+    return wrapped(function, buffer, name=name, seed=seed, training=training, **more)
+
+
+def wrapped(
+    function, buffer=0, epoch_size=-1, name="unnamed", profile=None, *, seed=0, training=True, interrupted=None, **how
+):
+    """Return what reads a stream; further arguments are those of `Reading`."""
+    interrupted = interrupted or (lambda: False)
+    options = {"epoch_size": epoch_size, "profile": profile, "seed": seed, "training": training}
+    return StreamWrapper(function, name, reading=Reading(buffer, **how), interrupted=interrupted, **options)
 
 
 def readers():

@@ -6,12 +6,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from doubles import wrapped
 
 from emrun.base.encoding import random_digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.stream_context import StreamContext
-from emrun.streams.stream import StreamWrapper
 
 
 def context(stream_name="train", seed=1, epoch=1, start=0):
@@ -384,7 +384,7 @@ BROKEN = [
     *((stream, 0) for stream in BROKEN), (filters, 1), (yields_the_last_twice, 4), (never_yields, 4)
 ])  # fmt: skip
 def test_a_stream_that_does_not_yield_once_for_each_set_of_rows_is_an_error(stream, buffer):
-    wrapper = StreamWrapper(stream, buffer, name="train")
+    wrapper = wrapped(stream, buffer, name="train")
     with wrapper, pytest.raises(StreamError, match=r"stream 'train' does not yield exactly one batch for each set"):
         list(wrapper)
 

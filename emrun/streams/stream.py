@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from emrun.base.encoding import random_digest, random_state, set_random_state
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch, Prefetch, StartMethod
+from emrun.base.types import Batch
 from emrun.ranks.group import Ranks
 from emrun.ranks.group import ranks as ranks_of_run
 from emrun.stream_context import BeyondEnd, beyond_end
@@ -43,33 +43,24 @@ class StreamWrapper:
     Iterating the wrapper yields the batches of one epoch: those of one pass over the stream or, with `epoch_size`, that
     many batches, where a new pass starts whenever a pass ends. An epoch that was left early continues at the same
     position. An evaluation always starts from the beginning, and is one pass at most. Batches and their order do not
-    depend on `buffer_size`.
+    depend on `reading`.
 
     Args:
         stream_fn: returns an iterable of batches; takes no argument, or the `StreamContext`.
-        buffer_size: the number of batches that a thread reads ahead; 0 for none. The thread runs for one pass at most,
-            and only inside a `with` block.
-        epoch_size: the number of batches of an epoch; -1 for a whole pass.
         name: the name of the stream.
+        epoch_size: the number of batches of an epoch; -1 for a whole pass.
         profile: receives the seconds that reading each batch of the epoch took, as `read_batch_<name>`.
         seed: the seed of the run.
         training: whether passes are numbered and continued; an evaluation is always the same pass 0.
         interrupted: returns whether to stop waiting for a batch; the epoch then ends early.
-        workers: the number of processes that read the stream; 0 for none. A stream without `ctx.batches` is read by one
-            of them, an object with `state_dict` by a thread. With workers, `buffer_size` is the number of batches that
-            are read ahead in total, 0 for two per worker.
-        start_method: how the processes are started: fork, forkserver or spawn; None for Python's default.
-        timeout: the seconds that the loop waits for one batch before an error is raised; None for no limit. The limit
-            has no effect without a buffer or workers, and while a resume reads up to its position.
-        prefetch: called at the beginning of a pass; returns a function that prepares the batches that are read ahead,
-            as `AbstractModel.prefetcher` does.
-        reading: replaces all of `buffer_size`, `workers`, `start_method`, `timeout` and `prefetch`.
+        reading: how the stream is read, by default by the loop itself. A thread runs for one pass at most, and only
+            inside a `with` block. Of several workers, one reads a stream without `ctx.batches`; a thread reads an
+            object with `state_dict`. The time limit has no effect while a resume reads up to its position.
         context_name: the name of the stream in the `StreamContext`; by default `name`.
         ranks: the ranks that share the batches; by default those of the run. A stream that another stream is made of
             gets those of its context.
 
     Raises:
-        ArgumentError: an argument for reading is invalid.
         ValueError: on iteration outside a `with` block with a buffer or workers.
         StreamError: the stream function does not return an iterable, or breaks the contract of `ctx.batches`; a worker
             process ended early, or no batch came within the time limit.
@@ -79,18 +70,13 @@ class StreamWrapper:
     def __init__(
         self,
         stream_fn: Callable[..., Iterable[Batch]],
-        buffer_size: int = 0,
-        epoch_size: int = -1,
         name: str = "unnamed",
-        profile: MutableMapping[str, Any] | None = None,
         *,
+        epoch_size: int = -1,
+        profile: MutableMapping[str, Any] | None = None,
         seed: int = 0,
         training: bool = True,
         interrupted: Callable[[], bool] = lambda: False,
-        workers: int = 0,
-        start_method: StartMethod | None = None,
-        timeout: float | None = None,
-        prefetch: Callable[[], Prefetch | None] = lambda: None,
         reading: Reading | None = None,
         context_name: str | None = None,
         ranks: Ranks | None = None,
@@ -100,7 +86,7 @@ class StreamWrapper:
         self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
-        self._reading = reading or Reading(buffer_size, workers, start_method, timeout, prefetch)
+        self._reading = reading or Reading()
         self.epoch_size = epoch_size
         self._seed = seed
         self._ranks = ranks

@@ -6,12 +6,13 @@ import sys
 import numpy as np
 import pytest
 import torch
+from doubles import wrapped
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import TorchDataset
-from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamPosition
 
 COUNT = 11
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
@@ -159,7 +160,7 @@ def test_workers_that_persist_read_the_second_pass_like_workers_that_begin_with_
         return make(loader(num_workers=1, persistent_workers=True))
 
     straight = passes(build(), "train", 2)
-    resumed = StreamWrapper(build().train_stream, name="train")
+    resumed = wrapped(build().train_stream, name="train")
     resumed.seek(StreamPosition(2, 0))
     with resumed:
         assert bits(resumed) == bits(straight[1])
@@ -210,7 +211,7 @@ def test_an_evaluation_between_passes_does_not_change_the_next(kind, passes, bit
 
 
 def test_a_loader_with_workers_in_a_worker_is_reported_with_both_settings():
-    stream = StreamWrapper(make(loader(num_workers=2)).train_stream, name="train", workers=1, start_method="fork")
+    stream = wrapped(make(loader(num_workers=2)).train_stream, name="train", workers=1, start_method="fork")
     with (
         stream,
         pytest.raises(StreamError, match=r"stream 'train': .* num_workers=2, .* of main_loop.workers") as found,
@@ -224,11 +225,11 @@ def test_an_iterable_dataset_with_a_state_is_resumed_from_the_state(check_traini
 
 
 def test_an_iterable_dataset_with_a_state_is_not_read_again(passes):
-    before = StreamWrapper(make(Endless()).train_stream, name="train")
+    before = wrapped(make(Endless()).train_stream, name="train")
     epoch = iter(before)
     next(epoch), next(epoch)
     data = Endless()
-    after = StreamWrapper(make(data).train_stream, name="train")
+    after = wrapped(make(data).train_stream, name="train")
     after.load_state_dict(before.state_dict())
     assert after.restore()
     assert data.began == [3]  # behind the first batch: the second is made again, and compared
@@ -247,11 +248,11 @@ def test_a_stateful_loader_is_not_read_again(workers):
     def build():
         return make(StatefulDataLoader(Counted(), batch_size=1, shuffle=True, num_workers=workers))
 
-    before = StreamWrapper(build().train_stream, name="train")
+    before = wrapped(build().train_stream, name="train")
     epoch = iter(before)
     found = [next(epoch) for _ in range(9)]
     Counted.read.zero_()
-    after = StreamWrapper(build().train_stream, name="train")
+    after = wrapped(build().train_stream, name="train")
     after.load_state_dict(before.state_dict())
     assert after.restore()
     assert not Counted.read[together(found[:8])].any()  # only the last is made again, to be compared

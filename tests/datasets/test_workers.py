@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from doubles import wrapped
 from PIL import Image
 from torch.utils.data import TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -28,7 +29,6 @@ from emrun.datasets import (
     TokenWindows,
     TorchDataset,
 )
-from emrun.streams.stream import StreamWrapper
 
 pytestmark = [
     pytest.mark.slow,
@@ -163,7 +163,7 @@ def read(bits):
     """Return what is read of a stream, batch by batch, and the stream's state."""
 
     def read_batches(dataset, workers=0, buffer=0, method="fork", stop=None, state=None):
-        stream = StreamWrapper(
+        stream = wrapped(
             dataset.train_stream,
             buffer,
             name="train",

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from doubles import always_the_same, by_context, flat, readers
+from doubles import always_the_same, by_context, flat, readers, wrapped
 
 from emrun.base.randomness import preserved_randomness
-from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamPosition
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")
 
@@ -43,8 +43,8 @@ def live():
 @pytest.mark.parametrize("buffer", [0, 3])
 @pytest.mark.parametrize("at", [1, 3, 5, 6, 8, 10])
 def test_a_state_that_the_stream_keeps_changing_is_the_one_before_the_batch(at, buffer):
-    straight = flat([list(stream) for stream in [StreamWrapper(live(), name="train")] for _ in range(4)])
-    before, after = (StreamWrapper(live(), buffer, name="train") for _ in range(2))
+    straight = flat([list(stream) for stream in [wrapped(live(), name="train")] for _ in range(4)])
+    before, after = (wrapped(live(), buffer, name="train") for _ in range(2))
     with before:
         assert list(itertools.islice((batch for _ in range(3) for batch in before), at)) == straight[:at]
         if at % 5 == 0:
@@ -58,7 +58,7 @@ def test_a_state_that_the_stream_keeps_changing_is_the_one_before_the_batch(at, 
 
 
 def test_a_state_between_passes_stays_as_it_was_saved_and_is_given_on():
-    before, after = (StreamWrapper(live(), name="train") for _ in range(2))
+    before, after = (wrapped(live(), name="train") for _ in range(2))
     for _ in range(2):
         list(before)
     state = before.state_dict()
@@ -72,7 +72,7 @@ def test_a_state_between_passes_stays_as_it_was_saved_and_is_given_on():
 
 @pytest.mark.parametrize("batches", [5, 6, 8])
 def test_a_pass_that_has_another_length_by_now_is_not_the_same(batches):
-    before, after = StreamWrapper(always_the_same(7), name="train"), StreamWrapper(always_the_same(batches))
+    before, after = wrapped(always_the_same(7), name="train"), wrapped(always_the_same(batches))
     list(before)
     after.load_state_dict(before.state_dict())
     assert not after.restore()
@@ -86,7 +86,7 @@ def test_a_resume_behind_an_empty_pass_begins_the_pass_after_it():
             for rows in ctx.batches(0 if ctx.epoch == 2 else 3, 1):
                 yield {"pass": ctx.epoch, "rows": rows.tolist()}
 
-        return StreamWrapper(stream, name="train")
+        return wrapped(stream, name="train")
 
     before, after = make(), make()
     assert [len(list(before)) for _ in range(2)] == [3, 0]
@@ -97,7 +97,7 @@ def test_a_resume_behind_an_empty_pass_begins_the_pass_after_it():
 
 
 def test_seeking_in_a_stream_with_a_state_reads_up_to_there():
-    stream = StreamWrapper(live(), name="train")
+    stream = wrapped(live(), name="train")
     stream.seek(StreamPosition(1, 3))
     assert [len(batch["seen"]) for batch in stream] == [4, 5]
 
@@ -106,12 +106,12 @@ def test_a_state_that_cannot_be_saved_is_an_error_before_the_first_batch():
     stream = live()
     stream().state["lock"] = threading.Lock()
     with pytest.raises(ValueError, match="stream 'train'"):
-        next(iter(StreamWrapper(stream, name="train")))
+        next(iter(wrapped(stream, name="train")))
 
 
 @pytest.mark.parametrize("buffer", [0, 2])
 def test_a_state_that_is_loaded_into_a_stream_in_use_ends_what_it_was_reading(buffer):
-    before, after = (StreamWrapper(by_context(), buffer, name="train") for _ in range(2))
+    before, after = (wrapped(by_context(), buffer, name="train") for _ in range(2))
     with before, after:
         straight = list(itertools.islice(before, 3))
         state = before.state_dict()
@@ -129,7 +129,7 @@ def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_
         for index in np.random.permutation(20):
             yield {"index": int(index)}
 
-    before, after = (StreamWrapper(stream, name="train") for _ in range(2))
+    before, after = (wrapped(stream, name="train") for _ in range(2))
     with preserved_randomness():
         np.random.seed(1)
         head = list(itertools.islice(before, at))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from doubles import wrapped
 
 from emrun.base.encoding import digest
 from emrun.streams.reuse import copied
-from emrun.streams.stream import StreamWrapper
 
 FILE = Path(__file__).with_name("reusing_streams.py")
 SPEC = importlib.util.spec_from_file_location("reusing_streams", FILE)
@@ -25,13 +25,13 @@ def content(batch):
 
 
 def seen(kind, **ahead):
-    with StreamWrapper(streams.KINDS[kind], name="train", **ahead) as stream:
+    with wrapped(streams.KINDS[kind], name="train", **ahead) as stream:
         return [content(batch) for batch in (list(stream) if ahead else stream)]
 
 
 @pytest.mark.parametrize("kind", streams.KINDS)
 def test_what_is_filled_again_gives_the_batches_that_it_gives_without_reading_ahead(kind):
-    assert seen(kind, buffer_size=8) == seen(kind)
+    assert seen(kind, buffer=8) == seen(kind)
 
 
 @pytest.mark.parametrize("kind", ["one_array", "one_large_tensor", "one_list", "a_masked_array"])

@@ -9,12 +9,12 @@ import time
 from array import array
 
 import pytest
-from doubles import always_the_same, by_context, by_counting, flat, lists, readers
+from doubles import always_the_same, by_context, by_counting, flat, lists, readers, wrapped
 
 from emrun.base.errors import StreamError
 from emrun.loop.interrupts import Interrupts
 from emrun.streams import read_ahead
-from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamPosition
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")
 
@@ -34,7 +34,7 @@ SIZES_AND_BUFFERS = [(-1, 1), (-1, 4), (1, 2), (3, 1), (3, 4), (7, 2), (7, 16), 
 @pytest.mark.parametrize("make", [by_context, by_counting])
 def test_batches_and_their_order_do_not_depend_on_the_buffer(make, buffer, epoch_size):
     def epochs(buffer):
-        with StreamWrapper(make(), buffer, epoch_size, "train") as stream:
+        with wrapped(make(), buffer, epoch_size, "train") as stream:
             return [(list(stream), stream.position) for _ in range(5)]
 
     found = epochs(buffer)
@@ -44,7 +44,7 @@ def test_batches_and_their_order_do_not_depend_on_the_buffer(make, buffer, epoch
 
 @pytest.mark.parametrize("buffer", FEW)
 def test_an_epoch_is_a_pass_by_default(buffer):
-    with StreamWrapper(by_counting(3), buffer) as stream:
+    with wrapped(by_counting(3), buffer) as stream:
         for number in (1, 2, 3):
             assert list(stream) == [{"pass": number, "index": index} for index in range(3)]
             assert stream.position == (number + 1, 0)
@@ -52,7 +52,7 @@ def test_an_epoch_is_a_pass_by_default(buffer):
 
 @pytest.mark.parametrize("buffer", FEW)
 def test_epochs_of_a_size_continue_one_iteration_and_start_the_next_pass_when_it_is_exhausted(buffer):
-    with StreamWrapper(by_counting(3), buffer, epoch_size=5) as stream:
+    with wrapped(by_counting(3), buffer, epoch_size=5) as stream:
         epochs = [[(batch["pass"], batch["index"]) for batch in stream] for _ in range(3)]
     assert epochs == [
         [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)],
@@ -63,9 +63,9 @@ def test_epochs_of_a_size_continue_one_iteration_and_start_the_next_pass_when_it
 
 @pytest.mark.parametrize(("epoch_size", "buffer"), [(2, 0), (2, 4), (3, 1), (3, 16), (4, 2), (8, 0), (8, 3)])
 def test_epochs_of_any_size_hand_out_the_same_batches_in_the_same_order(buffer, epoch_size):
-    with StreamWrapper(by_context(), buffer, epoch_size, seed=3) as stream:
+    with wrapped(by_context(), buffer, epoch_size, seed=3) as stream:
         found = flat(list(stream) for _ in range(12))
-    with StreamWrapper(by_context(), seed=3) as stream:
+    with wrapped(by_context(), seed=3) as stream:
         expected = flat(list(stream) for _ in range(14))
     assert found == expected[: 12 * epoch_size]
 
@@ -73,7 +73,7 @@ def test_epochs_of_any_size_hand_out_the_same_batches_in_the_same_order(buffer, 
 @pytest.mark.parametrize("buffer", [0, 2])
 def test_another_seed_or_name_has_another_order(buffer):
     def rows(**options):
-        with StreamWrapper(by_context(), buffer, **options) as stream:
+        with wrapped(by_context(), buffer, **options) as stream:
             return [batch["rows"] for batch in stream]
 
     first = rows(name="train", seed=1)
@@ -89,13 +89,13 @@ def test_any_iterable_is_a_stream(buffer):
             return iter([{"x": [1]}, {"x": [2]}])
 
     for value in (Batches(), [{"x": [1]}, {"x": [2]}], ({"x": [1]}, {"x": [2]})):
-        with StreamWrapper(lambda value=value: value, buffer) as stream:
+        with wrapped(lambda value=value: value, buffer) as stream:
             assert [list(stream), list(stream)] == [[{"x": [1]}, {"x": [2]}]] * 2
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 4])
 def test_a_batch_that_is_none_does_not_end_the_epoch(buffer):
-    with StreamWrapper(lambda: [{"x": [1]}, None, {"x": [2]}], buffer) as stream:
+    with wrapped(lambda: [{"x": [1]}, None, {"x": [2]}], buffer) as stream:
         assert list(stream) == [{"x": [1]}, None, {"x": [2]}]
 
 
@@ -107,9 +107,9 @@ def test_a_batch_that_is_none_does_not_end_the_epoch(buffer):
 )
 @pytest.mark.parametrize("make", [by_context, by_counting])
 def test_an_iteration_that_was_left_early_continues_where_it_was_left(make, buffer, reenter):
-    with StreamWrapper(make()) as whole:
+    with wrapped(make()) as whole:
         expected = flat(list(whole) for _ in range(3))
-    stream = StreamWrapper(make(), buffer)
+    stream = wrapped(make(), buffer)
     found = []
     stream.__enter__()
     for taken in (1, 3, 2, 0, 1, 7, 4):  # of passes of 7
@@ -133,7 +133,7 @@ def test_leaving_the_block_keeps_what_was_read_ahead(buffer):
             made.append(index)
             yield index
 
-    wrapper = StreamWrapper(stream, buffer)
+    wrapper = wrapped(stream, buffer)
     found = []
     for _ in range(11):
         with wrapper:
@@ -143,7 +143,7 @@ def test_leaving_the_block_keeps_what_was_read_ahead(buffer):
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_an_epoch_of_a_size_that_was_left_early_continues_to_its_end(buffer):
-    with StreamWrapper(by_counting(5), buffer, epoch_size=4) as stream:
+    with wrapped(by_counting(5), buffer, epoch_size=4) as stream:
         assert [b["index"] for b in itertools.islice(stream, 3)] == [0, 1, 2]
         assert [b["index"] for b in stream] == [3]
         assert [b["index"] for b in stream] == [4, 0, 1, 2]
@@ -151,7 +151,7 @@ def test_an_epoch_of_a_size_that_was_left_early_continues_to_its_end(buffer):
 
 @pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 3), (1, 3), (4, -1), (4, 3)])
 def test_an_evaluation_always_starts_from_the_beginning_of_pass_0(buffer, epoch_size):
-    with StreamWrapper(by_context(), buffer, epoch_size, training=False) as stream:
+    with wrapped(by_context(), buffer, epoch_size, training=False) as stream:
         first = list(stream)
         assert {batch["pass"] for batch in first} == {0}
         for taken in (1, 3, 6):
@@ -164,7 +164,7 @@ def test_an_evaluation_always_starts_from_the_beginning_of_pass_0(buffer, epoch_
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_the_position_counts_what_was_handed_out_not_what_was_read_ahead(buffer):
-    with StreamWrapper(by_counting(4), buffer) as stream:
+    with wrapped(by_counting(4), buffer) as stream:
         assert stream.position == StreamPosition(1, 0)
         positions = [stream.position for _ in stream]
         assert positions == [(1, 1), (1, 2), (1, 3), (1, 4)]
@@ -174,11 +174,11 @@ def test_the_position_counts_what_was_handed_out_not_what_was_read_ahead(buffer)
 @pytest.mark.parametrize("buffer", FEW)
 @pytest.mark.parametrize("make", [by_context, always_the_same, lists])
 def test_seeking_continues_as_if_the_stream_had_been_read_up_to_there(make, buffer):
-    with StreamWrapper(make(), buffer) as stream:
+    with wrapped(make(), buffer) as stream:
         passes = [list(stream) for _ in range(3)]
     for number in (1, 2):
         for batch in range(8):
-            with StreamWrapper(make(), buffer) as stream:
+            with wrapped(make(), buffer) as stream:
                 stream.seek(StreamPosition(number, batch))
                 assert stream.position == (number, batch)
                 assert list(stream) == passes[number - 1][batch:]
@@ -188,17 +188,17 @@ def test_seeking_continues_as_if_the_stream_had_been_read_up_to_there(make, buff
 @pytest.mark.parametrize("buffer", FEW)
 @pytest.mark.parametrize("make", [by_context, always_the_same])
 def test_seeking_with_an_epoch_size_wraps_at_the_end_of_the_pass(make, buffer):
-    with StreamWrapper(make()) as stream:
+    with wrapped(make()) as stream:
         expected = flat(list(stream) for _ in range(3))
     for batch in range(8):
-        with StreamWrapper(make(), buffer, epoch_size=5) as stream:
+        with wrapped(make(), buffer, epoch_size=5) as stream:
             stream.seek(StreamPosition(1, batch))
             assert list(stream) == expected[batch : batch + 5]
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_seeking_drops_what_was_read_ahead(buffer):
-    with StreamWrapper(by_context(), buffer) as stream:
+    with wrapped(by_context(), buffer) as stream:
         first = list(itertools.islice(stream, 3))
         stream.seek(StreamPosition(1, 1))
         assert next(iter(stream)) == first[1]
@@ -209,7 +209,7 @@ def test_seeking_drops_what_was_read_ahead(buffer):
     [(by_context, 0, 3), (by_context, 1, -1), (always_the_same, 0, -1), (always_the_same, 4, 3), (lists, 1, 3)],
 )
 def test_seeking_beyond_the_end_is_an_error(make, buffer, epoch_size):
-    with StreamWrapper(make(), buffer, epoch_size, "train") as stream:
+    with wrapped(make(), buffer, epoch_size, "train") as stream:
         stream.seek(StreamPosition(1, 8))
         for _ in range(2):  # and it stays one
             with pytest.raises(StreamError, match="stream 'train' has 7 batches; position 8 is beyond its end"):
@@ -225,7 +225,7 @@ def test_seeking_leaves_out_rows_without_reading_them(buffer):
             made.append(rows.tolist())
             yield rows
 
-    with StreamWrapper(stream, buffer) as wrapper:
+    with wrapped(stream, buffer) as wrapper:
         wrapper.seek(StreamPosition(1, 3))
         assert [rows.tolist() for rows in wrapper] == made == [[6, 7], [8, 9]]
 
@@ -238,14 +238,14 @@ def test_seeking_leaves_out_rows_without_reading_them(buffer):
 @pytest.mark.timeout(20)
 def test_an_empty_stream_ends_instead_of_hanging(buffer, epoch_size, training):
     for function in (lambda: iter(()), list, lambda ctx: ctx.batches(0, 3)):
-        with StreamWrapper(function, buffer, epoch_size, training=training) as stream:
+        with wrapped(function, buffer, epoch_size, training=training) as stream:
             assert [list(stream), list(stream)] == [[], []]
 
 
 @pytest.mark.parametrize("buffer", [0, 2])
 @pytest.mark.parametrize(("value", "kind"), [(None, "NoneType"), (5, "int")])
 def test_a_stream_function_that_returns_no_iterable_is_an_error(value, kind, buffer):
-    with StreamWrapper(lambda: value, buffer, name="valid") as stream:
+    with wrapped(lambda: value, buffer, name="valid") as stream:
         with pytest.raises(StreamError, match=rf"stream 'valid': its function returned {kind}; .*`yield`") as raised:
             list(stream)
         assert raised.value.exit_status == 2
@@ -256,7 +256,7 @@ def test_a_stream_function_that_returns_no_iterable_is_an_error(value, kind, buf
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_buffered_stream_is_iterated_inside_its_block_only(training):
-    stream = StreamWrapper(by_counting(), 2, name="train", training=training)
+    stream = wrapped(by_counting(), 2, name="train", training=training)
     with pytest.raises(ValueError, match="stream 'train' is read ahead: iterate it inside `with stream:`"):
         next(iter(stream))
     with stream:
@@ -266,7 +266,7 @@ def test_a_buffered_stream_is_iterated_inside_its_block_only(training):
 
 
 def test_an_iteration_that_began_inside_the_block_does_not_start_the_thread_again_behind_it():
-    stream = StreamWrapper(by_counting(), 2)
+    stream = wrapped(by_counting(), 2)
     with stream:
         iteration = iter(stream)
         assert next(iteration)["index"] == 0
@@ -277,14 +277,14 @@ def test_an_iteration_that_began_inside_the_block_does_not_start_the_thread_agai
 
 
 def test_an_unbuffered_stream_needs_no_block():
-    assert len(list(StreamWrapper(by_counting()))) == 7
+    assert len(list(wrapped(by_counting()))) == 7
 
 
 def test_an_unbuffered_stream_is_read_in_the_threads_of_the_loop():
     def stream():
         yield threading.current_thread()
 
-    assert list(StreamWrapper(stream)) == [threading.current_thread()]
+    assert list(wrapped(stream)) == [threading.current_thread()]
 
 
 def test_a_buffered_stream_is_read_in_a_thread_of_its_own_which_lives_for_one_pass():
@@ -292,7 +292,7 @@ def test_a_buffered_stream_is_read_in_a_thread_of_its_own_which_lives_for_one_pa
         for _ in range(3):
             yield threading.current_thread()
 
-    with StreamWrapper(stream, 2, name="train") as wrapper:
+    with wrapped(stream, 2, name="train") as wrapper:
         first, second = set(wrapper), set(wrapper)
         assert not readers()  # at the end of a pass, before the end of the block
     assert len(first) == len(second) == 1
@@ -302,7 +302,7 @@ def test_a_buffered_stream_is_read_in_a_thread_of_its_own_which_lives_for_one_pa
 
 @pytest.mark.parametrize(("buffer", "taken"), [(0, 1), (1, 0), (1, 3), (4, 0), (4, 1), (4, 3)])
 def test_no_thread_is_left_after_the_block_or_close(buffer, taken):
-    with StreamWrapper(by_counting(50), buffer) as stream:
+    with wrapped(by_counting(50), buffer) as stream:
         list(itertools.islice(stream, taken))
     assert not readers()
     with stream:
@@ -313,12 +313,12 @@ def test_no_thread_is_left_after_the_block_or_close(buffer, taken):
 
 @pytest.mark.parametrize("buffer", [0, 2])
 def test_closing_drops_what_was_read_ahead_and_keeps_the_position(buffer):
-    with StreamWrapper(by_context(), buffer) as stream:
+    with wrapped(by_context(), buffer) as stream:
         first = list(itertools.islice(stream, 2))
         stream.close()
         assert stream.position == (1, 2)
         rest = list(stream)
-    with StreamWrapper(by_context()) as whole:
+    with wrapped(by_context()) as whole:
         assert first + rest == list(whole)
 
 
@@ -337,7 +337,7 @@ def test_closing_ends_the_generator(buffer, takes_context):
         begun.append(stream())
         return begun[0]
 
-    with StreamWrapper((lambda ctx: stream()) if takes_context else kept, buffer) as wrapper:
+    with wrapped((lambda ctx: stream()) if takes_context else kept, buffer) as wrapper:
         next(iter(wrapper))
         wrapper.close()
         assert ended == [True]
@@ -346,7 +346,7 @@ def test_closing_ends_the_generator(buffer, takes_context):
 @pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 10), (1, 3), (4, -1), (4, 10)])
 def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
     profile = {}
-    with StreamWrapper(by_counting(), buffer, epoch_size, "train", profile) as stream:
+    with wrapped(by_counting(), buffer, epoch_size, "train", profile) as stream:
         first, second = len(list(stream)), len(list(stream))
         assert list(profile) == ["read_batch_train"]
         assert len(profile["read_batch_train"]) == first + second
@@ -385,7 +385,7 @@ class Stuck:
 def test_leaving_the_block_returns_although_the_producer_hangs(monkeypatch, caplog):
     monkeypatch.setattr(read_ahead, "_PATIENCE", 0.01)
     stuck = Stuck(at=1)
-    with caplog.at_level(logging.WARNING), StreamWrapper(stuck, 2, name="train") as stream:
+    with caplog.at_level(logging.WARNING), wrapped(stuck, 2, name="train") as stream:
         assert next(iter(stream)) == 0
         stuck.reached.wait()
     assert caplog.messages == ["stream 'train' does not stop; its reader thread is left behind"]
@@ -401,7 +401,7 @@ def test_leaving_the_block_returns_although_the_producer_hangs(monkeypatch, capl
 def test_closing_returns_although_the_producer_hangs(leave, monkeypatch, caplog):
     monkeypatch.setattr(read_ahead, "_PATIENCE", 0.01)
     stuck = Stuck(at=1)
-    with caplog.at_level(logging.WARNING), StreamWrapper(stuck, 2) as stream:
+    with caplog.at_level(logging.WARNING), wrapped(stuck, 2) as stream:
         assert next(iter(stream)) == 0
         stuck.reached.wait()
         stream.close() if leave == "close" else stream.seek(StreamPosition(1, 0))
@@ -413,7 +413,7 @@ def test_closing_returns_although_the_producer_hangs(leave, monkeypatch, caplog)
 def test_an_interrupt_ends_the_wait_for_a_batch():
     interrupted = threading.Event()
     stuck = Stuck(at=2)
-    with StreamWrapper(stuck, 2, interrupted=interrupted.is_set) as stream:
+    with wrapped(stuck, 2, interrupted=interrupted.is_set) as stream:
 
         def interrupt():
             stuck.reached.wait()
@@ -437,7 +437,7 @@ def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
     stuck = Stuck(at=2)
     interrupts = Interrupts(lambda: stream.wake())
     helper = threading.Thread(target=lambda: (stuck.reached.wait(), os.kill(os.getpid(), number)))
-    with StreamWrapper(stuck, 2, interrupted=lambda: interrupts.ending is not None) as stream:
+    with wrapped(stuck, 2, interrupted=lambda: interrupts.ending is not None) as stream:
         interrupts.install()
         try:
             helper.start()
@@ -450,7 +450,7 @@ def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
 
 
 def test_waking_a_stream_that_nobody_waits_for_does_nothing():
-    stream = StreamWrapper(by_counting(), 2)
+    stream = wrapped(by_counting(), 2)
     stream.wake()
     with stream:
         next(iter(stream))
@@ -474,7 +474,7 @@ def test_many_short_passes_under_stress_equal_those_without_a_thread(buffer, epo
 
     def epochs(buffer):
         found = []
-        stream = StreamWrapper(make(buffer > 0), buffer, epoch_size, seed=9)
+        stream = wrapped(make(buffer > 0), buffer, epoch_size, seed=9)
         for number in range(120):
             with stream:
                 if number % 5 == 3:

@@ -5,10 +5,9 @@ import threading
 import traceback
 
 import pytest
-from doubles import readers
+from doubles import readers, wrapped
 
 from emrun.base.errors import StreamError
-from emrun.streams.stream import StreamWrapper
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")
 
@@ -77,7 +76,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
     error = KeyError("no such image")
     broken = Broken(20, at, error)
     found = []
-    with StreamWrapper(getattr(broken, kind), buffer, epoch_size, "train") as stream:
+    with wrapped(getattr(broken, kind), buffer, epoch_size, "train") as stream:
         for attempt in range(3):  # also if the caller catches the error: no epoch ends early without one
             with pytest.raises(KeyError) as raised:
                 for batch in stream:
@@ -96,7 +95,7 @@ def test_an_error_reaches_the_loop_as_itself_after_the_batches_before_it(buffer,
 @pytest.mark.parametrize(("kind", "buffer"), [("plain", 0), ("plain", 4), ("with_context", 1)])
 def test_a_stream_that_works_again_continues_at_the_batch_that_failed(kind, buffer):
     broken = Broken(20, 7, OSError("the network is down"))
-    with StreamWrapper(getattr(broken, kind), buffer) as stream:
+    with wrapped(getattr(broken, kind), buffer) as stream:
         found = []
         with pytest.raises(OSError, match="the network is down"):
             found.extend(batch["index"] for batch in stream)
@@ -109,7 +108,7 @@ def test_an_error_of_the_stream_function_itself_is_noted_too(buffer):
     def stream():
         raise KeyError("no such folder")
 
-    with StreamWrapper(stream, buffer, name="valid") as wrapper, pytest.raises(KeyError) as raised:
+    with wrapped(stream, buffer, name="valid") as wrapper, pytest.raises(KeyError) as raised:
         list(wrapper)
     assert raised.value.__notes__ == ["in stream 'valid', batch 0 of the pass"]
 
@@ -117,7 +116,7 @@ def test_an_error_of_the_stream_function_itself_is_noted_too(buffer):
 @pytest.mark.parametrize("buffer", [0, 1, 4])
 def test_an_evaluation_that_failed_starts_from_the_beginning_again(buffer):
     broken = Broken(10, 5, KeyError("x"))
-    with StreamWrapper(broken.plain, buffer, training=False) as stream:
+    with wrapped(broken.plain, buffer, training=False) as stream:
         for _ in range(2):
             found = []
             with pytest.raises(KeyError):
@@ -138,7 +137,7 @@ def test_an_error_in_a_later_pass_of_an_epoch_is_not_its_end(buffer):
             raise KeyError("x")
 
     found = []
-    with StreamWrapper(stream, buffer, epoch_size=10) as wrapper, pytest.raises(KeyError):
+    with wrapped(stream, buffer, epoch_size=10) as wrapper, pytest.raises(KeyError):
         for batch in wrapper:
             found.append(batch)
     assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
@@ -151,7 +150,7 @@ def test_no_error_is_lost_under_stress(buffer):
     for at in range(60):
         broken = Broken(60, at, KeyError(at))
         found = []
-        with StreamWrapper(broken.plain, buffer) as stream, pytest.raises(KeyError):
+        with wrapped(broken.plain, buffer) as stream, pytest.raises(KeyError):
             for batch in stream:
                 found.append(batch["index"])
         assert found == list(range(at))
@@ -167,10 +166,10 @@ def stops_before_it_begins():
     return [next(iter(()))]
 
 
-@pytest.mark.parametrize("options", [{}, {"buffer_size": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"buffer": 2}], ids=str)
 @pytest.mark.parametrize("function", [stops_in_a_generator, stops_before_it_begins])
 def test_a_stop_iteration_that_a_stream_raises_is_an_error_that_names_it(function, options):
-    stream = StreamWrapper(function, name="train", **options)
+    stream = wrapped(function, name="train", **options)
     message = rf"stream 'train' raised StopIteration \(.*test_stream_pass.py:\d+, in {function.__name__}\)"
     with stream, pytest.raises(StreamError, match=message):
         list(stream)

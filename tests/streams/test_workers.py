@@ -22,6 +22,7 @@ import torch
 from emrun.base.encoding import digest, random_digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.workers import Workers
@@ -105,8 +106,9 @@ def plain(value):
     return value
 
 
-def wrap(function, workers, **options):
-    return StreamWrapper(function, name="train", seed=3, workers=workers, **options)
+def wrap(function, workers, epoch_size=-1, training=True, **how):
+    reading = Reading(workers=workers, **how)
+    return StreamWrapper(function, "train", seed=3, epoch_size=epoch_size, training=training, reading=reading)
 
 
 def epochs_of(stream, count):
@@ -127,7 +129,7 @@ PAIRS = [  # of a stream, a number of workers and a buffer
 @pytest.mark.parametrize("method", SLOW)
 @pytest.mark.parametrize(("kind", "workers", "buffer"), PAIRS)
 def test_batches_and_their_order_are_those_of_one_process(kind, workers, buffer, method):
-    stream = wrap(kind().train_stream, workers, buffer_size=buffer, start_method=method)
+    stream = wrap(kind().train_stream, workers, buffer=buffer, start_method=method)
     assert epochs_of(stream, 2) == epochs_of(wrap(kind().train_stream, 0), 2)
     stream.close()
 
@@ -408,7 +410,7 @@ def released():
 @pytest.mark.usefixtures("released")
 @pytest.mark.parametrize(("workers", "buffer"), [(2, 0), (1, 4), (0, 2)])
 def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_where(workers, buffer, caplog):
-    stream = wrap(Hanging().train_stream, workers, buffer_size=buffer, timeout=1)
+    stream = wrap(Hanging().train_stream, workers, buffer=buffer, timeout=1)
     with stream, pytest.raises(StreamError, match=r"yielded no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
         list(stream)
     stream.close()
@@ -496,12 +498,14 @@ class Views:
 def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(tmp_path, method, short_folder):
     (tmp_path / "main.py").write_text(
         "import signal\n"
+        "from emrun.streams.reading import Reading\n"
         "from emrun.streams.stream import StreamWrapper\n"
         "def stream(ctx):\n"
         "    for rows in ctx.batches(10**6, 1):\n"
         "        yield {'x': ['text' * 30000]}\n"
         "if __name__ == '__main__':\n"
-        f"    with StreamWrapper(stream, workers=2, start_method={method!r}, buffer_size=20) as wrapper:\n"
+        f"    reading = Reading(20, 2, {method!r})\n"
+        "    with StreamWrapper(stream, reading=reading) as wrapper:\n"
         "        next(iter(wrapper))\n"
         "        print('begun', flush=True)\n"
         "        signal.pause()\n"
@@ -635,10 +639,9 @@ def test_processes_that_are_forked_later_and_the_end_of_a_loop_with_workers_writ
 def test_too_many_open_files_are_an_error_that_names_the_limit(method):
     code = (
         "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from emrun.streams.stream import StreamWrapper\n"
-        "from tests.streams.test_workers import Strided\n"
+        "from tests.streams.test_workers import Strided, wrap\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
-        "with StreamWrapper(Strided().train_stream, name='train', workers=2, start_method=sys.argv[2]) as stream:\n"
+        "with wrap(Strided().train_stream, 2, start_method=sys.argv[2]) as stream:\n"
         "    list(stream)"
     )
     root = str(Path(__file__).parents[2])
@@ -678,7 +681,7 @@ def test_many_small_batches_ahead_of_one_worker_do_not_stop_it():
         for rows in ctx.batches(8000, 4):
             yield {"x": rows}
 
-    with wrap(stream, 1, buffer_size=1000, timeout=60) as stream:
+    with wrap(stream, 1, buffer=1000, timeout=60) as stream:
         assert sum(1 for _ in stream) == 2000  # more than fit into the pipe in either direction
 
 
