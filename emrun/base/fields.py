@@ -124,7 +124,6 @@ def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
 ANYTHING = Kind("anything", lambda value: True)
 TEXT = Kind("a string", lambda value: type(value) is str)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
-NUMBER = Kind("a number", lambda value: type(value) is float or (type(value) is int and abs(value) <= _MOST))
 SHA256 = Kind("64 hexadecimal digits", lambda value: len(value) == 64 and not set(value) - set("0123456789abcdef"))
 
 
