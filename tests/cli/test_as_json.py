@@ -14,7 +14,6 @@ from emrun.cli import emrun as commands
 from emrun.cli.as_json import plain
 from emrun.config.catalogue import PLACES, listing
 from emrun.diagnosis.differences import Difference
-from emrun.diagnosis.longer_run import Extension
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.diagnosis.verification import Row, Verification
 
@@ -126,5 +125,3 @@ def test_verify_resume_prints_what_differs():
     row = {"interrupted_at": None, "iteration": None, "by": "SIGTERM", "resumed_at": None}
     told = {"difference": difference.what, "likely_cause": "a clock"}
     assert found == {"exact": False, "iterations": 18, "rows": [{**row, **told}], "notes": ["a note"]}
-    longer = names["_extension_in_json"](Extension("latest", 20, 20, 40, None))
-    assert (longer["exact"], longer["difference"], longer["end_now"]) == (True, None, 40)

@@ -2,8 +2,8 @@
 
 Read `stepping` (when a schedule steps, and how it is resumed), `planning` (the plan, and how long the loop says the run
 will be) and `preview` (torch's schedulers are run ahead of the training). emrun's own are in `built_in`: `closed_form`
-is their base class, `curves` has functions that give the rate of each update, `part_lengths` how long a warm-up or a
-cooldown is, and `longer_run` how a schedule continues in a run that is made longer.
+is their base class, `curves` has functions that give the rate of each update, and `part_lengths` how long a warm-up or
+a cooldown is.
 
 May import: what `models` may.
 """
