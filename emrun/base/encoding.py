@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,12 +14,13 @@ import numpy as np
 import torch
 
 from emrun.base.errors import StateError
-from emrun.base.fields import FieldError, shown
 from emrun.base.sources import is_nested
 from emrun.base.types import Batch
 
 _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
+_SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
+_MAPPINGS: Mapping[str, type] = {"mapping": dict, "ordered": OrderedDict, "counter": Counter}
 
 
 def encode(value: Any, key: str, *, copied: bool = False) -> Any:
@@ -153,70 +155,78 @@ def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
     left_out: dict[str, str] = {}
     for name, values in batch.items():
         try:
-            packed[str(name)] = _pack(values, f"source {name!r}")
+            packed[str(name)] = pack(_as_built_in(values), f"source {name!r}")
         except Exception as error:
             left_out[str(name)] = str(error)
     return packed, left_out
 
 
-def _pack(value: Any, key: str) -> tuple[str, Any]:
-    """Return the kind of a value, and its content in types that can be saved; `unpack` restores the value."""
-    if is_nested(value):
-        layout = "jagged" if value.layout is torch.jagged else "strided"
-        return layout, [encode(each, key) for each in value.unbind()]
-    if isinstance(value, torch.Tensor):
-        return "tensor", encode(value, key)
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind == "U":
-            return "text", encode(value.tolist(), key)
-        if value.dtype.kind not in "biufc":
-            raise StateError(f"{key} is an array of {value.dtype}, which cannot be saved safely")
-        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-        return "array", torch.from_numpy(native)
-    with suppress(StateError):
-        return "plain", encode(value, key)
-    if isinstance(value, list | tuple):
-        return "list", [_pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
+def _as_built_in(value: Any) -> Any:
+    """Return a value with the types that `pack` knows instead of classes that inherit from them, on the CPU."""
+    if isinstance(value, torch.Tensor) and not is_nested(value):
+        return value.detach().as_subclass(torch.Tensor).cpu()
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
     if isinstance(value, Mapping):
-        names = encode(list(value), key)
-        return "mapping", (names, [_pack(entry, f"{key}.{name}") for name, entry in value.items()])
-    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved safely")
+        return {name: _as_built_in(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_as_built_in, value))
+    return str(value) if isinstance(value, str) else value
 
 
-def unpack(packed: Any, key: str) -> Any:
-    """Return the value that `pack_all` packed.
+def pack(value: Any, key: str) -> tuple[str, Any]:
+    """Return the kind of a value, and a copy of its content in types that can be saved; `unpack` restores the value.
 
     Raises:
-        FieldError: `packed` does not have the form that `pack_all` returns.
+        StateError: the value, or a value inside, is of a type that `unpack` could not restore exactly.
     """
-    kind: Any
-    value: Any
-    kind, value = packed if isinstance(packed, tuple) and len(packed) == 2 else (None, None)
-    if kind in ("tensor", "array") and isinstance(value, torch.Tensor):
-        return value if kind == "tensor" else value.numpy()
-    if kind == "list" and isinstance(value, list):
-        return _unpack_all(value, key)
-    if kind in ("jagged", "strided") and isinstance(value, list) and _are_tensors(value):
-        return torch.nested.nested_tensor(value, layout=getattr(torch, kind))
-    if kind == "mapping" and _are_names_and_values(value):
-        return dict(zip(value[0], _unpack_all(value[1], key), strict=True))
-    if kind == "text" and isinstance(value, str | list):
-        return np.array(value)
+    kind = type(value)
+    if kind in _PLAIN:
+        return "plain", encode(value, key)
+    if is_nested(value):
+        layout = "jagged" if value.layout is torch.jagged else "strided"
+        return layout, [encode(each, key, copied=True) for each in value.unbind()]
+    if kind is torch.Tensor:
+        return "tensor" if value.is_cpu else "on_device", value.detach().clone()
+    if kind is np.ndarray and value.dtype.kind == "U":
+        return "text", (value.dtype.str, value.tolist())
+    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
+        with suppress(TypeError):  # torch has no such dtype
+            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+            return "array" if kind is np.ndarray else "number", torch.from_numpy(native)
+    for name, each in _SEQUENCES.items():
+        if kind is each:
+            return name, [pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
+    for name, each in _MAPPINGS.items():
+        if kind is each:
+            entries = [(pack(entry, key), pack(own, f"{key}[{entry!r}]")) for entry, own in value.items()]
+            return name, [part for pair in entries for part in pair]
+    raise StateError(f"{key} is {kind.__name__}, which cannot be saved")
+
+
+def unpack(packed: tuple[str, Any], device: torch.device | None = None) -> Any:
+    """Return the value that `pack` packed.
+
+    Args:
+        packed: what `pack` returned.
+        device: where tensors are put that were not on the CPU.
+
+    Raises:
+        Exception: `packed` does not have the form that `pack` returns.
+    """
+    kind, content = packed
     if kind == "plain":
-        return value
-    raise FieldError(
-        key, f"is {shown(packed)}", "a pair: a kind (tensor, array, text, plain, list, mapping, jagged), a value"
-    )
-
-
-def _unpack_all(values: list[Any], key: str) -> list[Any]:
-    return [unpack(each, f"{key}[{index}]") for index, each in enumerate(values)]
-
-
-def _are_tensors(values: list[Any]) -> bool:
-    return all(isinstance(each, torch.Tensor) for each in values) and len({each.dtype for each in values}) == 1
-
-
-def _are_names_and_values(value: Any) -> bool:
-    fits = isinstance(value, tuple) and [*map(type, value)] == [list, list] and len(value[0]) == len(value[1])
-    return fits and not any(isinstance(name, list | dict | set) for name in value[0])
+        return content
+    if kind in ("tensor", "on_device"):
+        return content.to(device if kind == "on_device" else None, copy=True)
+    if kind in ("array", "number"):
+        array = content.numpy().copy()
+        return array if kind == "array" else array[()]
+    if kind in ("jagged", "strided"):
+        return torch.nested.nested_tensor(content, layout=getattr(torch, kind))
+    if kind == "text":
+        return np.array(content[1], content[0])
+    entries = [unpack(each, device) for each in content]
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](entries)
+    return _MAPPINGS[kind](dict(zip(entries[::2], entries[1::2], strict=True)))

@@ -7,9 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -17,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.base.encoding import digest
+from emrun.base.encoding import digest, pack, unpack
 from emrun.base.errors import StateError
 from emrun.models.outputs import is_of_streams
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
-_SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
-_MAPPINGS: Mapping[str, type] = {"mapping": dict, "ordered": OrderedDict, "counter": Counter}
 _CONSTANTS = (
+    *(type(None), bool, int, float, str, bytes),
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
@@ -172,50 +168,4 @@ def _is_made_of_constants(value: Any) -> bool:
         return all(map(_is_made_of_constants, value))
     if isinstance(value, dict):
         return all(map(_is_made_of_constants, value.values()))
-    return isinstance(value, (*_CONSTANTS, *_PLAIN))
-
-
-def pack(value: Any, key: str) -> tuple[str, Any]:
-    """Return the kind of a value, and a copy of its content in plain types and tensors; `unpack` restores the value.
-
-    Raises:
-        StateError: the value, or a value inside, is of a type that `unpack` could not restore exactly.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return "plain", value
-    if kind is Tensor:
-        return "tensor" if value.is_cpu else "on_device", value.detach().clone()
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
-        with suppress(TypeError):  # torch has no such dtype
-            native = np.array(value, dtype=value.dtype.newbyteorder("="))
-            return "array" if kind is np.ndarray else "number", torch.from_numpy(native)
-    for name, each in _SEQUENCES.items():
-        if kind is each:
-            return name, [pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
-    for name, each in _MAPPINGS.items():
-        if kind is each:
-            entries = [(pack(entry, key), pack(own, f"{key}[{entry!r}]")) for entry, own in value.items()]
-            return name, [part for pair in entries for part in pair]
-    raise StateError(f"{key} is {kind.__name__}, which cannot be saved")
-
-
-def unpack(packed: tuple[str, Any], device: torch.device) -> Any:
-    """Return the value that `pack` packed.
-
-    Args:
-        packed: what `pack` returned.
-        device: where tensors are put that were not on the CPU.
-    """
-    kind, content = packed
-    if kind == "plain":
-        return content
-    if kind in ("tensor", "on_device"):
-        return content.clone() if kind == "tensor" else content.to(device, copy=True)
-    if kind in ("array", "number"):
-        array = content.numpy().copy()
-        return array if kind == "array" else array[()]
-    entries = [unpack(each, device) for each in content]
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind](entries)
-    return _MAPPINGS[kind](dict(zip(entries[::2], entries[1::2], strict=True)))
+    return isinstance(value, _CONSTANTS)

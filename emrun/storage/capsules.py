@@ -312,7 +312,7 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         raise StorageError(f"capsule {place}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
     with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
-        batch = {name: unpack(value, name) for name, value in state["batch"].items()}
+        batch = {name: unpack(value) for name, value in state["batch"].items()}
         step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 

@@ -278,4 +278,4 @@ def test_what_cannot_be_stored_safely_is_left_out_and_named(run):
     found = kept(run, batch=batch)
     assert list(found.batch) == ["x"]
     assert list(found.facts["left_out"]) == ["objects", "dates", "some"]
-    assert found.facts["left_out"]["some"] == "source 'some'[0] is object, which cannot be saved safely"
+    assert found.facts["left_out"]["some"] == "source 'some'[0] is object, which cannot be saved"

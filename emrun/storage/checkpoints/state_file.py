@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from emrun.storage.checkpoints.manifest import STATE
 from emrun.storage.files import refuse_timeout
 
 FILE = STATE
+_MOST = 4
 
 
 def save_state(state: Mapping[str, Any], directory: Path) -> None:
@@ -51,7 +52,9 @@ def read_back(state: Any, key: str) -> Any:
 
 
 def load_state(directory: Path) -> dict[str, Any]:
-    """Read `state.pt`; nothing in the file is imported or called, and no tensor in it is larger than the file.
+    """Read `state.pt`; nothing in the file is imported or called.
+
+    Values that are there many times, and tensors that repeat their values, may unfold to four times the file.
 
     Raises:
         StorageError: the file cannot be read.
@@ -62,7 +65,7 @@ def load_state(directory: Path) -> dict[str, Any]:
         with zipfile.ZipFile(path) as archive:
             is_compressed = sum(each.file_size for each in archive.infolist()) > size  # torch does not compress
         state = None if is_compressed else torch.load(path, map_location="cpu", weights_only=True)
-        if any(each.numel() * each.element_size() > size for each in _tensors(state)):  # which repeats its values
+        if _unfolded(state, {}) > _MOST * size:
             state = None
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
@@ -75,15 +78,14 @@ def load_state(directory: Path) -> dict[str, Any]:
     return state
 
 
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a state; a part that is there many times is looked at once."""
-    left, seen = [state], set()
-    while left:
-        value = left.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, Mapping | list | tuple):
-            left.extend(value.values() if isinstance(value, Mapping) else value)
+def _unfolded(value: Any, sizes: dict[int, int]) -> int:
+    """Return how large a value would be if what is there many times were copied each time, in bytes and entries."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if not isinstance(value, Mapping | list | tuple):
+        return 1
+    if id(value) not in sizes:
+        sizes[id(value)] = 0
+        inside = value.values() if isinstance(value, Mapping) else value
+        sizes[id(value)] = 1 + sum(_unfolded(each, sizes) for each in inside)
+    return sizes[id(value)]

@@ -53,12 +53,13 @@ def test_a_state_that_is_missing_may_have_been_removed(tmp_path):
 
 
 def test_what_takes_more_memory_than_the_file_is_refused(tmp_path):
-    inner = [torch.zeros(1).expand(10_000, 10_000)]
+    inner = [0]
     for _ in range(60):
-        inner = [inner, inner]  # is looked at once
-    torch.save({"a": inner}, tmp_path / "state.pt")
-    with pytest.raises(StorageError, match="is not a saved state of a run"):
-        load_state(tmp_path)
+        inner = [inner, inner]
+    for value in (inner, torch.zeros(1).expand(10_000, 10_000)):
+        torch.save({"a": value}, tmp_path / "state.pt")
+        with pytest.raises(StorageError, match="is not a saved state of a run"):
+            load_state(tmp_path)
     torch.save({"a": torch.zeros(1_000_000)}, tmp_path / "large.pt")
     with zipfile.ZipFile(tmp_path / "large.pt") as large, zipfile.ZipFile(tmp_path / "state.pt", "w", 8) as small:
         for entry in large.infolist():
