@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +11,8 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_RUN = "trace.yaml"
-_CONFIGS = (".yaml", ".yml")
 _UNFINISHED = "partial"  # an item after which the shell writes no blank
-_FILE = "path"  # an item whose special characters the shell quotes
+_FILE, _DIRECTORY = "file", "dir"  # the shell completes these
 _PLAIN = "plain"
 
 _Items = Iterable[tuple[str, str]]
@@ -38,42 +35,6 @@ def _quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
 
 def _named(names: Iterable[str], incomplete: str) -> list[tuple[str, str]]:
     return [(name, _PLAIN) for name in names if name.startswith(incomplete)]
-
-
-def _entries(incomplete: str) -> Iterator[tuple[str, Path]]:
-    """Yield the entries of the directory that is typed, and how they are written; hidden ones if a dot is typed."""
-    head, slash, tail = incomplete.rpartition("/")
-    place = Path(f"{head}{slash}" or ".").expanduser()
-    for path in sorted(place.iterdir()):
-        is_shown = path.name.startswith(tail) and (tail.startswith(".") or not path.name.startswith("."))
-        if is_shown and path.name.isprintable():
-            yield f"{head}{slash}{path.name}", path
-
-
-def _configs(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    for written, path in _entries(incomplete):
-        if path.is_dir():
-            yield f"{written}/", _FILE
-        elif path.suffix in _CONFIGS:
-            yield written, _FILE
-
-
-def _runs(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    found = [(written, path) for written, path in _entries(incomplete) if path.is_dir()]
-    runs = {written for written, path in found if (path / _RUN).is_file()}
-    above = {written for written, path in found if written not in runs and _has_runs(path)}
-    for written, _ in found:
-        if written in runs:
-            yield written, _FILE
-        elif written in above or not (runs or above):
-            yield f"{written}/", _FILE
-
-
-def _has_runs(directory: Path) -> bool:
-    try:
-        return any((path / _RUN).is_file() for path in directory.iterdir())
-    except OSError:
-        return False
 
 
 def _overrides(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
@@ -120,10 +81,10 @@ def _at_hand(context: click.Context, incomplete: str) -> _Items:
     return _named((*kinds, *names), incomplete)
 
 
-complete_configs = _quietly(_configs)
-"""Completes a config: YAML files and directories."""
-complete_runs = _quietly(_runs)
-"""Completes a run: directories that are runs, and those with runs in them."""
+complete_configs = _quietly(lambda context, incomplete: [(incomplete, _FILE)])
+"""Lets the shell complete a config: a file."""
+complete_runs = _quietly(lambda context, incomplete: [(incomplete, _DIRECTORY)])
+"""Lets the shell complete a run: a directory."""
 complete_overrides = _quietly(_overrides)
 """Completes the key of an override, one part at a time, from the config and the signatures of its classes."""
 complete_streams = _quietly(_streams_or_overrides)

@@ -1,4 +1,4 @@
-"""`emrun completion`, and the scripts that ask emrun for completions, click's with two more kinds of items."""
+"""`emrun completion`, and the scripts that ask emrun for completions, click's with one more kind of items."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 class _Bash(BashComplete):
     source_template = BashComplete.source_template.replace(
         "        elif [[ $type == 'plain' ]]; then\n",
-        "        elif [[ $type == 'path' ]]; then\n"
-        '            COMPREPLY+=("$value")\n'
-        "            compopt -o filenames\n"
         "        elif [[ $type == 'partial' ]]; then\n"
         "            COMPREPLY+=($value)\n"
         "            compopt -o nospace\n"
@@ -22,12 +19,8 @@ class _Bash(BashComplete):
 class _Zsh(ZshComplete):
     source_template = ZshComplete.source_template.replace(
         '        elif [[ "$type" == "dir" ]]; then\n',
-        '        elif [[ "$type" == "path" || "$type" == "partial" ]]; then\n'
-        '            if [[ "$type" == "partial" || "$key" == */ ]]; then\n'
-        "                compadd -U -S '' -V unsorted -- \"$key\"\n"
-        "            else\n"
-        '                compadd -U -V unsorted -- "$key"\n'
-        "            fi\n"
+        '        elif [[ "$type" == "partial" ]]; then\n'
+        "            compadd -U -S '' -V unsorted -- \"$key\"\n"
         '        elif [[ "$type" == "dir" ]]; then\n',
     )
 
@@ -35,7 +28,7 @@ class _Zsh(ZshComplete):
 class _Fish(FishComplete):
     source_template = FishComplete.source_template.replace(
         '        else if test $metadata[1] = "plain";\n',
-        '        else if contains $metadata[1] "path" "partial" "plain";\n',
+        '        else if contains $metadata[1] "partial" "plain";\n',
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
 
+from emrun.base.signals import handled, is_main_thread, unless_ignored
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.terminal import leave_closed_terminal
 from emrun.ranks.group import misses_others, number_of_ranks
@@ -19,7 +19,7 @@ from emrun.ranks.group import misses_others, number_of_ranks
 
 def ignore_early_requests() -> None:
     """Ignore SIGUSR1, which requests a checkpoint, until there is a run to save; by default it ends the process."""
-    if _is_main_thread():
+    if is_main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
@@ -30,9 +30,7 @@ def unwound_by_sigterm() -> Iterator[None]:
     class Terminated(KeyboardInterrupt):  # not a failure of the user's code
         signal_number = signal.SIGTERM
 
-    if not _is_main_thread():
-        yield
-        return
+    numbers = unless_ignored([signal.SIGTERM, signal.SIGHUP])
     process = os.getpid()
 
     def unwind(number: int, frame: Any) -> None:
@@ -41,46 +39,29 @@ def unwound_by_sigterm() -> Iterator[None]:
         if misses_others():
             return  # it ends anyway, and the launcher would wait for the words that it is about to leave
         leave_closed_terminal()
-        for each in before:
+        for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleaning up
         error = Terminated()
         error.signal_number = signal.Signals(number)
         raise error
 
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if each != signal.SIGHUP or not ignores_hangups()]
-    before = {each: signal.getsignal(each) for each in numbers}
-    for each in numbers:
-        signal.signal(each, unwind)
     try:
-        yield
+        with handled(dict.fromkeys(numbers, unwind)):
+            yield
     except Terminated as error:
         report_and_end_by_signal(error.signal_number)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-def ignores_hangups() -> bool:
-    """Return whether SIGHUP is ignored, as by nohup."""
-    return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 @contextmanager
 def words_before_sigterm() -> Iterator[None]:
     """Let a rank that misses others leave its words in this block, although the launcher ends it by SIGTERM."""
-    if number_of_ranks() == 1 or not _is_main_thread():
-        yield
-        return
 
     def end(number: int, frame: Any) -> None:
         if not misses_others():
             end_by_signal(number)
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
+    with handled({signal.SIGTERM: end} if number_of_ranks() > 1 else {}):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def import_torch() -> None:
@@ -88,23 +69,10 @@ def import_torch() -> None:
 
     Meanwhile a signal ends the process at once: PyTorch's extension does not survive a Python exception, or loses it.
     """
-    before = {
-        each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_main_thread()
-    }
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}  # not one that is ignored
-    for number in handlers:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        with NamedWhenSlow("importing PyTorch"):
-            import torch  # noqa: F401 - here, so that --help does not wait for it
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _is_main_thread() -> bool:
-    """Return whether this is the only thread in which Python allows signal handlers."""
-    return threading.current_thread() is threading.main_thread()
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [each for each in ending if callable(signal.getsignal(each))]  # not one that is ignored
+    with handled(dict.fromkeys(numbers, signal.SIG_DFL)), NamedWhenSlow("importing PyTorch"):
+        import torch  # noqa: F401 - here, so that --help does not wait for it
 
 
 def report_and_end_by_signal(number: int) -> NoReturn:

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import IO
 
 from emrun.base.errors import reason_of
+from emrun.base.signals import unless_ignored
 from emrun.base.temporary import TemporaryFolder
 from emrun.launch.jobs import THREADS, end_with, threads_per_job
 from emrun.launch.signals import Signals
@@ -69,8 +70,8 @@ def launch(count: int, arguments: Sequence[str]) -> Ended:
         StorageError: the directory for temporary files is full, or its files cannot be locked.
     """
     with ranks_directory() as place:
-        passed_on = [each for each in _PASSED_ON if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
-        return _explained(run_processes(count, _COMMAND, arguments, place, passed_on=passed_on), place)
+        found = run_processes(count, _COMMAND, arguments, place, passed_on=unless_ignored(_PASSED_ON))
+        return _explained(found, place)
 
 
 @contextmanager

@@ -6,7 +6,10 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import FrameType
+
+from emrun.base.signals import handled
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -25,20 +28,20 @@ class Signals:
         self.pending: list[int] = []
         self._numbers = numbers
         self._reader, self._writer = socket.socketpair()
+        self._entered = ExitStack()
 
     def __enter__(self) -> Signals:
         for each in (self._reader, self._writer):
             each.setblocking(False)
-        self._descriptor = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note) for number in (*self._numbers, signal.SIGCHLD)}
+            self._entered.enter_context(each)
+        self._entered.callback(
+            signal.set_wakeup_fd, signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        )
+        self._entered.enter_context(handled(dict.fromkeys((*self._numbers, signal.SIGCHLD), self._note)))
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._descriptor)
-        self._reader.close()
-        self._writer.close()
+        self._entered.close()
 
     def wait(self, seconds: float) -> None:
         """Wait for a signal, at most so long; one that arrived since the last call counts."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from time import monotonic
 from types import FrameType
 from typing import NamedTuple
 
+from emrun.base.signals import handled, is_main_thread, unless_ignored
 from emrun.base.terminal import leave_closed_terminal
 from emrun.base.types import InterruptPolicy
 from emrun.hook import TrainingTerminated
@@ -66,25 +67,21 @@ class Interrupts:
         self._patience = patience
         self._count = 0
         self._since = 0.0
-        self._previous: dict[signal.Signals, object] = {}
+        self._installed = ExitStack()
 
     def install(self) -> None:
         """Install the handlers; outside the main thread, where Python does not allow handlers, only log a line."""
         self.ending, self._count = None, 0
         self.wants_checkpoint = False
-        if threading.current_thread() is not threading.main_thread():
+        if not is_main_thread():
             _LOG.info("not in the main thread: this training does not handle SIGINT, SIGTERM, SIGHUP and SIGUSR1")
             return
-        is_ignored = signal.getsignal(_HANGUP) == signal.SIG_IGN
-        for number in _ENDING if is_ignored else (*_ENDING, _HANGUP):
-            self._previous[number] = signal.signal(number, self._end)
-        self._previous[_SAVING] = signal.signal(_SAVING, self._save)
+        handlers = dict.fromkeys(unless_ignored([*_ENDING, _HANGUP]), self._end)
+        self._installed.enter_context(handled({**handlers, _SAVING: self._save}))
 
     def restore(self) -> None:
         """Restore the previous handlers."""
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
-        self._previous = {}
+        self._installed.close()
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         if number == _HANGUP:

@@ -31,10 +31,11 @@ def project(tmp_path, monkeypatch):
 
 
 def completed(line):
-    """Return the values that complete the last word of a line."""
+    """Return the values that complete the last word of a line; `file:` and `dir:` leave this to the shell."""
     *words, incomplete = line.split(" ")
     complete = ShellComplete(commands, {}, "emrun", "_EMRUN_COMPLETE")
-    return [item.value for item in complete.get_completions(words, incomplete)]
+    found = complete.get_completions(words, incomplete)
+    return [f"{each.type}:{each.value}" if each.type in ("file", "dir") else each.value for each in found]
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,7 @@ def completed(line):
     [
         ("verify", ["verify-resume"]),
         ("train --auto", ["--auto-resume"]),
-        ("train c", ["config.yaml"]),
-        ("train ", ["__pycache__/", "config.yaml", "log/"]),
+        ("train con", ["file:con"]),
         ("check config.yaml mod", ["model."]),
         ("train config.yaml model.module.h", ["model.module.hidden="]),
         ("train config.yaml model.optimizer.l", ["model.optimizer.lr="]),
@@ -59,8 +59,7 @@ def completed(line):
         ("train config.yaml ~model.optimizer.l", ["~model.optimizer.lr"]),
         ("train config.yaml model.optimizer.lr=", []),
         ("train nowhere.yaml model.", []),
-        ("resume ", ["log/"]),
-        ("resume log/", ["log/tumours_20261120-210301"]),
+        ("resume log/", ["dir:log/"]),
         ("resume log/tumours_20261120-210301 hooks.StopO", ["hooks.StopOnNaN.", "hooks.StopOnPlateau."]),
         ("eval log/tumours_20261120-210301 ", ["train", "valid"]),
         ("eval log/tumours_20261120-210301 valid model.module.d", ["model.module.dropout="]),
@@ -71,9 +70,6 @@ def completed(line):
     ],
 )  # fmt: skip
 def test_a_word_is_completed(line, expected, project):
-    (project / "__pycache__").mkdir()
-    (project / ".hidden.yaml").write_text("")
-    (project / "a\nb.yaml").write_text("")
     assert completed(line) == expected
 
 
@@ -110,7 +106,7 @@ def test_the_script_of_a_shell_knows_the_kinds_of_items(shell):
     done = CliRunner().invoke(commands, ["completion", shell])
     assert done.exit_code == 0
     assert f"_EMRUN_COMPLETE={shell}_complete" in done.output
-    assert all(each in done.output for each in ("partial", "path"))
+    assert "partial" in done.output
     found = shutil.which(shell)
     if found is not None:
         check = "--no-execute" if shell == "fish" else "-n"
