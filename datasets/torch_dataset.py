@@ -7,6 +7,7 @@ import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,14 +40,16 @@ class TorchDataset(AbstractDataset):
       skips the examples that were read before.
     - An `IterableDataset`, or any object that can be iterated again for each pass, which is read in its own order. A
       resume in the middle of a pass loads the state of the object if it has `state_dict` and `load_state_dict`.
-      Otherwise, the pass is read again up to its position.
+      Otherwise, the pass is read again up to its position, as it is if the state does not lead there: a streamed
+      dataset of Hugging Face that is shuffled keeps rows in a buffer, which its state lacks.
     - A `DataLoader`, which makes the batches itself. Its generator and that of its sampler are seeded for each pass. A
       resume reads the pass again up to its position, or loads the state of a `StatefulDataLoader` of torchdata
       (`pip install 'emrun[data]'`). A loader with its own `num_workers` needs `main_loop.workers: 0`.
 
     Sources: the keys of the items if these are mappings, otherwise the fields of the items, named by `sources`. They
     are tensors with the dtypes that `collate` gives them. If the dataset, the loader or the sampler has a method
-    `set_epoch`, it is called with the number of each pass (0 for evaluations).
+    `set_epoch`, it is called with the number of each pass (0 for evaluations). Workers of a loader that persist have a
+    copy of the dataset and do not see this, unless the dataset keeps the number in shared memory.
 
     Random numbers that an item draws itself, as torchvision's transforms do, come from torch's global generator. With
     such items, a resume is exact only without `main_loop.buffer`, and never with a `DataLoader` with
@@ -150,6 +153,13 @@ def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], 
     if sampler is not None:
         raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
     if is_loader:
+        if name == "train" and data.persistent_workers and _hides_epoch(data.dataset):
+            raise ArgumentError(
+                name,
+                "its DataLoader has persistent_workers=True, but such workers do not see what set_epoch of "
+                f"{type(data.dataset).__name__} sets, so all passes would have one order; set persistent_workers to "
+                "False, or keep the epoch in a tensor in shared memory, torch.zeros(1).share_memory_()",
+            )
         return _Loader(data)
     if is_iterable:
         return _Iterable(data, batch_size, collate)
@@ -245,7 +255,7 @@ class _Iterable:
     def open(self, ctx: StreamContext) -> Iterable[Any]:
         """Return the batches of a pass, with their state if the dataset has one."""
         _set_epoch(self._data, ctx)
-        if ctx.epoch > 0 and is_stateful(self._data):
+        if ctx.epoch > 0 and is_stateful(self._data) and not _shuffles_in_buffer(self._data):
             return _WithState(self._data, self._batches, self._data.state_dict())
         return self._batches()
 
@@ -287,7 +297,9 @@ class _Loader:
         if not is_stateful(loader):
             return loader  # type: ignore[no-any-return]
         loader.load_state_dict({})  # drops a pass that was not read to its end
-        return _WithState(loader, lambda: iter(loader), None) if ctx.epoch > 0 else loader
+        if ctx.epoch == 0 or _shuffles_in_buffer(loader.dataset):
+            return loader  # type: ignore[no-any-return]
+        return _WithState(loader, lambda: iter(loader), None)
 
 
 class _WithState:
@@ -372,6 +384,25 @@ def _length(data: Any) -> int | None:
 def _set_epoch(data: Any, ctx: StreamContext) -> None:
     if hasattr(data, "set_epoch"):
         data.set_epoch(ctx.epoch)
+
+
+def _hides_epoch(data: Any) -> bool:
+    """Return whether the copy of a dataset in a worker that persists does not see what `set_epoch` sets."""
+    if not hasattr(data, "set_epoch"):
+        return False
+    values: list[Any] = list(getattr(data, "__dict__", {}).values())
+    tensors: list[Any] = [each for each in values if isinstance(each, torch.Tensor) and each.numel() == 1]
+    return not any(each.is_shared() for each in tensors) and not any(
+        isinstance(each, SynchronizedBase) for each in values
+    )
+
+
+def _shuffles_in_buffer(data: Any) -> bool:
+    """Return whether a streamed dataset of Hugging Face keeps rows in a buffer that its state lacks, at any depth."""
+    inner: list[Any] = [getattr(data, "_ex_iterable", None)]
+    for each in inner:
+        inner += [each.ex_iterable] if hasattr(each, "ex_iterable") else getattr(each, "ex_iterables", ())
+    return any(type(each).__name__ == "BufferShuffledExamplesIterable" for each in inner)
 
 
 def _seed(ctx: StreamContext) -> int:

@@ -20,11 +20,13 @@ class Bookmark:
         began: the random states at the beginning of the pass, for a train stream.
         last: the last batch that was yielded.
         before_last: the state of the stream before this batch, for a stream with `state_dict`.
+        before_first: the state at the beginning of the pass.
     """
 
     began: dict[str, Any] | None = None
     last: Batch | None = None
     before_last: Any = None
+    before_first: Any = None
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the bookmark of the stream `name` as a state that can be saved."""
@@ -32,6 +34,7 @@ class Bookmark:
             "began": self.began,
             "digest": _digests(self.last) if self.last is not None else None,
             "before_last": encode(self.before_last, f"stream {name!r}"),
+            "before_first": encode(self.before_first, f"stream {name!r}"),
         }
 
 

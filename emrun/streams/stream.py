@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
@@ -177,17 +178,37 @@ class StreamWrapper:
         return same
 
     def _read_again(self, state: dict[str, Any]) -> bool:
-        """Go to the position of a state by making the last batch before it again; return whether this is the same."""
+        """Go to the position of a state by making the last batch before it again; return whether this is the same.
+
+        If the state of a stream does not lead there, the stream is read from the beginning of the pass.
+        """
+        has_state = state["before_last"] is not None and state["batch"] > 1
+        try:
+            same = self._make_again(state, state["before_last"], state["batch"] - 1)
+            if same or not (has_state and self.different):
+                return same
+        except BeyondEnd:
+            if not has_state:
+                raise
+        _LOG.info("stream %r: its state does not lead back to its position, so the pass is read again", self.name)
+        self.close()
+        return self._make_again(state, state["before_first"], 0)
+
+    def _make_again(self, state: dict[str, Any], before: Any, start: int) -> bool:
+        """Make the last batch before the position of a state again, from what the stream had before batch `start`."""
         if state["began"] is not None:
             set_random_state(state["began"])
-        self._batch = state["batch"] - 1
-        self._begin_pass(state["before_last"])
-        before = random_digest()
-        item: Any = next(cast("Iterator[Any]", self._iterator), END)
+        self._batch = start
+        self._begin_pass(before)
+        self._bookmark.before_first = state["before_first"]
+        batches = cast("Iterator[Any]", self._iterator)
+        drawn = random_digest()
+        skipped = sum(1 for _ in islice(batches, state["batch"] - 1 - start))
+        item: Any = next(batches, END)
         if item is END:
-            raise beyond_end(self.name, self._batch, state["batch"])
+            raise beyond_end(self.name, start + skipped, state["batch"])
         in_thread = self._reader is not None and self._workers is None
-        draws = in_thread and state["batch"] > 1 and before != random_digest()  # while the model draws too
+        draws = in_thread and state["batch"] > 1 and drawn != random_digest()  # while the model draws too
         self._batch = state["batch"]
         self._bookmark.last = self._opened(item)
         self.different = different(self._bookmark.last, state["digest"])
@@ -310,6 +331,8 @@ class StreamWrapper:
         """Return the batch from an item of the iterator; for a stream with a state, the item has the state too."""
         if item.__class__ is WithState:
             item, self._bookmark.before_last = item
+            if not self._batch:
+                self._bookmark.before_first = self._bookmark.before_last
         return item  # type: ignore[no-any-return]
 
     def _begin_pass(self, state: Any = None) -> None:

@@ -11,10 +11,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.config.import_finder import locate
 from emrun.datasets import TorchDataset
 from emrun.streams.stream import StreamPosition
 
 COUNT = 11
+hugging_face = locate("datasets")  # the library, not the folder of this repository
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 
 
@@ -91,6 +93,31 @@ class Endless(IterableDataset):
 
     def load_state_dict(self, state):
         self.position = state["position"]
+
+
+class Buffered(ByEpoch):
+    """Shuffles in a buffer, which its state lacks."""
+
+    position = 0
+
+    def __iter__(self):
+        rng, buffer = random.Random(self.epoch), []
+        for index in range(self.position % COUNT, COUNT):
+            self.position = index + 1
+            buffer.append(index)
+            if len(buffer) == 5:
+                yield Points()[buffer.pop(rng.randrange(5))]
+        yield from (Points()[index] for index in buffer)
+
+    state_dict, load_state_dict = Endless.state_dict, Endless.load_state_dict
+
+
+def streamed(of="shuffled"):
+    """A dataset of Hugging Face in shards, shuffled in a buffer, or of which every second row is."""
+    data = hugging_face.Dataset.from_dict({"y": list(range(COUNT))}).to_iterable_dataset(num_shards=2)
+    shuffled = data.shuffle(seed=3, buffer_size=4)
+    both = [data.map(lambda row: {"y": -row["y"]}), shuffled.filter(lambda row: row["y"] != 5)]
+    return {"plain": data, "shuffled": shuffled, "interleaved": hugging_face.interleave_datasets(both)}[of]
 
 
 class Shuffled:
@@ -224,6 +251,28 @@ def test_an_iterable_dataset_with_a_state_is_resumed_from_the_state(check_traini
     check_training_stream(lambda: make(Endless()), shuffles=False, pickles=False)
 
 
+@pytest.mark.parametrize("of", ["plain", "shuffled", "interleaved"])
+@pytest.mark.parametrize("kind", [None, StatefulDataLoader])
+def test_a_streamed_dataset_of_hugging_face_loses_no_row_in_a_resume(of, kind, check_training_stream):
+    def build():
+        return make(streamed(of) if kind is None else kind(streamed(of), batch_size=3), sources=None)
+
+    check_training_stream(build, shuffles=False, pickles=False)
+
+
+def test_a_state_that_does_not_lead_to_the_position_is_not_used(check_training_stream, passes, bits):
+    check_training_stream(lambda: make(Buffered()), shuffles=False, pickles=False)
+    straight = bits(passes(make(Buffered()), "train")[0])
+    state = None
+    for stop in range(len(straight)):  # interrupted again and again
+        stream = StreamWrapper(make(Buffered()).train_stream, name="train")
+        if state is not None:
+            stream.load_state_dict(state)
+            assert stream.restore()
+        assert bits([next(iter(stream))]) == [straight[stop]]
+        state = stream.state_dict()
+
+
 def test_an_iterable_dataset_with_a_state_is_not_read_again(passes):
     before = wrapped(make(Endless()).train_stream, name="train")
     epoch = iter(before)
@@ -274,6 +323,38 @@ def test_set_epoch_gets_the_number_of_the_pass(passes):
         found = passes(make(data), "train", 2, training=training)
         orders = [np.random.default_rng(epoch).permutation(COUNT).tolist() for epoch in epochs]
         assert [together(batches) for batches in found] == orders
+
+
+class SharedEpoch(Buffered):
+    def __init__(self):
+        self.shared = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self):
+        return self.shared.item()
+
+    def set_epoch(self, epoch):
+        self.shared.fill_(epoch)
+
+
+@pytest.mark.parametrize("dataset", [SharedEpoch, lambda: streamed().map(lambda row: {"x": 0, **row})])
+def test_workers_that_persist_see_an_epoch_in_shared_memory(dataset, passes):
+    def orders(persistent):
+        data = DataLoader(dataset(), batch_size=3, num_workers=1, persistent_workers=persistent)
+        named = isinstance(data.dataset, Buffered)
+        return [together(each) for each in passes(make(data, sources=["x", "y"] if named else None), "train", 2)]
+
+    found = orders(True)
+    assert found == orders(False)
+    assert found[0] != found[1]
+
+
+def test_workers_that_persist_with_an_epoch_that_they_do_not_see_are_refused():
+    for data in (ByEpoch(), Buffered()):
+        persisting = DataLoader(data, num_workers=1, persistent_workers=True)
+        with pytest.raises(ArgumentError, match=r"train: its DataLoader has persistent_workers=True, .* of B\w+ sets"):
+            make(persisting)
+        assert make(Points(), valid=persisting).num_batches["train"] == 4  # evaluations have one epoch
 
 
 def test_single_values_have_one_source(passes):
