@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import EmrunError, StreamError
+from emrun.base.sources import ID, POSITION
+from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +30,8 @@ class ExampleReader:
     Args:
         on_bad_example: `error` ends the stream at an example that cannot be read. `skip` leaves the example out of its
             batch, with a warning for the first few examples of each stream, and logs their number at the end of each
-            pass. A batch without any example is still yielded, because positions in a pass count batches.
+            pass; the file of the log has all their names. A batch without any example is still yielded, because
+            positions in a pass count batches.
 
     Raises:
         ArgumentError: `on_bad_example` has another value.
@@ -39,6 +44,7 @@ class ExampleReader:
         """Stream -> number of examples that were left out, over all passes."""
         self._read: dict[str, int] = {}
         self._had_empty: set[str] = set()
+        self._named: dict[str, dict[str, bool]] = {}  # stream -> examples that were left out; whether the log has them
 
     def read(
         self, rows: Rows, ctx: StreamContext, read_one: Callable[[int], Example], name_one: Callable[[int], str]
@@ -69,6 +75,7 @@ class ExampleReader:
                     advice = "" if refused else " (on_bad_example: skip leaves such examples out)"
                     raise StreamError(f"stream {stream!r}: cannot read {reason}{advice}") from error
                 self.left_out[stream] = self.left_out.get(stream, 0) + 1
+                self._named.setdefault(stream, {}).setdefault(reason, False)
                 if self.left_out[stream] <= _TOLD_ONE_BY_ONE:
                     _LOG.warning("stream %r: left out %s", stream, reason)
         self._read[stream] = self._read.get(stream, 0) + len(rows)
@@ -83,14 +90,52 @@ class ExampleReader:
         return found
 
     def counted(self, batches: Iterable[Read], ctx: StreamContext) -> Iterator[Read]:
-        """Yield the batches of a pass; at its end, log how many examples were left out."""
+        """Yield the batches of a pass; at its end, log how many examples were left out, and the names of new ones."""
         stream = ctx.stream_name
         read, left_out = self._read.get(stream, 0), self.left_out.get(stream, 0)
         yield from batches
+        named = self._named.get(stream, {})
+        names = [name for name, is_told in named.items() if not is_told]
+        self._named[stream] = dict.fromkeys(named, True)
         if self.left_out.get(stream, 0) > left_out:
             _LOG.warning(
                 "left out %d of %d examples of stream %r",
                 self.left_out[stream] - left_out,
                 self._read[stream] - read,
                 stream,
+                extra={"names": names},
             )
+
+
+class NamedSplits(Splits):
+    """Streams whose parts read with one `ExampleReader`, and say which examples are in a batch.
+
+    Args:
+        reader: the reader.
+        parts: stream -> its part; `train` is one of them.
+        batch_size: the number of examples in a batch.
+    """
+
+    def __init__(self, reader: ExampleReader, parts: Mapping[str, Part], batch_size: int) -> None:
+        self._reader = reader
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Stream -> number of examples that were left out, over all passes."""
+        return self._reader.left_out
+
+    def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+        return self._reader.counted(super()._read(name, ctx), ctx)
+
+
+def with_names(batch: Mapping[str, Any], rows: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """Return a batch with the names of its examples and their numbers, unless it has such sources of its own.
+
+    Args:
+        batch: the other sources.
+        rows: the number of each example.
+        names: the names of all examples; bytes that are not UTF-8 are escaped.
+    """
+    own = [names[row].encode(errors="surrogateescape").decode(errors="backslashreplace") for row in rows]
+    return {**batch, ID: own, POSITION: np.array(rows, np.int64), **batch}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +14,9 @@ import numpy as np
 from emrun.base.arguments import check_choice, check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.wording import counted, listed
-from emrun.datasets._examples import ExampleReader, OnBadExample
+from emrun.datasets._examples import ExampleReader, NamedSplits, OnBadExample, with_names
 from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
 from emrun.datasets._paths import first_of, what_is_in
-from emrun.datasets._splits import Splits
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pi
 _CHANNELS = {"RGB": 3, "L": 1}
 
 
-class ImageFolder(Splits):
+class ImageFolder(NamedSplits):
     """Images from files, in one folder per class.
 
         dataset:
@@ -43,9 +42,10 @@ class ImageFolder(Splits):
     out, and counted in the log.
 
     Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
-    float32 in [0, 1] of shape (B, C, H, W); `label`, int64 of shape (B,), the index of the class among the sorted
-    names of the folders in `train`. The pixels are used as they are stored; the orientation that a camera noted in the
-    file is ignored.
+    float32 in [0, 1] of shape (B, C, H, W); `label`, int64 of shape (B,), the index of the class among the sorted names
+    of the folders in `train`; `id`, a list of the paths below the folder, such as `cat/0.png`; `position`, int64 of
+    shape (B,), the numbers of the files in the order of evaluations. The pixels are used as they are stored; the
+    orientation that a camera noted in the file is ignored.
 
     Needs Pillow (`pip install 'emrun[data]'`).
 
@@ -83,7 +83,7 @@ class ImageFolder(Splits):
         check_choice("mode", mode, Literal["RGB", "L"])
         check_flag("flip", flip)
         sides = check_size("size", size)
-        self._reader = ExampleReader(on_bad_example)
+        reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
         self.classes = _folders("train", expanded(train))
         """The names of the classes; a label is an index into this list."""
@@ -91,10 +91,10 @@ class ImageFolder(Splits):
         found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
         shape = sides or _first_size(*found["train"], mode, on_bad_example)
         parts = {
-            name: _Pictures(*files, shape, sides is not None, mode, flip and name == "train", self._reader)
+            name: _Pictures(*files, shape, sides is not None, mode, flip and name == "train", reader)
             for name, files in found.items()
         }
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(reader, parts, batch_size)
 
     @property
     def num_classes(self) -> int:
@@ -104,14 +104,6 @@ class ImageFolder(Splits):
     def classes_names(self) -> list[str]:
         """Return the names of the classes, as `classes`."""
         return self.classes
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        """Stream -> number of examples that were left out, over all passes."""
-        return self._reader.left_out
-
-    def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
-        return self._reader.counted(super()._read(name, ctx), ctx)
 
 
 class _Pictures:
@@ -154,7 +146,8 @@ class _Pictures:
         images = np.empty((len(found), _CHANNELS[self._mode], *self._size), np.float32)
         for image, (_, pixels) in zip(images, found, strict=True):
             write_floats(pixels, image)
-        return {"image": images, "label": self._labels[np.array([row for row, _ in found], np.int64)]}
+        read = [row for row, _ in found]
+        return with_names({"image": images, "label": self._labels[np.array(read, np.int64)]}, read, self._files)
 
     def _pixels(self, row: int) -> np.ndarray[Any, Any]:
         """Return an image as bytes of shape (H, W, C)."""
@@ -220,7 +213,8 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
         files += sorted(own)
         labels += [label] * len(own)
     if others:
-        _LOG.warning("%s: left out %s of %s: %s", argument, counted(len(others), "name"), root, first_of(others))
+        found = argument, counted(len(others), "name"), root, first_of(others)
+        _LOG.warning("%s: left out %s of %s: %s", *found, extra={"names": others})
     return root, files, np.array(labels, np.int64)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.sources import POSITION
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import AbstractDataset, named_classes, stream_function, stream_names
+from emrun.datasets._examples import NamedSplits
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
@@ -31,7 +34,7 @@ class Mixed(AbstractDataset):
 
     Streams: `train`, with `batches_per_epoch` batches in each pass; `valid` and `test`, which read those streams of all
     datasets, one dataset after the other; and every stream of each dataset, as `<name>_<stream>` (`easy_valid`).
-    Sources: those of the dataset that the batch comes from.
+    Sources: those of the dataset that the batch comes from, but for the `position` of `ImageFolder` and `TarShards`.
 
     A dataset continues from one training pass to the next. When its own pass ends, it starts its next one. An
     evaluation of `train` reads each dataset from its first batch, in the order of evaluations. The context of a dataset
@@ -49,7 +52,8 @@ class Mixed(AbstractDataset):
         batches_per_epoch: the number of batches in a training pass.
 
     Raises:
-        ArgumentError: a dataset has no stream `train` or no weight, or a weight is not a positive number.
+        ArgumentError: a dataset has no stream `train` or no weight, a weight is not a positive number, or a label is
+            another class in another dataset.
         StreamError: the `train` stream of a dataset is empty, or has another number of batches than `num_batches` says.
     """
 
@@ -127,6 +131,8 @@ class Mixed(AbstractDataset):
 
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
         function = stream_function(self._datasets[name], stream)
+        if isinstance(self._datasets[name], NamedSplits):
+            function = partial(_without_positions, function)
         name = f"{name}.{stream}"
         return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks)
 
@@ -165,6 +171,12 @@ class Mixed(AbstractDataset):
                 raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
 
 
+def _without_positions(function: Callable[..., Iterable[Batch]], ctx: StreamContext) -> Iterator[Batch]:
+    """Yield the batches of a dataset without the numbers of their examples, which other datasets have too."""
+    for batch in function(ctx):
+        yield {source: values for source, values in batch.items() if source != POSITION}
+
+
 def _lengths(dataset: Any) -> dict[str, int]:
     return dict(getattr(dataset, "num_batches", None) or {})
 
@@ -182,9 +194,23 @@ def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
             raise ArgumentError("datasets", f"{name}: {kind} has no stream 'train' (its streams: {listed(streams)})")
         if name not in weights:
             raise ArgumentError("weights", f"dataset {name!r} has no weight")
+    _check_classes(datasets)
     for name, weight in weights.items():
         if name not in datasets:
             raise ArgumentError("weights", f"there is no dataset {name!r}{did_you_mean(str(name), datasets)}")
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not 0 < weight < math.inf:
             raise ArgumentError("weights", f"{name}: {weight!r} is not a positive number")
+
+
+def _check_classes(datasets: Mapping[str, Any]) -> None:
+    """Check that a label has one meaning in all datasets that have names for their classes."""
+    known: dict[Any, tuple[str, Any]] = {}
+    for name, dataset in datasets.items():
+        found = named_classes(dataset) or []
+        for source, classes in (found if isinstance(found, Mapping) else {None: found}).items():
+            first, others = known.setdefault(source, (name, classes))
+            for label, (one, two) in enumerate(zip(others, classes, strict=False)):
+                if one != two:
+                    message = f"label {label} is the class {one!r} in {first!r}, but {two!r} in {name!r}"
+                    raise ArgumentError("datasets", f"{message}; give both the same classes in the same order")

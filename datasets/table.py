@@ -336,7 +336,9 @@ class _Column(NamedTuple):
                 self._replace(cells=[self.cells[index]])._parsed(dtype)
             except ValueError:
                 empty = not self.cells[index].strip()
-                return self._problem(index, "is empty" if empty else f"is not a {what}")
+                advice = "; replace names by numbers (0, 1, ...), or leave the column out by `columns`"
+                told = "" if index or empty else advice
+                return self._problem(index, "is empty" if empty else f"is not a {what}{told}")
             except OverflowError:
                 return self._problem(index, "is too large for int64")
         raise AssertionError("every cell is a number")

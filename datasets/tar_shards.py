@@ -17,10 +17,9 @@ from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError, StreamError, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import counted, listed
-from emrun.datasets._examples import ExampleReader
+from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
 from emrun.datasets._paths import files_of, first_of, identity
-from emrun.datasets._splits import Splits
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.stream_context import Rows, StreamContext
 
@@ -29,7 +28,7 @@ _KINDS = (*FORMATS, "cls", "json", "npy", "txt")
 _ABSENT = -1
 
 
-class TarShards(Splits):
+class TarShards(NamedSplits):
     """Examples in tar archives (shards) in the layout of WebDataset; nothing is unpacked to disk.
 
         dataset:
@@ -53,6 +52,9 @@ class TarShards(Splits):
     - `cls`: a whole number as text, which becomes int64 of shape (B,);
     - `npy`: one array of shape (B, ...) if all arrays of the batch have the same shape and dtype, otherwise a list;
     - `json`: a list of the decoded values; `txt`: a list of strings, from UTF-8.
+
+    Two more sources are `id`, a list of the names of the examples, such as `cats/007`, and `position`, int64 of shape
+    (B,), their numbers in the order of the shards; a source of your own may have such a name.
 
     A training pass reads the shards in random order, and the examples of each shard in random order.
 
@@ -89,7 +91,7 @@ class TarShards(Splits):
         on_bad_example: Literal["error", "skip"] = "error",
         max_bytes: int = 256_000_000,
     ) -> None:
-        self._reader = ExampleReader(on_bad_example)
+        reader = ExampleReader(on_bad_example)
         check_count("max_bytes", max_bytes, minimum=1)
         check_choice("mode", mode, Literal["RGB", "L"])
         decoder = _Decoder(_checked(sources), check_size("size", size), mode, max_bytes)
@@ -99,28 +101,17 @@ class TarShards(Splits):
             for path in files_of(argument, files):
                 index.add(argument, path)
             if index.others:
-                some = first_of(index.others)
-                _LOG.warning("%s: left out %s of the shards: %s", argument, counted(len(index.others), "name"), some)
+                found = argument, counted(len(index.others), "name"), first_of(index.others)
+                _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": index.others})
             if not index.names:
-                found = first_of(index.others)
-                message = f"there are no examples in it: the shards have {found}; sources: {listed(decoder.fields)}"
+                there = first_of(index.others)
+                message = f"there are no examples in it: the shards have {there}; sources: {listed(decoder.fields)}"
                 raise ArgumentError(argument, message)
-            return _Shards(index, decoder, self._reader)
+            return _Shards(index, decoder, reader)
 
-        super().__init__(
-            part("train", train),
-            None if valid is None else part("valid", valid),
-            None if test is None else part("test", test),
-            batch_size=batch_size,
-        )
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        """Stream -> number of examples that were left out, over all passes."""
-        return self._reader.left_out
-
-    def _read(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
-        return self._reader.counted(super()._read(name, ctx), ctx)
+        files = {"train": train, "valid": valid, "test": test}
+        parts = {name: part(name, each) for name, each in files.items() if each is not None}
+        super().__init__(reader, parts, batch_size)
 
 
 def _checked(sources: object) -> dict[str, str]:
@@ -352,16 +343,19 @@ class _Shards:
         with ExitStack() as stack:
             opened: dict[int, IO[bytes]] = {}
 
-            def read_one(row: int) -> list[Any]:
+            def read_one(row: int) -> tuple[int, list[Any]]:
                 shard = self._shard(row)
                 if shard not in opened:
                     opened[shard] = stack.enter_context(self._open(shard, ctx))
-                return [
+                return row, [
                     self._decoder.decode(index, self._content(opened[shard], row, index))
                     for index in range(len(self._decoder.fields))
                 ]
 
-            return self._decoder.batch(self._reader.read(rows, ctx, read_one, self._named), ctx)
+            found = self._reader.read(rows, ctx, read_one, self._named)
+        return with_names(
+            self._decoder.batch([fields for _, fields in found], ctx), [row for row, _ in found], self._names
+        )
 
     def _shard(self, row: int) -> int:
         return int(np.searchsorted(self._ends, row, side="right"))

@@ -18,6 +18,7 @@ import numpy as np
 
 from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
+from emrun.base.wording import counted
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.storage.files import storing, written_aside
@@ -118,6 +119,8 @@ class _Windows:
     def __init__(self, argument: str, tokens: _Tokens | Path, length: int, window: int) -> None:
         if length <= window:
             raise ArgumentError(argument, f"{length} tokens are too few; a window and its targets need {window + 1}")
+        if rest := (length - 1) % window:
+            _LOG.info("%s: left out the last %s, which fill no window", argument, counted(rest, "token"))
         self._tokens = tokens
         self._mapped: _Tokens | None = None
         self._length = length

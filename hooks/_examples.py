@@ -11,12 +11,9 @@ from torch import Tensor
 
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.sources import is_nested, length
+from emrun.base.sources import ID, POSITION, is_nested, length
 from emrun.base.wording import counted, did_you_mean, listed
 from emrun.hooks._columns import Column, column
-
-ID, POSITION = "id", "position"
-"""The source with ids, and the column with positions in the stream if there are no ids."""
 
 _LONGEST = 40  # characters of an id in the name of a file; up to 160 bytes, of the 255 that file systems take
 
@@ -92,9 +89,17 @@ class Examples:
             rows: the indices of the examples; None for all.
         """
         if variable is None and ID not in self.batch:
-            return POSITION, self.first + np.asarray(range(self.count) if rows is None else rows)
+            found = self.numbers()
+            found = self.first + np.arange(self.count) if found is None else found
+            return POSITION, found if rows is None else found[list(rows)]
         name = ID if variable is None else variable
         return name, self.column(name, rows)
+
+    def numbers(self) -> np.ndarray[Any, Any] | None:
+        """Return the numbers of the examples in the data, where some may be left out; None if the stream has none."""
+        found = self.column(POSITION) if POSITION in self.batch and self.have(POSITION) else None
+        is_array = isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "iu"
+        return found if is_array else None  # type: ignore[return-value]
 
     def error(self, message: str) -> StreamError:
         """Return the error for a batch that the hook cannot use."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import check_names
+from emrun.base.sources import POSITION
 from emrun.base.wording import listed
 from emrun.hooks._columns import Column
 from emrun.hooks._examples import Examples
@@ -27,8 +28,10 @@ class SavePredictions(WritesRows):
     columns `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32.
 
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
-    counts the examples of the stream from 0. Rows are written batch by batch, so that the memory does not grow. The
-    file is complete or absent: it appears at the end of the stream, in place of that of the evaluation before.
+    counts the examples of the stream from 0. If the stream has a source `position` of whole numbers, it is a column
+    too: that of `ImageFolder` and `TarShards` counts the examples that were left out. Rows are written batch by batch,
+    so that the memory does not grow. The file is complete or absent: it appears at the end of the stream, in place of
+    that of the evaluation before.
 
     `emrun predict RUN_DIR STREAM -o FILE` uses this hook with a finished run.
 
@@ -73,7 +76,9 @@ class SavePredictions(WritesRows):
         if not examples.first:
             self._names = self._chosen(examples)
         name, ids = examples.named(None)
-        columns = {} if name in self._names else {name: ids}
+        columns = {name: ids}
+        if (numbers := examples.numbers()) is not None:
+            columns[POSITION] = numbers
         return columns | {each: examples.column(each) for each in self._names}
 
     def _chosen(self, examples: Examples) -> list[str]:

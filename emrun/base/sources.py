@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+ID, POSITION = "id", "position"
+"""The sources that say which example is in a row, by its name and its number; the model need not read them."""
+
 
 def length(values: Any) -> int:
     """Return the number of examples in a source, -1 if it has no length or its parts have different lengths."""

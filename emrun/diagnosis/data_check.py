@@ -15,7 +15,7 @@ import torch
 from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
-from emrun.base.sources import is_nested, length, parts
+from emrun.base.sources import ID, POSITION, is_nested, length, parts
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.types import Batch
 from emrun.base.wording import counted, in_one_line, listed
@@ -26,7 +26,6 @@ from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.training.create import create_dataset
 
-ID = "id"
 _MOST_LABELS = 1_000  # different values of a source with labels
 _SHOWN = 5
 _FEWEST = 10  # examples; fewer may be equal or sorted by chance
@@ -61,10 +60,10 @@ def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
     """Read every stream of the dataset once, as an evaluation does, and find what is wrong with the data.
 
     Two examples are the same if what the model reads of them is, bit for bit: the sources under `model.inputs`, or all
-    sources but `id` if the config has no such list. They are compared by checksums of 128 bits. They are in conflict if
-    other sources that the loss reads, by `model.loss`, differ. Labels are sources that are not inputs, with a whole
-    number, a truth value or a text for each example, and at most 1,000 different values. The memory is limited,
-    whatever the number of examples; see `ExampleStore`.
+    sources but `id`, and the `position` beside it, if the config has no such list. They are compared by checksums of
+    128 bits. They are in conflict if other sources that the loss reads, by `model.loss`, differ. Labels are sources
+    that are not inputs, with a whole number, a truth value or a text for each example, and at most 1,000 different
+    values. The memory is limited, whatever the number of examples; see `ExampleStore`.
 
     The order is that of pass 1 of the train stream, which is read as far as is needed to see that the labels are mixed.
 
@@ -166,7 +165,8 @@ class _Look:
         for source, each in values.items():
             seen = stream.sources.setdefault(source, _Source())
             _look_at(seen, each, rows[source], ids)
-        inputs = [source for source in rows if self._is_input(source)] or [source for source in rows if source != ID]
+        who = (ID, POSITION) if ID in rows else ()
+        inputs = [source for source in rows if self._is_input(source)] or [each for each in rows if each not in who]
         labels = [source for source in rows if source not in inputs and source in self._targets]
         self.store.add(_entries(ids, rows, inputs, labels))
 

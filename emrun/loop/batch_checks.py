@@ -12,8 +12,8 @@ from torch import Tensor
 
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import StreamError
+from emrun.base.sources import ID, POSITION, parts
 from emrun.base.sources import length as length_of
-from emrun.base.sources import parts
 from emrun.base.types import Batch, Policy
 from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by
@@ -207,7 +207,7 @@ class BatchChecks:
             needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
             message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
             raise self._error(index, message)
-        used = {*self._model.input_names, *self._model.optional_input_names}
+        used = {*self._model.input_names, *self._model.optional_input_names, *((ID, POSITION) if ID in batch else ())}
         used.update(name for hook in self._hooks for name in read_by(hook) or ())
         if any(map(may_read_anything, (*self._hooks, self._model))):
             return

@@ -95,14 +95,17 @@ class RunLog:
 
 
 class _CensoredFormatter(logging.Formatter):
-    """Formats the lines of the log and their tracebacks without values of the environment."""
+    """Formats the lines of the log and their tracebacks without values of the environment.
+
+    Below a record with `names`, such as those of files that were left out, each of them has a line.
+    """
 
     def __init__(self, censor: Censor) -> None:
         super().__init__(_LINE, datefmt="%Y-%m-%d %H:%M:%S")
         self._censor = censor
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._censor(super().format(record))
+        return self._censor("\n  ".join([super().format(record), *getattr(record, "names", ())]))
 
 
 class _LogFile(logging.FileHandler):

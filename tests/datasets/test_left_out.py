@@ -1,6 +1,8 @@
 """What lies in a folder, a shard or a file is read, or named as left out: no example is missing in silence."""
 
 import io
+import os
+import re
 import struct
 import tarfile
 import zlib
@@ -9,9 +11,12 @@ import numpy as np
 import pytest
 from doubles import stream_of, together
 from PIL import Image
+from sklearn.datasets import load_digits
 
+from emrun.base.censor import Censor
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.datasets import ImageFolder, Table, TarShards
+from emrun.datasets import Digits, ImageFolder, Mixed, Table, TarShards, TokenWindows, TorchDataset
+from emrun.storage.log import RunLog
 
 
 def encoded(extension="PNG"):
@@ -96,6 +101,60 @@ def test_where_nothing_is_found_the_message_shows_what_is_there(tmp_path):
     ]:
         with pytest.raises(ArgumentError, match=there):
             call()
+
+
+def test_files_that_are_left_out_are_named_in_the_log_and_keep_their_numbers(tmp_path):
+    names = [b"0", b"1", b"2", b"3", b"4", b"5", b"caf\xe9"]
+    bad = {1, 2, 3, 5}
+    folder = tmp_path / "data" / "cat"
+    folder.mkdir(parents=True)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number, name in enumerate(names):
+            place = folder / os.fsdecode(name + b".png")
+            place.write_bytes(b"bad" if number in bad else encoded())
+            archive.add(place, os.fsdecode(name + b".png"))
+    for data, path in (
+        (ImageFolder(str(tmp_path / "data"), on_bad_example="skip", batch_size=3), "cat/{}.png"),
+        (TarShards(str(tmp_path / "a.tar"), {"image": "png"}, on_bad_example="skip", batch_size=3), "{}"),
+    ):
+        both = Mixed({"a": data, "b": data}, {"a": 1, "b": 1}, 3)
+        with RunLog(tmp_path / "train.log", Censor()):
+            batches = list(stream_of(data, training=False))
+            mixed = list(stream_of(both, "a_train", training=False))
+        assert [each for batch in batches for each in batch["id"]] == [path.format(n) for n in ("0", "4", r"caf\xe9")]
+        assert together(batches, "position").tolist() == together(mixed, "position").tolist() == [0, 4, 6]
+        assert all("position" not in batch for batch in stream_of(both))
+        lines = (tmp_path / "train.log").read_text().splitlines()
+        (place,) = (i for i, line in enumerate(lines) if line.endswith("left out 4 of 7 examples of stream 'train'"))
+        for number, line in zip(sorted(bad), lines[place + 1 : place + 5], strict=True):
+            assert re.match(rf"  .*\b{number}\b.*: .*cannot identify image file", line)
+        (tmp_path / "train.log").unlink()
+
+
+@pytest.mark.parametrize("count", [33, 34, 36, 37])
+def test_each_token_is_read_or_counted(count, tmp_path, caplog):
+    (tmp_path / "t.txt").write_bytes(bytes(range(count)))
+    caplog.set_level("INFO")
+    batches = list(stream_of(TokenWindows(str(tmp_path / "t.txt"), window=4, batch_size=3), training=False))
+    read = {*together(batches, "tokens").flat, *together(batches, "targets").flat}
+    told = [int(re.fullmatch(r"train: left out the last (\d) tokens?, .*", each)[1]) for each in caplog.messages]
+    assert len(read) + sum(told) == count
+    assert len(told) == (count % 4 != 1)
+
+
+@pytest.mark.parametrize("size", [1, 4, 23])
+def test_each_example_is_read_once_in_every_pass(size):
+    numbers = [{"n": number} for number in range(23)]
+    rows = TorchDataset(numbers, numbers[:9], batch_size=size)
+    for training in (True, False):
+        assert sorted(together(stream_of(rows, training=training), "n").tolist()) == list(range(23))
+    mixed = Mixed({"a": rows, "b": rows}, {"a": 1, "b": 2}, 2)
+    assert together(stream_of(mixed, "valid"), "n").tolist() == [*range(9), *range(9)]
+    assert sorted(together(stream_of(mixed, "b_train", training=True), "n").tolist()) == list(range(23))
+    digits = Digits(batch_size=100 * size)
+    found = [len(together(stream_of(digits, name))) for name in ("train", "valid", "test")]
+    assert found == [1437, 180, 180]
+    assert sum(found) == len(load_digits().target)
 
 
 def of_16_bits(form):

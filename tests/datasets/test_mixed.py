@@ -252,6 +252,17 @@ def test_streams_keep_their_sources(passes):
     assert list(batch) == ["x", "y"]
 
 
+def test_a_label_that_is_another_class_in_another_dataset_is_refused():
+    def named(*classes):
+        return lambda *arguments: type("Named", (Numbers,), {"classes_names": classes})(*arguments)
+
+    with pytest.raises(ArgumentError, match="datasets: label 1 is the class 'dog' in 'd0', but 'fox' in 'd1'; give"):
+        make((named("cat", "dog"), named("cat", "fox")))
+    with pytest.raises(ArgumentError, match="label 0 is the class 'a' in 'd0', but 'b' in 'd2'"):
+        make((named("a"), Numbers, named("b")), (1, 1, 1))
+    assert make((named("cat", "dog"), named("cat", "dog", "fox"))).classes_names() == []
+
+
 def test_classes_have_the_names_that_all_datasets_give_them():
     class Named(Numbers):
         classes_names = ("cat", "dog")

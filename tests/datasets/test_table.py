@@ -316,4 +316,4 @@ def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun):
     )
     done = emrun("train", "config.yaml")
     assert done.returncode == 2
-    assert "config.yaml:3:10: dataset.train: t.csv:2: column 'b': 'x' is not a number" in done.stderr
+    assert "config.yaml:3:10: dataset.train: t.csv:2: column 'b': 'x' is not a number; replace names" in done.stderr

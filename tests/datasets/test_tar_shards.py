@@ -76,7 +76,7 @@ def test_every_example_is_read_once_in_a_pass(dataset):
     assert len(batches) == dataset.num_batches["train"] == 8
     assert sorted(labels(batches)) == list(range(29))
     for batch in batches:
-        assert list(batch) == ["image", "label"]
+        assert list(batch) == ["image", "label", "id", "position"]
         assert (batch["image"].dtype, batch["label"].dtype) == (np.float32, np.int64)
         assert batch["image"].shape == (len(batch["label"]), 3, 4, 4)
         for image, label in zip(batch["image"], batch["label"], strict=True):

@@ -50,6 +50,18 @@ LOGITS = torch.tensor([[0.1, -2.5], [float("nan"), 3], [float("inf"), -float("in
 HOSTILE = ["=1+1", 'a "quoted", cell', "two\nlines\rthree", "ünïcode\x1b[31m", ""]
 
 
+def test_the_numbers_of_a_stream_are_beside_its_ids(save, tmp_path):
+    numbers = np.array([0, 2, 3, 6, 9])
+    ids = {"id": list("abcde"), "position": numbers}
+    assert save("p.csv", {"loss": torch.zeros(5)}, **ids).columns == ["id", "position", "loss"]
+    with (tmp_path / "p.csv").open() as file:
+        assert [int(row["position"]) for row in csv.DictReader(file)] == numbers.tolist()
+    for other in (numbers + 0.5, np.stack([numbers, numbers], axis=1)):  # not what counts examples
+        assert save("p.csv", {"loss": torch.zeros(5)}, position=other).columns == ["position", "loss"]
+    with (tmp_path / "p.csv").open() as file:
+        assert [int(row["position"]) for row in csv.DictReader(file)] == [0, 1, 2, 3, 4]
+
+
 def test_every_format_holds_the_values_with_all_their_digits(save, tmp_path):
     outputs = {
         "logits": LOGITS,

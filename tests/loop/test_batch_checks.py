@@ -274,6 +274,12 @@ def test_unused_sources_are_warned_of_once_however_many_batches_and_streams(capl
     assert "stream 'test': neither the model nor a hook reads the source z;" in messages(caplog)[1]
 
 
+def test_what_says_which_example_is_in_a_row_is_not_unused():
+    checks_of("x", unused="error").begin("train")({"x": [1.0], "id": ["a"], "position": [3]})
+    with pytest.raises(StreamError, match="neither the model nor a hook reads the source position"):
+        checks_of("x", unused="error").begin("train")({"x": [1.0], "position": [3]})
+
+
 def test_unused_sources_can_be_ignored(caplog):
     assert checks_of("x", unused="ignore").begin("train")({"x": [1], "y": [1]}) == 1
     assert not messages(caplog)
