@@ -18,21 +18,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 832,
+    "root": 839,
     "base": 877,
     "cli": 2_380,
-    "config": 2_704,
+    "config": 2_716,
     "diagnosis": 1_935,
-    "launch": 1_115,
-    "loop": 2_715,
-    "models": 4_352,
+    "launch": 1_117,
+    "loop": 2_717,
+    "models": 4_338,
     "ranks": 417,
-    "runs": 2_156,
-    "storage": 2_488,
-    "streams": 1_082,
+    "runs": 2_123,
+    "storage": 2_491,
+    "streams": 1_105,
     "training": 929,
-    "hooks": 5_398,
-    "datasets": 2_024,
+    "hooks": 5_407,
+    "datasets": 2_077,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
