@@ -265,7 +265,7 @@ def test_a_state_that_does_not_lead_to_the_position_is_not_used(check_training_s
     straight = bits(passes(make(Buffered()), "train")[0])
     state = None
     for stop in range(len(straight)):  # interrupted again and again
-        stream = StreamWrapper(make(Buffered()).train_stream, name="train")
+        stream = wrapped(make(Buffered()).train_stream, name="train")
         if state is not None:
             stream.load_state_dict(state)
             assert stream.restore()
