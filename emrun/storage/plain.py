@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.files import check_guards, read_regular, storing, write_atomically, written_aside
+from emrun.storage.files import read_regular, storing, write_atomically, written_aside
 
-_LARGEST = 4_000_000  # bytes
 _MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
 
@@ -33,7 +32,6 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         found = json.dumps([_digest(text), plain])
         if json.loads(found)[1] == plain:
             aside = plain_file(path)
-            check_guards(aside)
             with storing(aside, "write"), written_aside(aside) as written:
                 written.write_text(found, encoding="utf-8")  # not flushed: without it, the YAML file is read
 
@@ -45,12 +43,11 @@ def plain_of(path: Path, text: str) -> Any:
         path: the file.
         text: its text.
     """
-    with suppress(StorageError, ValueError, RecursionError):
-        content = read_regular(plain_file(path), _LARGEST)
-        if content.count(b"[") + content.count(b"{") <= _MOST_BRACKETS:
-            match json.loads(content):
-                case [digest, plain] if digest == _digest(text):
-                    return plain
+    with suppress(StorageError, ValueError, IndexError, RecursionError):
+        content = read_regular(plain_file(path), 4_000_000)
+        found = json.loads(content) if content.count(b"[") + content.count(b"{") <= _MOST_BRACKETS else None
+        if isinstance(found, list) and found[0] == _digest(text):
+            return found[1]
     return None
 
 
