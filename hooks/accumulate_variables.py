@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from emrun.base.arguments import check_names
+from emrun.base.encoding import pack, unpack
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
 from emrun.base.wording import did_you_mean, listed
@@ -119,7 +118,7 @@ class AccumulateVariables(AbstractHook):
         return {
             "variables": self._variables,
             "chunks": {
-                stream: {name: [_stored(each) for each in chunks] for name, chunks in variables.items()}
+                stream: {name: pack(chunks, f"values of {name!r}") for name, chunks in variables.items()}
                 for stream, variables in self._chunks.items()
             },
         }
@@ -136,7 +135,7 @@ class AccumulateVariables(AbstractHook):
                 )
             return
         for stream, saved in state["chunks"].items():
-            self._chunks[stream] = {name: [_loaded(each) for each in saved[name]] for name in self._variables}
+            self._chunks[stream] = {name: unpack(saved[name]) for name in self._variables}
 
 
 def _copied(values: Any) -> Any:
@@ -144,16 +143,3 @@ def _copied(values: Any) -> Any:
     if isinstance(values, list):
         return [_copied(each) for each in values]
     return np.array(values) if isinstance(values, np.ndarray) else values
-
-
-def _stored(values: Any) -> Any:
-    """Return a column with tensors instead of arrays, for a checkpoint."""
-    if isinstance(values, list):
-        return [_stored(each) for each in values]
-    return torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values
-
-
-def _loaded(values: Any) -> Any:
-    if isinstance(values, list | tuple):
-        return [_loaded(each) for each in values]
-    return values.cpu().numpy() if isinstance(values, Tensor) else values

@@ -98,20 +98,13 @@ def random_digest() -> str:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Set the global generators to a state that `random_state` returned."""
-    random.setstate(_as_python(state["python"]))
-    np.random.set_state(_as_numpy(state["numpy"]))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(array("I", numbers)), gauss))
+    of_numpy = state["numpy"]["state"]
+    np.random.set_state({**state["numpy"], "state": {**of_numpy, "key": np.frombuffer(of_numpy["key"], np.uint32)}})
     torch.set_rng_state(_tensor(state["torch"]))
     if state["cuda"]:
         torch.cuda.set_rng_state_all(map(_tensor, state["cuda"]))
-
-
-def _as_python(saved: Any) -> Any:
-    version, numbers, gauss = saved
-    return version, tuple(array("I", numbers)), gauss
-
-
-def _as_numpy(saved: Mapping[str, Any]) -> Any:
-    return {**saved, "state": {**saved["state"], "key": np.frombuffer(saved["state"]["key"], np.uint32)}}
 
 
 def _tensor(data: bytes) -> torch.Tensor:
