@@ -13,8 +13,6 @@ from emrun.base.wording import counted, did_you_mean, in_one_line, listed, size_
 from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
 
-_MOST_NAMES = 5  # of files that stay
-
 if TYPE_CHECKING:
     from emrun.runs.columns import Column, Row
     from emrun.runs.pruning import Removal, What
@@ -47,6 +45,7 @@ def prune(
     The options that choose runs are combined; at least one is needed, unless DIRECTORY is itself a run. A run that is
     in use stays, and so does everything that is not surely a run: damaged ones, results of evaluations, links.
     """
+    from emrun.runs.own_files import what_stays
     from emrun.runs.pruning import ERRORS, Removal
 
     if checkpoints and optimizer_states:
@@ -72,9 +71,7 @@ def prune(
         click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
         for row, removal in going:
             if removal.others:
-                names = [in_one_line(str(each.relative_to(row.run.directory)), 40) for each in removal.others]
-                shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
-                click.echo(f"{in_one_line(row.name)} stays, with {counted(len(names), 'file')} of yours: {shown}")
+                click.echo(f"{in_one_line(row.name)} {what_stays(row.run.directory, removal.others)}")
     if not going:
         click.echo("nothing to remove", err=True)
     if dry_run or not going:

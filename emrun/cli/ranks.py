@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -79,8 +78,12 @@ def remove(directory: Path, status: int | None) -> None:
     The command that has started several ranks does this, when all have ended; of other ranks, the first.
     """
     if status != RunInUse.exit_status and meeting_place() is None and not is_follower():
-        shutil.rmtree(directory, ignore_errors=True)
-        if not click.get_current_context().params["quiet"]:
+        from emrun.runs.own_files import remove_run, what_stays
+
+        left = remove_run(directory)
+        if left:
+            click.echo(f"{from_here(directory)} {what_stays(directory, left)}", err=True)
+        elif not click.get_current_context().params["quiet"]:
             click.echo(f"deleted {from_here(directory)} (--rm)", err=True)
 
 

@@ -57,6 +57,7 @@ class _Checks(TrialChecks):
 
     def check_training(self, training: Training) -> None:
         from emrun.epoch_data import check_monitors
+        from emrun.training.create import remove
 
         loop = training.main_loop
         if self._objective is None:
@@ -66,7 +67,7 @@ class _Checks(TrialChecks):
             check_monitors([*loop.hooks, training.model, Sweep(self._objective)], streams)
         except HookError as error:
             if loop.run is not None:
-                loop.run.remove()
+                remove(loop.run)
             raise _WrongSweep(f"{self._place}: {error}") from error
 
     def note_failure(self, error: BaseException) -> None:

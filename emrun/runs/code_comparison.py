@@ -140,7 +140,7 @@ def _tree(source: bytes) -> str | None:
 
 def _read(place: Path) -> dict[str, Any]:
     with suppress(ValueError, RecursionError):
-        content: dict[str, Any] = json.loads(read_regular(place / RECORD, _LARGEST_RECORD))
+        content: dict[str, Any] = json.loads(read_regular(place / RECORD, _LARGEST_RECORD, depth=2))
         if fitting(content, KIND):
             return content
     raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
@@ -179,6 +179,5 @@ def _source(place: Path, name: str) -> bytes | None:
     path = home / PurePath(*name.split("."))
     for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
         with suppress(StorageError):
-            if file.resolve() == home.parent.resolve() / file.relative_to(home.parent):  # not behind a link
-                return read_regular(file, _LARGEST_SOURCE)
+            return read_regular(file, _LARGEST_SOURCE, len(file.relative_to(place.parent).parts))
     return None

@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
+from emrun.base.wording import counted, in_one_line, listed
 from emrun.storage.checkpoints.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
 from emrun.storage.code.files import recorded_files
 from emrun.storage.code.record import code_records
-from emrun.storage.files import LIST, listed_files
-from emrun.storage.lock import EVALUATIONS
+from emrun.storage.files import LIST, check_guards, listed_files, remove_files, storing
+from emrun.storage.lock import EVALUATIONS, LOCK_FILES
 from emrun.storage.log import LOG
 from emrun.storage.metrics import METRICS
 from emrun.storage.run import CHECKPOINTS, CONFIG
@@ -32,6 +33,7 @@ _BEFORE = re.compile(
     rf"{LOG}|{METRICS}|{STEPS}|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"
 )
+_MOST_NAMES = 5
 _FAILURES, _FAILURE = "failures", "failure.json"
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -68,17 +70,48 @@ def others_in(directory: Path, own: set[Path]) -> Iterator[Path]:
         folders[:] = [name for name in folders if name not in left]
 
 
-def _found_in(directory: Path) -> Iterator[PurePath]:
-    """Yield the paths that may be emrun's, relative to a directory."""
+def files_written_by(directory: Path) -> list[PurePath]:
+    """Return the files that the run in a directory has listed, or without a list, those with names of emrun's parts."""
     listed = listed_files(directory)
     if listed is not None:
-        yield from listed
+        return listed
+    code = [PurePath(place.name, each) for _, place in code_records(directory) for each in recorded_files(place)]
+    return [*code, *(path for path in _files_below(directory, depth=1) if _BEFORE.fullmatch(path.as_posix()))]
+
+
+def remove_run(directory: Path, *, keeps_directory: bool = False) -> list[Path]:
+    """Delete what a run has written, and its directory unless something else is in it.
+
+    Args:
+        directory: the run directory.
+        keeps_directory: whether the directory stays in any case.
+
+    Returns:
+        What stays.
+
+    Raises:
+        RunInUse: another process has taken the run over; nothing is deleted.
+        StorageError: something cannot be deleted.
+    """
+    check_guards(directory / TRACE)
+    locks = [directory / name for name in LOCK_FILES if not keeps_directory]
+    with storing(directory, "delete"):
+        remove_files([*own_files(directory), *locks], directory)
+    return sorted(others_in(directory, {directory / name for name in LOCK_FILES}))
+
+
+def what_stays(directory: Path, left: Sequence[Path]) -> str:
+    """Return why a directory is not deleted, in words."""
+    names = [in_one_line(str(each.relative_to(directory)), 40) for each in left]
+    shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
+    return f"stays, with {counted(len(names), 'file')} of yours: {shown}"
+
+
+def _found_in(directory: Path) -> Iterator[PurePath]:
+    """Yield the paths that may be emrun's, relative to a directory."""
+    yield from files_written_by(directory)
     with suppress(OSError):
         yield from (PurePath(name) for name in os.listdir(directory) if _ALWAYS.fullmatch(name))  # noqa: PTH208
-    if listed is None:
-        for path in _files_below(directory, depth=1):
-            if _BEFORE.fullmatch(path.as_posix()):
-                yield path
     for name in (CHECKPOINTS, f".{CHECKPOINTS}.removed"):
         yield from (PurePath(name) / each for each in _of_checkpoints(directory / name))
     for each in _folders_in(directory / _FAILURES):

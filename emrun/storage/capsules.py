@@ -24,7 +24,7 @@ from emrun.hook import AbstractHook, TrainingTerminated, UpdateSkipped
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
 from emrun.storage.draws import Draws
-from emrun.storage.files import check_guards, make_directory, refuse_timeout, storing, written_aside
+from emrun.storage.files import check_guards, copy_regular, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.log import LOG
 from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
@@ -204,6 +204,7 @@ def _write(
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
+        check_guards(root / _FACTS)
         make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
             shutil.rmtree(left)
@@ -221,7 +222,7 @@ def _write(
             facts["left_out"] = censor.plain(left_out)
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
-                shutil.copyfile(run_directory / CONFIG, aside / CONFIG)
+                copy_regular(run_directory / CONFIG, aside / CONFIG)
             check_guards(place)
             seal(aside, _FACTS, facts)
         for number in sorted(_numbers(root))[:-MOST]:

@@ -19,7 +19,6 @@ _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the d
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
 _WRITTEN: dict[str, set[str]] = {}  # absolute run directory with a / -> the files that were written, relative to it
-_OF_USER: set[str] = set()  # those that had files before the run
 LIST = ".files"
 """The file in a run directory that lists what the run has written, but for folders with lists of their own."""
 _LISTED_ELSEWHERE = ("checkpoints/", "failures/", "eval/", ".")
@@ -60,18 +59,19 @@ def refuse_timeout(error: BaseException, path: Path) -> None:
         found = found.__cause__ or found.__context__
 
 
-def read_regular(path: Path, most: int) -> bytes:
+def read_regular(path: Path, most: int, depth: int = 1) -> bytes:
     """Return the content of a file that may be anybody's: a regular file, and not too large.
 
     Args:
         path: the file.
         most: the largest size in bytes.
+        depth: see `opened_regular`.
 
     Raises:
         StorageError: there is no such file, or it cannot be read, is larger, or is a directory, a pipe or a device.
     """
     with storing(path, "read"):
-        descriptor = _open_regular(path)
+        descriptor = _open_regular(path, depth)
         try:
             content = os.read(descriptor, most + 1)
             while len(content) <= most and (more := os.read(descriptor, most + 1 - len(content))):
@@ -84,28 +84,67 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 @contextmanager
-def opened_regular(path: Path) -> Iterator[BinaryIO]:
+def opened_regular(path: Path, depth: int = 1) -> Iterator[BinaryIO]:
     """Open a file that may be anybody's for reading; a pipe or a device, which may never end, is refused.
+
+    Args:
+        path: the file.
+        depth: how many parts at the end of the path are those of a run: 1 for a file in the run directory. None of them
+            may be a link.
 
     Raises:
         StorageError: there is no such file, or it cannot be read; also if that happens in the block.
     """
-    with storing(path, "read"), open(_open_regular(path), "rb") as file:
+    with storing(path, "read"), open(_open_regular(path, depth), "rb") as file:
         yield file
 
 
-def _open_regular(path: Path) -> int:
-    """Open a file that is a regular one itself, and no link to one, without waiting."""
+def _open_regular(path: Path, depth: int = 1) -> int:
+    """Open a regular file without waiting, each of the last parts of the path from the directory before it."""
+    folder = os.open(Path(*path.parts[:-depth]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed") from error
-        raise
+        for part in path.parts[-depth:-1]:
+            before, folder = folder, _open_within(folder, part, os.O_DIRECTORY)
+            os.close(before)
+        descriptor = _open_within(folder, path.name, os.O_NONBLOCK)
+    finally:
+        os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file")
     return descriptor
+
+
+def copy_regular(source: Path, target: Path, depth: int = 1) -> None:
+    """Copy a regular file of a run with its times; see `opened_regular`.
+
+    Raises:
+        OSError: there is no such file, or it cannot be copied.
+    """
+    os.close(_open_regular(source, depth))
+    shutil.copy2(source, target, follow_symlinks=False)
+
+
+def check_no_link(directory: Path) -> None:
+    """Check that a directory of a run is not a link.
+
+    Raises:
+        StorageError: it is.
+    """
+    if directory.is_symlink():
+        raise StorageError(errno.ELOOP, f"{directory} is a link, and links in a run are not followed")
+
+
+def _open_within(folder: int, part: str, flags: int) -> int:
+    try:
+        return os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, dir_fd=folder)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(
+            os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
+        )
+        if is_link:
+            raise OSError(errno.ELOOP, f"{part} is a link, which is not followed") from error
+        raise
 
 
 def guard(directory: Path, check: Callable[[], None], but: str) -> None:
@@ -121,21 +160,27 @@ def unguard(directory: Path) -> None:
     _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
-def note_writes(directory: Path, *known: str, is_of_user: bool = False) -> None:
-    """Note from now on what is written below the directory of a run; see `write_list`.
+def note_writes(directory: Path, known: Iterable[str]) -> None:
+    """List from now on what is written below the directory of a run, and refuse to change other files in it.
+
+    Each name is listed before the file is written, so that a process that is killed leaves no file without an owner.
 
     Args:
         directory: the run directory.
-        known: names of files that the run has written already.
-        is_of_user: whether files were there before the run: those that it would change are the user's.
+        known: names of files that are the run's, or that it is about to write.
+
+    Raises:
+        StorageError: the list cannot be written.
     """
     place = f"{directory.absolute()}{os.sep}"
-    _WRITTEN[place] = {*known, *map(str, listed_files(directory) or ())}
-    (_OF_USER.add if is_of_user else _OF_USER.discard)(place)
+    listed = {*map(str, listed_files(directory) or ())}
+    _WRITTEN[place] = {*known, *listed}
+    if new := _WRITTEN[place] - listed:
+        _list(place, *new)
 
 
 def listed_files(directory: Path) -> list[PurePath] | None:
-    """Return what `write_list` has written; None if there is no list."""
+    """Return what the list of a run has; None if there is no list."""
     try:
         names = read_regular(directory / LIST, _LARGEST_LIST).decode(errors="surrogateescape").split("\0")
     except StorageError:
@@ -144,32 +189,47 @@ def listed_files(directory: Path) -> list[PurePath] | None:
     return [each for each in found if not each.is_absolute() and ".." not in each.parts]
 
 
-def write_list(directory: Path) -> None:
-    """Write the list of what the run in a directory has written, if it is not complete."""
-    written = _WRITTEN.get(f"{directory.absolute()}{os.sep}")
-    if written is not None and written != {str(each) for each in listed_files(directory) or ()}:
-        write_atomically(directory / LIST, "\0".join(sorted(written)).encode(errors="surrogateescape"))
+def _list(directory: str, *names: str) -> None:
+    """Append names to the list; those of the code, which may be hundreds, are not flushed to disk."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with storing(Path(directory, LIST), "write"):
+        descriptor = os.open(f"{directory}{LIST}", flags, 0o666)
+        try:
+            os.write(descriptor, "".join(f"\0{name}" for name in sorted(names)).encode(errors="surrogateescape"))
+            if not all(name.startswith("code") for name in names):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_guards(path: Path) -> None:
-    """Check that a file may be changed, and note that the run writes it.
+    """Check that a file may be changed, and list it as written by the run.
 
     Raises:
         RunInUse: the file is part of a run that another process has taken over from this one.
-        UsageError: the file was there before the run.
+        UsageError: the run has not written the file.
+        StorageError: the file is behind a link, or cannot be listed.
     """
-    if _GUARDS or _WRITTEN:
-        absolute = str(path.absolute())
-        for directory, written in _WRITTEN.items():
-            if absolute.startswith(directory) and not absolute.startswith(_LISTED_ELSEWHERE, len(directory)):
-                name = absolute[len(directory) :]
-                if directory in _OF_USER and name not in written and os.path.lexists(absolute):
-                    message = f"{path} was there before the run, which would change it"
-                    raise UsageError(f"{message}; choose another directory, or move the file")
-                written.add(name)
-        for directory, (check, free) in list(_GUARDS.items()):
-            if absolute.startswith(directory) and not absolute.startswith(free):
-                check()
+    if not _GUARDS and not _WRITTEN:
+        return
+    absolute = str(path.absolute())
+    for directory, (check, free) in list(_GUARDS.items()):
+        if absolute.startswith(directory) and not absolute.startswith(free):
+            check()
+    for directory, written in list(_WRITTEN.items()):
+        if not absolute.startswith(directory):
+            continue
+        folder = path.absolute().parent
+        while len(str(folder)) > len(directory):
+            check_no_link(folder)
+            folder = folder.parent
+        name = absolute[len(directory) :]
+        if name not in written and not name.startswith(_LISTED_ELSEWHERE):
+            if os.path.lexists(absolute):
+                message = f"the run has not written {path}, which it would change"
+                raise UsageError(f"{message}; move the file, or choose another directory")
+            _list(directory, name)
+            written.add(name)
 
 
 @contextmanager

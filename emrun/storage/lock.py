@@ -32,6 +32,7 @@ LOCK_FILES = (_LOCK, _OWNER)
 """The files of the lock in a run directory."""
 EVALUATIONS = "eval"
 """The directory of a run that evaluations write; evaluations take no lock."""
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LARGEST_OWNER = 10_000  # bytes
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the system or the file system does not have such locks
 _FLOCK = "hhqqi4x"  # struct flock of Linux: l_type, l_whence, l_start, l_len, l_pid
@@ -122,7 +123,7 @@ def writer_of(directory: Path) -> str | None:
         return f"process {os.getpid()}"
     is_here = owner is not None and owner.lives_here
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # it was deleted, or cannot be read
         return str(owner) if is_here else None
     try:
@@ -173,10 +174,10 @@ def _open(path: Path, directory: Path) -> int:
             raise RunInUse(f"{directory} is in use by another run of this process")
         with storing(directory / _LOCK, "write"):
             try:
-                _HELD[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+                _HELD[path] = os.open(path / _LOCK, _FLAGS)
             except FileNotFoundError:
                 _refuse_if_owner_lives(path, directory)
-                _HELD[path] = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                _HELD[path] = os.open(path / _LOCK, _FLAGS | os.O_CREAT, 0o666)
         return _HELD[path]
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,20 +18,18 @@ from emrun.base.types import EpochData
 from emrun.base.wording import from_here, listed
 from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
-    LIST,
-    check_guards,
+    check_no_link,
     flush_lines,
     make_directory,
     note_writes,
     opened_regular,
     storing,
-    write_list,
 )
 from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
 from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
-from emrun.storage.plain import plain_file, write_with_plain
+from emrun.storage.plain import write_with_plain
 from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 
@@ -55,7 +52,7 @@ class Run:
         clock: returns the time.
         lock: the lock of the directory, released at the end of the run.
         censor: removes values of the environment from the log, the trace and the capsules of failed steps.
-        is_of_user: whether the directory had files before the run, which must stay as they are.
+        known: names of files in the directory that the run has written before.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class Run:
         clock: Clock = local_time,
         lock: RunLock | None = None,
         censor: Censor | None = None,
-        is_of_user: bool = False,
+        known: Iterable[str] = (),
     ) -> None:
         self.directory = directory
         self.censor = Censor() if censor is None else censor
@@ -77,7 +74,7 @@ class Run:
         self.censor.keep(*places)
         keep_on_terminal(*places)
         self._lock = lock
-        note_writes(directory, CONFIG, TRACE, LOG, is_of_user=is_of_user)
+        note_writes(directory, (CONFIG, TRACE, LOG, *known))
         self.metrics: list[dict[str, Any]] = []
         self._lines = Lines(directory / METRICS)
         self.steps = StepsFile(directory / STEPS)
@@ -176,7 +173,6 @@ class Run:
         try:
             flush_lines()
             self.trace.write()
-            write_list(self.directory)
         finally:
             if self.write_report is None:
                 self.release()
@@ -186,26 +182,9 @@ class Run:
         try:
             if self.write_report is not None and self.trace.has_ended:
                 self.write_report(self.directory)
-                write_list(self.directory)
         finally:
             self.write_report = None
             self.release()
-
-    def remove(self, *, only_own_files: bool = False) -> None:
-        """Delete the directory, or only the files that a run writes before the training starts.
-
-        Raises:
-            RunInUse: another process has taken the run over; nothing is deleted.
-        """
-        check_guards(self.directory / TRACE)
-        self.release()
-        with storing(self.directory, "delete"):
-            if not only_own_files:
-                shutil.rmtree(self.directory)
-                return
-            plain = (plain_file(self.directory / name) for name in (CONFIG, TRACE))
-            for each in (*(self.directory / name for name in (CONFIG, TRACE, LOG, LIST)), *plain):
-                each.unlink(missing_ok=True)
 
 
 def create_run(
@@ -243,11 +222,9 @@ def create_run(
     """
     directory = output_dir or output_root / _directory_name(name, clock)
     check_readable_name(directory)
-    is_of_user = False
     with storing(directory, "create"):
         if output_dir is not None:
             make_directory(directory, exist_ok=True)
-            is_of_user = any(directory.iterdir()) and not holds_run(directory)
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
@@ -259,7 +236,7 @@ def create_run(
         else:
             check_free(directory)
         write_with_plain(directory / CONFIG, config_text, plain)
-        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor, is_of_user=is_of_user)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
         run.trace.begin()
     except BaseException:
         lock.release()
@@ -290,6 +267,8 @@ def create_evaluation(
     Raises:
         StorageError: the directory cannot be created.
     """
+    if root.name == EVALUATIONS:
+        check_no_link(root)
     with storing(root, "create"):
         make_directory(root, exist_ok=True)
         stem = safe_component("stream", stream)

@@ -16,6 +16,7 @@ from emrun.base.fields import FILES, fitting
 from emrun.storage.files import flush_directory, flush_file, opened_regular, read_regular, storing, write_atomically
 
 _LARGEST = 64_000_000  # bytes of the file that describes a folder
+_DEPTH = 3  # a folder is in another one in the run directory: see `opened_regular`
 _CHUNK = 2**24  # bytes; large, because a thread waits for the interpreter lock between two chunks
 
 
@@ -61,7 +62,7 @@ def read_seal(path: Path) -> tuple[Any, bool]:
         ValueError: the file is not JSON.
         RecursionError: the file is JSON that is nested too deeply.
     """
-    content = json.loads(read_regular(path, _LARGEST))
+    content = json.loads(read_regular(path, _LARGEST, _DEPTH))
     return content, isinstance(content, dict) and content.pop("sha256", None) == json_digest(content)
 
 
@@ -93,7 +94,7 @@ def damaged_file(folder: Path, files: Mapping[str, Any]) -> tuple[str, bool] | N
 def describe(path: Path) -> dict[str, Any]:
     """Return the checksum and the size of a file: `{"sha256": ..., "size": bytes}`."""
     found = hashlib.sha256()
-    with opened_regular(path) as file:
+    with opened_regular(path, _DEPTH) as file:
         while chunk := file.read(_CHUNK):
             found.update(chunk)
     return {"sha256": found.hexdigest(), "size": path.stat().st_size}

@@ -34,7 +34,7 @@ from emrun.base.fields import (
 )
 from emrun.ranks.group import ranks
 from emrun.storage.code.git import head_of
-from emrun.storage.files import read_regular, refuse_timeout, write_list
+from emrun.storage.files import read_regular, refuse_timeout
 from emrun.storage.plain import write_with_plain
 
 _LOG = logging.getLogger(__name__)
@@ -147,7 +147,6 @@ class Trace:
         if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
             self._written_at = now
             self.write()
-            write_list(self._path.parent)
 
     def end(self, **entries: Any) -> None:
         """Set when and how the run ended; the caller writes the file."""

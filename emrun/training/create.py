@@ -25,6 +25,7 @@ from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.ranks.group import join, ranks
+from emrun.runs.own_files import remove_run, what_stays
 from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog
@@ -263,7 +264,7 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
 
     Args:
         run: the run.
-        existed: whether the directory existed before. Then files that were in it are not removed.
+        existed: whether the directory existed before. Then it stays.
         remove_failed: whether to remove the run after any error.
     """
     try:
@@ -271,15 +272,32 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
     except BaseException as error:
         is_mistake = isinstance(error, RankFailed) and error.exit_status == ConfigError.exit_status
         if is_mistake or isinstance(error, ConfigError | UsageError | StateError):
-            run.remove(only_own_files=existed)
+            remove(run, keeps_directory=existed)
         elif remove_failed:
-            run.remove(only_own_files=existed)
+            remove(run, keeps_directory=existed)
             _LOG.info("deleted %s, because building failed", from_here(run.directory))
         else:
             outcome = Outcome.of(error)
             run.write_report = None  # the training has not begun
             run.end(outcome.status, outcome.exit_status, outcome.reason)
         raise
+
+
+def remove(run: Run, *, keeps_directory: bool = False) -> None:
+    """Delete what a run has written, and its directory unless something else is in it, which is logged.
+
+    Args:
+        run: the run.
+        keeps_directory: whether the directory stays in any case.
+
+    Raises:
+        RunInUse: another process has taken the run over; nothing is deleted.
+        StorageError: something cannot be deleted.
+    """
+    left = remove_run(run.directory, keeps_directory=keeps_directory)
+    run.release()
+    if left and not keeps_directory:
+        _LOG.warning("%s %s", from_here(run.directory), what_stays(run.directory, left))
 
 
 def warn_of(notes: Sequence[str]) -> None:

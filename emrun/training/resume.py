@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,13 +21,14 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.loop.saving import left_alone
 from emrun.ranks.group import join, ranks
+from emrun.runs.own_files import files_written_by
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import check_resumable, verify
 from emrun.storage.class_names import check_classes
 from emrun.storage.code.record import copy_code
-from emrun.storage.files import check_guards, storing, write_atomically
+from emrun.storage.files import check_guards, copy_regular, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.metrics import METRICS, read_metrics
@@ -36,7 +36,7 @@ from emrun.storage.plain import plain_of, write_with_plain
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
-from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, warn_of
+from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, remove, warn_of
 from emrun.training.device import device_of
 from emrun.training.settings import FOUND, connected
 from emrun.training.user_code import log_code_directory, record_code
@@ -101,7 +101,7 @@ def _resumed(
     """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
     _check_fork(fork)
     censor = Censor(kept=[source])
-    run = Run(source, command=command, lock=RunLock(source), censor=censor) if fork is None else None
+    run = _opened(source, command, censor) if fork is None else None
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
@@ -156,7 +156,18 @@ def _resumed(
         if run is not None:
             run.release()
             if fork is not None:
-                run.remove()  # the directory was missing or empty before
+                remove(run)  # the directory was missing or empty before
+        raise
+
+
+def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
+    """Lock a run, to write it again."""
+    lock = RunLock(source)
+    try:
+        known = map(str, files_written_by(source))
+        return Run(source, command=command, lock=lock, censor=censor, known=known)
+    except BaseException:
+        lock.release()
         raise
 
 
@@ -325,10 +336,11 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
         if copied is None:
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
-        if path.is_file() and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+        is_file = path.is_file() and not path.is_symlink()
+        if is_file and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
                 check_guards(directory / path.name)
-                shutil.copy2(path, directory / path.name)
+                copy_regular(path, directory / path.name)
     copy_code(source, directory)
     return copied
 

@@ -39,6 +39,11 @@ class Fail(AbstractHook):
         if self.main_loop.iterations_done == 3:
             raise RuntimeError("it broke")
 
+class Visit(AbstractHook):
+    def __init__(self, output_dir):
+        super().__init__(output_dir=output_dir)
+        (output_dir / "notes.txt").write_text("mine")
+
 class SpoilMean(AbstractHook):
     def after_epoch(self, epoch_id, epoch_data):
         if epoch_id == 1:
@@ -211,6 +216,13 @@ def test_rm_deletes_the_run_directory(project, emrun):
     done = emrun("train", "--rm", "config.yaml")
     assert done.returncode == 0
     assert not list((project / "log").iterdir())
+
+
+@pytest.mark.parametrize("more", [[], ["hooks.my_hooks.Fail={}"], ["hooks.SaveFile={files: [x]}"]])
+def test_rm_and_a_wrong_config_leave_what_the_run_has_not_written(project, emrun, more):
+    done = emrun("train", "--rm", "config.yaml", "--output-dir", "run", "hooks.my_hooks.Visit={}", *more)
+    assert {path.name: path.read_text() for path in (project / "run").rglob("*")} == {"notes.txt": "mine"}
+    assert "run stays, with 1 file of yours: notes.txt" in done.stderr
 
 
 def test_rm_does_not_delete_what_was_there_before(project, emrun):
@@ -628,7 +640,7 @@ def test_files_that_were_there_before_a_run_stay_as_they_are(project, emrun):
         (mine / name).write_text("mine")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}")
     assert done.returncode == 2
-    assert "training.csv was there before the run, which would change it" in done.stderr
+    assert "training.csv, which it would change; move the file" in done.stderr
     (mine / "training.csv").rename(mine / "old.csv")
     assert emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}").returncode == 0
     assert {(mine / name).read_text() for name in (*names[1:], "old.csv")} == {"mine"}

@@ -16,7 +16,7 @@ from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
 from emrun.storage.checkpoints.state_file import FILE as STATE_FILE
-from emrun.storage.files import write_atomically, write_list
+from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
 
 
@@ -32,7 +32,6 @@ def directory(make_run):
     for iteration, name in ((10, "best"), (20, "latest")):
         commits.commit(place / "checkpoints", save, epoch=1, iteration=iteration, names=[name])
     write_atomically(place / "training.csv", "epoch")
-    write_list(place)
     return place
 
 

@@ -11,6 +11,7 @@ import torch
 from storage.committing import tree
 
 from emrun.base.errors import StorageError
+from emrun.storage.files import write_atomically
 from emrun.storage.metrics import METRICS
 
 
@@ -98,7 +99,7 @@ def test_a_stream_without_numbers_is_there(run):
 
 def test_a_damaged_line_is_left_out_of_the_metrics_that_are_read(run, caplog):
     content = b'{"epoch": 0, "streams": {}}\n{"epo\n{"epoch": 2, "streams": {}}\n'
-    (run.directory / METRICS).write_bytes(content)
+    write_atomically(run.directory / METRICS, content)
     run.rewind(len(content))
     assert run.metrics == [{"epoch": 0, "streams": {}}, {"epoch": 2, "streams": {}}]
     assert "line 2 is damaged" in caplog.text

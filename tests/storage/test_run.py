@@ -29,7 +29,8 @@ def test_a_run_directory_is_named_after_the_run_and_the_time(tmp_path):
     assert run.directory == tmp_path / "log" / "digits_20261120-210301"
     assert (run.directory / "config.yaml").read_text(encoding="utf-8") == "name: digits  # größe\n"
     plain = [".config.yaml.json", ".trace.yaml.json"]
-    assert sorted(tree(run.directory)) == sorted([".lock", ".owner.json", *plain, "config.yaml", "trace.yaml"])
+    names = [".files", ".lock", ".owner.json", *plain, "config.yaml", "trace.yaml"]
+    assert sorted(tree(run.directory)) == sorted(names)
     trace = trace_of(run)
     assert (trace["status"], trace["seed"], trace["command"]) == ("running", 42, ["emrun"])
     assert holds_run(run.directory)
@@ -270,15 +271,6 @@ def test_the_first_end_counts(run):
         "the model",
         5,
     )
-
-
-def test_removing_deletes_the_directory_and_nothing_beside_it(tmp_path):
-    run, other = create(tmp_path), create(tmp_path)
-    run.remove()
-    assert not run.directory.exists()
-    assert holds_run(other.directory)
-    with pytest.raises(StorageError, match="cannot delete"):
-        run.remove()
 
 
 def test_the_checkpoints_lie_in_the_directory(run):

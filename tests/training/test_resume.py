@@ -260,14 +260,14 @@ def test_a_fork_chooses_again_when_the_run_deletes_the_checkpoint_meanwhile(proj
     directory = stopped(project)
     copy, copied = shutil.copy2, []
 
-    def after_the_next_commit(source, target):
+    def after_the_next_commit(source, target, **more):
         if not copied:
             copied.append(source)
             old = (directory / "checkpoints" / "latest").resolve()
             names = [link.name for link in old.parent.iterdir() if link.is_symlink()]
             commit(old.parent, lambda place: copy_files(old, place), epoch=1, iteration=int(old.name[3:]), names=names)
             assert not old.exists()
-        return copy(source, target)
+        return copy(source, target, **more)
 
     monkeypatch.setattr("emrun.storage.checkpoints.commits.shutil.copy2", after_the_next_commit)
     training = resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")

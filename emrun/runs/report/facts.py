@@ -139,7 +139,7 @@ def pictures_of(run: StoredRun, most: int) -> tuple[list[Picture], int]:
         sheets = [each for each in paths if Path(each).name == "sheet.png"]
         for path in sheets or paths[:_MOST_OF_FOLDER]:
             try:
-                content = read_regular(run.directory / path, most - size)
+                content = read_regular(run.directory / path, most - size, len(Path(path).parts))
             except StorageError:
                 left_out += 1
                 continue
@@ -212,6 +212,6 @@ def config_text_of(run: StoredRun) -> str:
 
 def _json(run: StoredRun, path: Path) -> Any:
     try:
-        return json.loads(read_regular(path, _LARGEST))
+        return json.loads(read_regular(path, _LARGEST, len(path.relative_to(run.directory).parts)))
     except (StorageError, ValueError, RecursionError):
         return None

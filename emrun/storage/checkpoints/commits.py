@@ -5,6 +5,7 @@ In a copy of a run that followed the links, a name is a directory with the check
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -16,6 +17,7 @@ from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
 from emrun.base.wording import listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
+    FILE,
     Contents,
     free_place,
     is_directory_name,
@@ -24,7 +26,16 @@ from emrun.storage.checkpoints.manifest import (
     verify,
 )
 from emrun.storage.checkpoints.names import Names
-from emrun.storage.files import check_guards, flush_directory, flush_lines, link_atomically, storing, written_aside
+from emrun.storage.files import (
+    check_guards,
+    copy_regular,
+    flush_directory,
+    flush_lines,
+    link_atomically,
+    storing,
+    written_aside,
+)
+from emrun.storage.sealed import files_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +75,7 @@ def commit(
     """
     names = sorted(names)
     known = Names(root) if known is None else known
-    check_guards(root)
+    check_guards(root / ASIDE)
     flush_lines()
     with storing(root, "write a checkpoint in"):
         if not root.exists():
@@ -95,11 +106,14 @@ def find(root: Path, name: str | None = None) -> Path:
     Raises:
         UsageError: the checkpoint does not exist; the message lists those that do.
     """
+    here = Contents.of(root)
     for candidate in (name,) if name else DEFAULTS:
         path = root / candidate
         if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
-            return path.resolve()
-    here = Contents.of(root)
+            place = path.resolve()
+            if place.parent != root.resolve():
+                raise StorageError(errno.ELOOP, f"{path} leads to {place}, which is not beside it")
+            return place
     manifests = {} if here.links or here.named else here.manifests(root)  # a copy of the run may have lost the links
     for candidate in (name,) if name else DEFAULTS:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
@@ -177,8 +191,17 @@ def copy_up_to(place: Path, root: Path) -> Path | None:
         The copy of the checkpoint; None, and nothing is left, if the original run has deleted the checkpoint meanwhile.
     """
     root.mkdir()
+    found = None
+    try:
+        found = _copied(place, root)
+        return found
+    finally:
+        if found is None:
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _copied(place: Path, root: Path) -> Path | None:
     if not _copy(place, root / place.name):
-        root.rmdir()
         return None
     own = read_manifest(root / place.name).commit
     here = Contents.of(place.parent)
@@ -188,7 +211,9 @@ def copy_up_to(place: Path, root: Path) -> Path | None:
         if manifest.commit < own:
             try:
                 _copy(place.parent / name, root / name)
-            except FileNotFoundError:  # a link to nowhere, say
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # a file is missing, a link or a pipe
+                    raise
                 shutil.rmtree(root / name)
         elif name in here.named:
             link_atomically(root / name, place.name)  # a copy that followed links has the checkpoint twice
@@ -208,8 +233,8 @@ def _copy(place: Path, target: Path) -> bool:
         return False
     target.mkdir()
     try:
-        for path in sorted(place.iterdir()):
-            shutil.copy2(path, target / path.name)
+        for name in files_of(place / FILE):
+            copy_regular(place / name, target / name, depth=3)
     except FileNotFoundError:
         if _identity(place) == before:
             raise

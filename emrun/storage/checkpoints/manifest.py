@@ -15,7 +15,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
 from emrun.base.wording import from_here
-from emrun.storage.files import flush_directory, refuse_timeout, storing
+from emrun.storage.files import check_no_link, flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
 FORMAT = 1
@@ -182,8 +182,13 @@ class Contents:
 
     @classmethod
     def of(cls, root: Path) -> Contents:
-        """Return the names in a directory, which may be missing."""
+        """Return the names in a directory, which may be missing.
+
+        Raises:
+            StorageError: it is a link.
+        """
         found = cls([], [], {}, [])
+        check_no_link(root)
         try:
             entries = list(os.scandir(root))
         except FileNotFoundError:

@@ -191,20 +191,20 @@ class Names:
         return place
 
     def _make_way(self, name: str) -> None:
-        """Rename a directory that has a name such as `best`, which a copy that followed links has instead of a link."""
+        """Rename what has a name such as `best` and is not a link: a copy that followed links has a directory."""
         path = self.root / name
-        if path.is_symlink() or not path.is_dir():
+        if path.is_symlink() or not path.exists():
             return
         with suppress(OSError):
             path.rmdir()  # some archives turn a link into an empty directory
             return
-        manifest = readable_manifest(path)
+        manifest = readable_manifest(path) if path.is_dir() else None
         if manifest is not None:
             place = free_place(self.root, manifest.iteration)
             self._of[name] = place.name
         else:
             place = next(each for n in count(1) if not (each := path.with_name(f"{name}-replaced-{n}")).exists())
-            _LOG.warning("%s is a directory that is not a checkpoint; renamed it to %s", path, place.name)
+            _LOG.warning("%s is not a checkpoint; renamed it to %s", path, place.name)
             self._of.pop(name, None)
         path.rename(place)
 

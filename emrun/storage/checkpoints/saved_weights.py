@@ -75,7 +75,7 @@ def read_saved(path: Path) -> SavedWeights:
     if holds_run(path):
         return _of_run(path)
     if (path / MANIFEST).exists():
-        verify(path)
+        verify(path.resolve())
         if not (path / FILE).exists():
             raise UsageError(f"checkpoint {path} has no {FILE}: its model saves its weights in another way")
     found = next((path / name for name in (FILE, _INDEX) if (path / name).exists()), None)

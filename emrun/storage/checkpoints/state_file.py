@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from emrun.base.encoding import encode
-from emrun.base.errors import StorageError
+from emrun.base.errors import StorageError, reason_of
 from emrun.storage.checkpoints.manifest import STATE
-from emrun.storage.files import refuse_timeout
+from emrun.storage.files import opened_regular, refuse_timeout
 
 FILE = STATE
 _MOST = 4
@@ -61,18 +61,21 @@ def load_state(directory: Path) -> dict[str, Any]:
     """
     path = directory / FILE
     try:
-        size = path.stat().st_size
-        with zipfile.ZipFile(path) as archive:
-            is_compressed = sum(each.file_size for each in archive.infolist()) > size  # torch does not compress
-        state = None if is_compressed else torch.load(path, map_location="cpu", weights_only=True)
+        with opened_regular(path) as file:
+            size = path.stat().st_size
+            with zipfile.ZipFile(file) as archive:
+                is_compressed = sum(each.file_size for each in archive.infolist()) > size  # torch does not compress
+            file.seek(0)
+            state = None if is_compressed else torch.load(file, map_location="cpu", weights_only=True)
         if _unfolded(state, {}) > _MOST * size:
             state = None
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError) and error.errno == errno.ENOENT:
             removed = "it is missing; `emrun prune --optimizer-states` removes it"
             raise StorageError(errno.ENOENT, f"cannot read {path}: {removed}") from error
-        raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run") from error
+        reason = reason_of(error) if isinstance(error, OSError) else "the file is not a saved state of a run"
+        raise StorageError(errno.EIO, f"cannot read {path}: {reason}") from error
     if not isinstance(state, dict):
         raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")
     return state

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from emrun.base.errors import StorageError, reason_of
-from emrun.storage.files import refuse_timeout, storing
+from emrun.storage.files import opened_regular, refuse_timeout, storing
 
 FILE = "model.safetensors"
 """The weights that evaluations use."""
@@ -57,7 +57,8 @@ def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
     Raises:
         StorageError: the file cannot be read.
     """
-    return read_safetensors(directory / name)
+    with opened_regular(directory / name):  # a pipe would wait for a writer
+        return read_safetensors(directory / name)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

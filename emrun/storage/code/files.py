@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import tokenize
@@ -15,7 +14,15 @@ from typing import Any
 
 from emrun.base.censor import Censor
 from emrun.base.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of
-from emrun.storage.files import check_guards, flush_directory, flush_file, read_regular, storing, write_atomically
+from emrun.storage.files import (
+    check_guards,
+    check_no_link,
+    flush_directory,
+    flush_file,
+    read_regular,
+    storing,
+    write_atomically,
+)
 
 RECORD = "record.json"
 _MODULES = "modules"
@@ -148,8 +155,7 @@ def make_code_directory(directory: Path) -> None:
         StorageError: it is a link, or it cannot be made.
     """
     with storing(directory, "create"):
-        if directory.is_symlink():
-            raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+        check_no_link(directory)
         check_guards(directory / RECORD)
         directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
         flush_directory(directory.parent)
@@ -192,7 +198,7 @@ def read_code(directory: Path) -> dict[str, Any] | None:
     """
     try:
         if (directory / RECORD).is_symlink() or (directory / RECORD).exists():
-            content: dict[str, Any] = json.loads(read_regular(directory / RECORD, _LARGEST))
+            content: dict[str, Any] = json.loads(read_regular(directory / RECORD, _LARGEST, depth=2))
             return content if fitting(content, KIND) else None
     except (ValueError, RecursionError):
         pass
@@ -247,9 +253,8 @@ def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, An
             place = directory / path
             check_guards(place)
             for parent in reversed(list(PurePath(path).parents)[:-1]):
+                check_no_link(directory / parent)
                 (directory / parent).mkdir(exist_ok=True)  # not `directory` itself, as in `make_code_directory`
-            if place.parent.resolve() != directory.resolve() / PurePath(path).parent:
-                raise NotADirectoryError(errno.ENOTDIR, f"{path} is behind a link")
             place.unlink(missing_ok=True)
             place.write_bytes(data)
             flush_file(place)

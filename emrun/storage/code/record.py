@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from threading import Thread
@@ -24,7 +23,7 @@ from emrun.storage.code.files import (
     write_code,
 )
 from emrun.storage.code.first_batches import BATCHES, FirstBatches
-from emrun.storage.files import aside_of, remove_files, storing
+from emrun.storage.files import aside_of, check_guards, copy_regular, remove_files, storing
 
 _LOG = logging.getLogger(__name__)
 
@@ -165,7 +164,12 @@ def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
 def copy_code(source: Path, target: Path) -> None:
     """Copy the directories `code`, `code-2`, ... of a run to another one."""
     for _, path in code_records(source):
-        shutil.copytree(path, target / path.name, symlinks=True, ignore=shutil.ignore_patterns(".*"))
+        for name in recorded_files(path):
+            if (path / name).exists():
+                copy = target / path.name / name
+                check_guards(copy)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy_regular(path / name, copy, 1 + len(name.parts))
 
 
 def remove_code(run_directory: Path) -> None:

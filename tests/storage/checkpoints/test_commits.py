@@ -74,7 +74,7 @@ def test_commits_are_counted(root):
     commit_at(root, 9, "a")
     commit_at(root, 3, "b")  # the counter, not the iteration, tells which is newest
     place = commit_at(root, 5, "c")
-    assert [verify(root / name).commit for name in "abc"] == [1, 2, 3]
+    assert [verify((root / name).resolve()).commit for name in "abc"] == [1, 2, 3]
     assert verify(place).commit == 3
 
 
@@ -199,7 +199,7 @@ def test_a_commit_that_fails_at_any_step_leaves_the_old_or_the_new_checkpoint(
 
 def test_a_commit_reads_no_manifest_again_however_many_there_are(root, monkeypatch):
     read = []
-    note = lambda path, most: read.append(path) or read_regular(path, most)  # noqa: E731
+    note = lambda path, *more: read.append(path) or read_regular(path, *more)  # noqa: E731
     monkeypatch.setattr("emrun.storage.sealed.read_regular", note)
     for iteration in range(1, 9):
         commit_at(root, iteration, f"epoch-{iteration}")

@@ -137,7 +137,7 @@ def test_a_module_whose_name_is_a_value_of_the_environment_is_left_out():
 def test_a_link_is_not_written_through(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "code").symlink_to("elsewhere")
-    with pytest.raises(StorageError, match=r"cannot create .*code: it is a link"):
+    with pytest.raises(StorageError, match=r"code is a link"):
         make_code_directory(tmp_path / "code")
 
 

@@ -97,7 +97,7 @@ def test_beside_a_record_that_cannot_be_read_in_time_nothing_is_written(tmp_path
     recorded(tmp_path, code_of(net="1"))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-    def fail(path, **_):
+    def fail(path, *_):
         raise TimeoutError(errno.ETIMEDOUT, "timed out", str(path))
 
     monkeypatch.setattr("emrun.storage.files._open_regular", fail)
@@ -111,7 +111,7 @@ def test_an_error_is_a_warning(tmp_path, caplog):
     (tmp_path / "code").symlink_to("elsewhere")
     recorded(tmp_path, code_of())
     assert [line.levelname for line in caplog.records] == ["WARNING"]
-    assert "the code of the run is not recorded completely: cannot create" in caplog.text
+    assert "code is a link, and links in a run are not followed" in caplog.text
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
