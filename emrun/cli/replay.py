@@ -40,7 +40,9 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
         if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
             from emrun.config.config import read_config
             from emrun.config.plan import check_statically
+            from emrun.training.directories import check_run
 
+            check_run(directory)
             check_statically(read_config(directory))
         import_torch()
         from emrun.diagnosis.replay import replay as do_again

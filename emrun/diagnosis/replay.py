@@ -33,10 +33,12 @@ from emrun.model import AbstractModel
 from emrun.storage.capsules import ANOTHER_CAPSULE, FAILURES, Capsule, find_capsule, kind_of, read_capsule
 from emrun.storage.checkpoints.commits import newest
 from emrun.storage.checkpoints.state_file import FILE
-from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.files import read_regular
+from emrun.storage.run import CHECKPOINTS, CONFIG, check_config
 from emrun.streams.stream import StreamWrapper
 
 _MOST = 16  # causes that are looked for; each costs a step for every halving of the batch
+_LARGEST = 64_000_000  # bytes of a config
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     """
     place, run_directory = find_capsule(Path(directory))
     capsule = read_capsule(place, run_directory)
+    check_config(run_directory)
     config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])
     plan = Plan.of(config, Imported())
     found = Replay(capsule, notes=list(_differences(capsule, plan)))
@@ -259,7 +262,8 @@ def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
     """Yield the known differences from the original step."""
     facts, step = capsule.facts, capsule.step
     stored = capsule.place / CONFIG
-    if stored.exists() and stored.read_bytes() != (capsule.run_directory / CONFIG).read_bytes():
+    now = read_regular(capsule.run_directory / CONFIG, _LARGEST)
+    if stored.exists() and read_regular(stored, _LARGEST, depth=3) != now:
         yield f"config.yaml has changed since the run failed; the previous one is in {FAILURES}/{capsule.place.name}"
     is_known = not facts["weights"].startswith("unknown")
     if facts["weights"] == "after the update" or not is_known:

@@ -22,7 +22,7 @@ from emrun.launch.trials import Experiment, Trial, Trials
 from emrun.runs.pruning import ERRORS, Removal
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
-from emrun.storage.lock import RunLock, writer_of
+from emrun.storage.lock import ANOTHER, RunLock, writer_of
 from emrun.storage.trace import mark_pruned
 
 _LOG = logging.getLogger(__name__)
@@ -286,8 +286,9 @@ class SweepLoop:
         seconds, text = time.monotonic() - ended.job.began, ended.job.output()
         ended.job.close()
         assert status is not None
-        if status == _IN_USE and (writer_of(place) is not None or place not in self._state.refused):
-            if writer_of(place) is None:
+        is_named = writer_of(place) not in (None, ANOTHER)
+        if status == _IN_USE and (is_named or place not in self._state.refused):
+            if not is_named:
                 self._state.refused.add(place)
             self._state.elsewhere[place] = time.monotonic() + _LOOK
             return

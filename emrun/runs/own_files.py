@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 
 from emrun.base.wording import counted, in_one_line, listed
+from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
 from emrun.storage.code.files import recorded_files
 from emrun.storage.code.record import code_records
@@ -117,8 +118,8 @@ def _found_in(directory: Path) -> Iterator[PurePath]:
     for each in _folders_in(directory / _FAILURES):
         yield from (PurePath(_FAILURES, each, file) for file in files_of(directory / _FAILURES / each / _FAILURE))
     for number in _folders_in(directory / EVALUATIONS):
-        if (directory / EVALUATIONS / number / TRACE).is_file():
-            inner = directory / EVALUATIONS / number
+        inner = directory / EVALUATIONS / number
+        if StoredRun(inner).is_evaluation:  # and not another run
             yield from (PurePath(EVALUATIONS, number, each.relative_to(inner)) for each in own_files(inner))
     for _, place in code_records(directory):
         yield from (PurePath(place.name, each) for each in recorded_files(place))

@@ -30,6 +30,8 @@ from emrun.storage.files import guard, read_regular, storing, unguard, write_ato
 _LOCK, _OWNER = ".lock", ".owner.json"
 LOCK_FILES = (_LOCK, _OWNER)
 """The files of the lock in a run directory."""
+ANOTHER = "another process"
+"""What `writer_of` returns if only the lock is known: a child of a process that has ended may hold it for a moment."""
 EVALUATIONS = "eval"
 """The directory of a run that evaluations write; evaluations take no lock."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -237,7 +239,7 @@ def _name_of(pid: int, directory: Path) -> str:
     owner = _Owner.of(directory)
     if owner is None or (owner.host == here and pid not in (0, owner.pid)):
         owner = _Owner(pid, _start_of(pid)[1], here)
-    return str(owner) if owner.host != here or owner.lives_here else "another process"
+    return str(owner) if owner.host != here or owner.lives_here else ANOTHER
 
 
 def _is_same(path: Path, written: os.stat_result) -> bool:

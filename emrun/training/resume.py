@@ -245,6 +245,7 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
 
     A value that the run has found for `auto` is not a difference.
     """
+    check_config(run_directory)
     stored = read_config(run_directory).root.plain()
     given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
     changes = _changes(stored, given.root.plain())

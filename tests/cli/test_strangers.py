@@ -1,0 +1,103 @@
+"""What a stranger or the user has put into a run: no command changes or reads it, and none waits for it."""
+
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from projects import LINEAR
+
+CONFIG = (
+    "seed: 1\ndataset: {class: Majority, n: 50}\n"
+    + LINEAR
+    + "main_loop: {extra_streams: [valid], on_unused_sources: ignore}\n"
+    + "hooks: [{ComputeStats: {variables: [loss]}}, WriteCSV, SaveBest, {StopAfter: {epochs: 1}}]\n"
+)
+SECRET = "SECRET-7781"
+LONGER = "hooks.StopAfter.epochs=2"
+COMMANDS = [
+    ["ls", "r", "-v"],
+    ["trace", "r"],
+    ["report", "r", "-o", "page.html", "--overwrite"],
+    ["diff", "r", "run"],
+    ["replay", "r"],
+    ["predict", "-q", "r", "valid", "-o", "p.csv", "--overwrite"],
+    ["resume", "-q", "r", "--fork", "fork", LONGER],
+    ["eval", "-q", "r", "valid"],
+    ["train", "-q", "--output-dir", "r", "c.yaml"],
+    ["train", "-q", "--output-dir", "r", "c.yaml", "--auto-resume"],
+    ["resume", "-q", "r", LONGER],
+    ["prune", "r", "--optimizer-states", "--yes"],
+    ["prune", "r", "--yes"],
+]
+NEW = [
+    "report.html", "config-1.yaml", "notes.txt", "metrics.sqlite", "eval/mine", "eval/valid-2", "failures",
+    "failures/1",
+    "failures/1/failure.json", "code-2", "code-2/record.json", "code/modules/mine.py", "checkpoints/pretrained.pt",
+    "checkpoints/epoch-1", "checkpoints/best/notes.txt", "tensorboard", "trackers/write_mlflow.json", "files/x",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(warm, tmp_path_factory):
+    """Return a directory with a config, and a run of it that has been evaluated."""
+    place = tmp_path_factory.mktemp("strangers")
+    (place / "c.yaml").write_text(CONFIG)
+    for command in (["train", "-q", "c.yaml", "--output-dir", "run"], ["eval", "-q", "run", "valid"]):
+        done = warm.run([str(Path(sys.executable).with_name("emrun")), *command], place, 100)
+        assert done.returncode == 0, done.stderr
+    return place
+
+
+def tree(root):
+    return {path: path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            for path in root.rglob("*")}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(each, marks=pytest.mark.campaign) for each in range(4, 300))])
+def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed):
+    draw = random.Random(seed)
+    shutil.copytree(run, tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(run / "run", tmp_path / "r", symlinks=True)
+    outside = tmp_path / "outside"
+    (outside / "more").mkdir(parents=True)
+    for name in ("file", "more/config.yaml", "more/manifest.json", ".tmp-1"):
+        (outside / name).write_text(SECRET)
+    own = sorted(str(path.relative_to(tmp_path / "r")) for path in (tmp_path / "r").rglob("*"))
+    kind = draw.choice(["file", "link to a file", "link to a folder", "pipe", "run"])
+    name = draw.choice(NEW if kind == "file" else [*NEW, *own])
+    place = tmp_path / "r" / name
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    mine = f"mine {name}"
+    match kind:
+        case "file":
+            place.write_text(mine)
+        case "link to a file":
+            place.symlink_to(outside / "file")
+        case "link to a folder":
+            place.symlink_to(outside)
+        case "pipe":
+            os.mkfifo(place)
+        case "run":
+            shutil.copytree(run / "run", place, symlinks=True)
+    before = tree(outside), tree(place) if kind == "run" else None
+    steps = COMMANDS if draw.random() < 0.2 else sorted(draw.sample(COMMANDS, 4), key=COMMANDS.index)
+    for command in steps:
+        done = emrun(*command, timeout=60)
+        said = f"{kind} at {name}, {command}, status {done.returncode}: {done.stderr}"
+        assert done.returncode in (0, 2, 74), said
+        assert tree(outside) == before[0], said
+        if kind == "file":
+            assert mine in [path.read_text("latin-1") for path in (tmp_path / "r").rglob("*") if path.is_file()], said
+        if kind == "run":
+            assert tree(place) == before[1], said
+        pages = [path for path in tmp_path.rglob("*") if path.is_file() and outside not in path.parents]
+        found = [path for path in pages if not path.is_symlink() and SECRET in path.read_text("latin-1")]
+        assert not found, f"{said} {found}"
+        assert SECRET not in f"{done.stdout}{done.stderr}", said
