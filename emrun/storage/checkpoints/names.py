@@ -12,8 +12,17 @@ from pathlib import Path
 
 from emrun.base.errors import StateError, StorageError
 from emrun.base.wording import listed
-from emrun.storage.checkpoints.manifest import ASIDE, Contents, free_place, is_directory_name, readable_manifest, verify
-from emrun.storage.files import flush_directory, link_atomically, storing
+from emrun.storage.checkpoints.manifest import (
+    ASIDE,
+    FILE,
+    Contents,
+    free_place,
+    is_directory_name,
+    readable_manifest,
+    verify,
+)
+from emrun.storage.files import flush_directory, link_atomically, remove_files, storing
+from emrun.storage.sealed import files_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -214,8 +223,15 @@ class Names:
         named = set(Contents.of(root).links.values())
         unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
         for each in (*nameless, *filter(is_directory_name, unfinished)):
-            if each not in named and (root / each).is_dir():
-                (root / each).rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
+            place = root / each
+            if each in named or not place.is_dir():
+                continue
+            own = [place / name for name in files_of(place / FILE)]  # the manifest first
+            if set(place.iterdir()) <= set(own):
+                place.rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
+            else:
+                remove_files(own, place)
+                _LOG.warning("%s stays, with files that the run has not written", place)
         for name in (*self._asides, *(f"{ASIDE}{each}" for each in nameless)):
             if (root / name).exists():
                 shutil.rmtree(root / name)

@@ -174,6 +174,15 @@ def test_a_directory_that_is_not_a_checkpoint_is_not_deleted_when_its_name_moves
     assert links_in(root) == {"latest": "it-00000002", "best": "it-00000002"}
 
 
+def test_a_file_that_the_user_has_put_into_a_checkpoint_is_not_deleted_with_it(root):
+    notes = commit_at(root, 1, "latest") / "notes"
+    notes.write_text("mine")
+    (root / "best").write_text("mine, too")
+    commit_at(root, 2, "latest", "best")
+    assert [path.name for path in notes.parent.iterdir()] == ["notes"]
+    assert (root / "best-replaced-1").read_text() == "mine, too"
+
+
 def test_an_empty_directory_under_a_name_is_a_name_that_is_missing(root):
     commit_at(root, 1, "best")
     place = commit_at(root, 2, "latest")
