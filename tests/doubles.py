@@ -309,11 +309,21 @@ def stream_of(dataset, name="train", seed=0, buffer=0, training=None, **more):
 
 
 def wrapped(
-    function, buffer=0, epoch_size=-1, name="unnamed", profile=None, *, seed=0, training=True, interrupted=None, **how
+    function,
+    buffer=0,
+    epoch_size=-1,
+    name="unnamed",
+    profile=None,
+    *,
+    seed=0,
+    training=True,
+    interrupted=None,
+    ranks=None,
+    **how,
 ):
     """Return what reads a stream; further arguments are those of `Reading`."""
     interrupted = interrupted or (lambda: False)
-    options = {"epoch_size": epoch_size, "profile": profile, "seed": seed, "training": training}
+    options = {"epoch_size": epoch_size, "profile": profile, "seed": seed, "training": training, "ranks": ranks}
     return StreamWrapper(function, name, reading=Reading(buffer, **how), interrupted=interrupted, **options)
 
 
