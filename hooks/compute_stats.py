@@ -27,9 +27,12 @@ class ComputeStats(AbstractHook):
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
 
-    `- ComputeStats` alone computes the mean of `loss` and of each entry of `model.metrics`. The hooks that follow and
-    `metrics.jsonl` have these statistics. A metric of the whole stream is one number, which the model writes with or
-    without this hook.
+    `- ComputeStats` alone computes the mean of `loss` and of each entry of `model.metrics`, and leaves out what the
+    batches of a stream do not have, or not as a number for each example or batch. `emrun train` puts it before the
+    hooks of a config that does not list this hook, unless the model is a class of your own.
+
+    The hooks that follow and `metrics.jsonl` have these statistics. A metric of the whole stream is one number, which
+    the model writes with or without this hook.
 
     `mean`, `sum`, `min`, `max`, `std`, `var`, `count`, `nancount` and `nanfraction` are computed batch by batch, in
     constant memory and double precision. Nothing is copied from the device before the end of the epoch. Any other
@@ -48,8 +51,8 @@ class ComputeStats(AbstractHook):
 
     Raises:
         ArgumentError: `variables` has another form, or an aggregation is unknown.
-        HookError: a batch does not have a variable, the variable is not a number, or its length differs from that of
-            the batch.
+        HookError: a batch does not have one of `variables`, it is not a number, or its length differs from that of the
+            batch.
     """
 
     every_rank = True
@@ -58,11 +61,12 @@ class ComputeStats(AbstractHook):
         super().__init__()
         self._asks_model = variables is None
         self._stats: dict[str, dict[str, RunningStats]] = {}
+        self._left_out: set[tuple[str, str]] = set()  # streams and variables of which the log has told
         self._set(_read(["loss"] if variables is None else variables))
 
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
-        self.reads = tuple(self._aggregations)
+        self.reads = () if self._asks_model else tuple(self._aggregations)
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
 
     def register_mainloop(self, main_loop: Loop) -> None:
@@ -101,14 +105,29 @@ class ComputeStats(AbstractHook):
             self._stats[stream_name] = stats
         weights = batch_data.get("example_weight")
         length = self.main_loop.batch_length
-        name = ""
-        try:
-            for name, running in stats.items():
-                running.add(batch_data[name], length, weights)
-        except KeyError as error:
-            raise HookError(f"ComputeStats: stream {stream_name!r}: a batch has no variable {name!r}") from error
-        except (TypeError, ValueError) as error:
-            raise HookError(f"ComputeStats: stream {stream_name!r}, variable {name!r}: {error}") from error
+        name, items = "", iter(tuple(stats.items()))
+        while True:  # again after a variable that is left out
+            try:
+                for name, running in items:
+                    running.add(batch_data[name], length, weights)
+                return
+            except (KeyError, TypeError, ValueError) as error:
+                self._leave_out(stream_name, name, error)
+                del stats[name]
+
+    def _leave_out(self, stream: str, name: str, error: Exception) -> None:
+        """Log, once, that a stream has no statistic of a variable.
+
+        Raises:
+            HookError: the variable is one of `variables`.
+        """
+        is_missing = isinstance(error, KeyError)
+        what = f": a batch has no variable {name!r}" if is_missing else f", variable {name!r}: {error}"
+        if not self._asks_model:
+            raise HookError(f"ComputeStats: stream {stream!r}{what}") from error
+        if (stream, name) not in self._left_out:
+            self._left_out.add((stream, name))
+            _LOG.info("ComputeStats: stream %r%s; it has no statistic", stream, what)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the statistics to the data of the epoch."""
@@ -134,7 +153,8 @@ class ComputeStats(AbstractHook):
                     stream, {name: RunningStats(each) for name, each in self._aggregations.items()}
                 )
                 for name, running in stats.items():
-                    running.merge(saved[name])
+                    if name in saved:
+                        running.merge(saved[name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
@@ -147,7 +167,7 @@ class ComputeStats(AbstractHook):
                 )
             return
         for stream, saved in state["stats"].items():
-            self._stats[stream] = {name: RunningStats(each) for name, each in self._aggregations.items()}
+            self._stats[stream] = {name: RunningStats(self._aggregations[name]) for name in saved}
             for name, running in self._stats[stream].items():
                 running.load_state_dict(saved[name])
 

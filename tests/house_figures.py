@@ -19,10 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 839,
-    "base": 874,
-    "cli": 2_383,
-    "config": 2_716,
-    "diagnosis": 1_939,
+    "base": 876,
+    "cli": 2_384,
+    "config": 2_730,
+    "diagnosis": 1_942,
     "launch": 1_118,
     "loop": 2_717,
     "models": 4_338,
@@ -30,8 +30,8 @@ CEILINGS = {
     "runs": 2_135,
     "storage": 2_537,
     "streams": 1_105,
-    "training": 945,
-    "hooks": 5_398,
+    "training": 946,
+    "hooks": 5_463,
     "datasets": 2_077,
 }
 """Room -> the most logical lines of code."""

@@ -149,3 +149,8 @@ def in_one_line(text: str, longest: int = 300) -> str:
 def normalised(name: str) -> str:
     """Return a name without regard to case and underscores, as short names and what was meant are compared."""
     return name.lower().replace("_", "")
+
+
+def short(value: float) -> str:
+    """Return a number with three digits: `0.00123`, `12.3`, `1235`."""
+    return f"{value:.0f}" if 999.5 <= abs(value) < 1e7 else f"{value:.3g}"

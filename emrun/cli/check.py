@@ -131,7 +131,7 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
 def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
     from emrun.config.config import load_config
     from emrun.config.interpolation import unread_vars
-    from emrun.config.plan import check_statically
+    from emrun.config.plan import check_statically, with_statistics
 
     config = load_config(path, overrides)
     check_statically(config, evaluations=True)
@@ -139,7 +139,7 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
         import_torch()
         from emrun.diagnosis.trial import try_out
 
-        return try_out(config)
+        return try_out(with_statistics(config))
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None

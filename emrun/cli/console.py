@@ -22,6 +22,10 @@ VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
 
 
+DISPLAY = ("LogVariables", "ShowProgress")
+"""The hooks that `emrun train` and `emrun resume` add to a config that does not list them."""
+
+
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes log lines to standard error, above a progress bar if there is one; does not repeat those marked `once`."""
 

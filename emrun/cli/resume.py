@@ -12,7 +12,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
 from emrun.cli.completers import complete_overrides, complete_runs
-from emrun.cli.console import Directory, with_terminal_log
+from emrun.cli.console import DISPLAY, Directory, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
@@ -64,7 +64,7 @@ def resume(
     from emrun.training.resume import resume_training
 
     with unwound_by_sigterm(), users_code():
-        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv)
+        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv, added_hooks=DISPLAY)
     if training is None:
         leave()
         return 0

@@ -14,7 +14,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.wording import from_here, progress
-from emrun.cli.console import Directory, config_arguments, is_follower, with_terminal_log
+from emrun.cli.console import DISPLAY, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.ranks import (
     last_words,
@@ -97,7 +97,7 @@ def train(
         raise click.UsageError("--auto-resume needs --output-dir, the run directory that the same command resumes")
     ignore_early_requests()
     from emrun.config.config import load_config
-    from emrun.config.plan import check_statically
+    from emrun.config.plan import check_statically, with_statistics
 
     loaded = load_config(config, overrides)
     sweep = click.get_current_context().find_object(TrialChecks)
@@ -124,7 +124,12 @@ def train(
         click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
     try:
         with unwound_by_sigterm(), users_code():
-            training = create_training(loaded, output_root, output_dir, command=sys.argv, remove_failed=removes)
+            training = create_training(
+                *(with_statistics(loaded), output_root, output_dir),
+                command=sys.argv,
+                remove_failed=removes,
+                added_hooks=DISPLAY,
+            )
         if sweep is not None:
             sweep.check_training(training)
     except RunExists:
@@ -151,7 +156,7 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
             f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
     with unwound_by_sigterm(), users_code():
-        resumed = resume_training(output_dir, command=sys.argv)
+        resumed = resume_training(output_dir, command=sys.argv, added_hooks=DISPLAY)
     if resumed is None:
         leave()
         return 0

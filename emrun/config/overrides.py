@@ -182,7 +182,7 @@ class _Overriding:
             holds = f"the list has length {len(items)}, indices begin at 0"
             raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=[...]")
         names = [str(hook_entry(item)[0]) for item in items]
-        indices = [index for index, name in enumerate(names) if _is_hook(part, name)]
+        indices = [index for index, name in enumerate(names) if is_hook(part, name)]
         if len(indices) > 1:
             raise self._error(where, f"{part} is listed {len(indices)} times; use one of the indices {indices} instead")
         if not indices and new is None:
@@ -208,7 +208,7 @@ def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:
         parts = names[int(first)].split(".")
         return [first, *(rest[len(parts) :] if rest[: len(parts)] == parts else rest)]
     beginnings = [".".join(path[:length]) for length in range(len(path), 0, -1)]
-    listed = next((each for each in beginnings if any(_is_hook(each, name) for name in names)), None)
+    listed = next((each for each in beginnings if any(is_hook(each, name) for name in names)), None)
     capital = next((index for index, part in enumerate(path) if part[:1].isupper()), 0)
     length = capital + 1 if listed is None else listed.count(".") + 1
     return [".".join(path[:length]), *path[length:]]
@@ -224,11 +224,11 @@ def hook_at(path: Sequence[str], names: Sequence[str]) -> tuple[int, list[str]] 
     first, *rest = _hook_path(path, names)
     if first.isdecimal():
         return (int(first), rest) if len(first) < 10 and int(first) < len(names) else None
-    found = next((index for index, name in enumerate(names) if _is_hook(first, name)), None)
+    found = next((index for index, name in enumerate(names) if is_hook(first, name)), None)
     return None if found is None else (found, rest)
 
 
-def _is_hook(part: str, name: str) -> bool:
+def is_hook(part: str, name: str) -> bool:
     """Return whether a part of a path is the name of a hook, whole or, without regard to case, without the module."""
     return part == name or normalised(part) == normalised(name.rpartition(".")[2])
 

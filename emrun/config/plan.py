@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.errors import ConfigError, Problem
+from emrun.base.errors import ConfigError, Position, Problem
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import NO_OPTIMIZER, meant_of, normalised, same
 from emrun.config.calls import Elsewhere
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
-from emrun.config.overrides import hook_entry
+from emrun.config.overrides import hook_entry, is_hook
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
@@ -36,13 +37,14 @@ class Plan:
     hooks: list[Recipe]
 
     @classmethod
-    def of(cls, config: Config, finder: Imported, base: Plan | None = None) -> Plan:
+    def of(cls, config: Config, finder: Imported, base: Plan | None = None, added: Sequence[str] = ()) -> Plan:
         """Check a config and find the classes that it names.
 
         Args:
             config: the config.
             finder: finds classes by importing them or in their sources.
             base: the plan of a similar config; its recipes are reused for the sections that are the same.
+            added: hooks that are added, besides `SaveLatest`, if the config does not list them.
 
         Raises:
             ConfigError: the config has mistakes.
@@ -54,7 +56,7 @@ class Plan:
         planner = Planner(finder, elsewhere)
         planner.problems += check_sections(tree, elsewhere)
         known = {} if base is None else base._recipes_for(tree)
-        made = planner.config(tree, _entries(tree, "SaveLatest"), known)
+        made = planner.config(tree, _entries(tree, "SaveLatest", *added), known)
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
         if planner.problems:
@@ -133,6 +135,23 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
     (Plan.with_evaluations if evaluations else Plan.of)(config, Sources())
 
 
+def with_statistics(config: Config) -> Config:
+    """Return the config as commands train it: with the hook `ComputeStats`, unless the config lists this hook.
+
+    The hook comes first, so that the others find what it computes. A class of one's own, which may have no loss, is
+    left alone.
+    """
+    hooks, model = config.root.get("hooks"), config.root.get("model", "class")
+    entries = [] if hooks is None or hooks.value is None else hooks.value
+    is_plain = model is None or same_class(model.value, DEFAULT_MODEL)
+    if not (is_plain and isinstance(entries, list)) or _lists(entries, "ComputeStats"):
+        return config
+    place = Position("emrun")
+    changed = replace(hooks or Node(None, place, place), value=[Node("ComputeStats", place), *entries])
+    root = replace(config.root, value={**config.root.value, "hooks": changed})
+    return Config(root, config.name, config.text, config.notes)
+
+
 def code_directories(config: Node) -> list[str]:
     """Return the `code_directory` of a config in a list, an empty list when the config has none."""
     node = config.get("code_directory")
@@ -165,8 +184,11 @@ def _entries(config: Node, *added: str) -> list[Node]:
     """Return the entries of the list of hooks, followed by the hooks in `added` that the list does not have."""
     section = config.get("hooks")
     entries = list(section.value) if section is not None and isinstance(section.value, list) else []
-    names = {normalised(str(hook_entry(entry)[0])) for entry in entries}
-    return [*entries, *(Node(name, config.position) for name in added if normalised(name) not in names)]
+    return [*entries, *(Node(name, config.position) for name in added if not _lists(entries, name))]
+
+
+def _lists(entries: Sequence[Node], hook: str) -> bool:
+    return any(is_hook(hook, str(hook_entry(entry)[0])) for entry in entries)
 
 
 def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem]:

@@ -70,6 +70,8 @@ def _adapt(data: Any, plain: Any) -> None:
             del data[key]
     entries = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
     for key, value in entries:
+        if isinstance(plain, dict) and key in data and isinstance(value, list) and value[1:] == data[key]:
+            data[key].insert(0, value[0])  # keeps the comments of the other items
         if (isinstance(plain, list) or key in data) and _alike(data[key], value):
             _adapt(data[key], value)
         else:

@@ -20,6 +20,8 @@ from emrun.base.encoding import GENERATORS, digest, random_state
 from emrun.base.errors import exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch, EpochData
+from emrun.config.config import load_config
+from emrun.config.plan import with_statistics
 from emrun.dataset import open_stream, stream_lengths
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import Job, Point
@@ -77,9 +79,8 @@ def _run(job: Job, record: _Record) -> None:
     if job.resume:
         training = resume_training(job.directory)
     else:
-        training = create_training(
-            job.config, output_dir=job.directory, overrides=job.overrides, checks_schedule=not job.is_shortened
-        )
+        config = with_statistics(load_config(job.config, job.overrides))
+        training = create_training(config, output_dir=job.directory, checks_schedule=not job.is_shortened)
     if training is None:  # a hook had ended the run, not the signal
         _record_end(job, record)
         return

@@ -60,7 +60,7 @@ class Outcome:
 def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
     """Log a warning if no hook can end the training."""
     if not any(_can_end(hook) for hook in hooks):
-        _LOG.warning("no hook ends the training, so only a signal will; add a hook such as `StopAfter: {epochs: 20}`")
+        _LOG.warning("no hook ends this run; Ctrl-C does, or add `StopAfter: {epochs: 20}`")
 
 
 def _can_end(hook: AbstractHook) -> bool:

@@ -49,6 +49,7 @@ def create_training(
     command: Sequence[str] = (),
     remove_failed: bool = False,
     checks_schedule: bool = True,
+    added_hooks: Sequence[str] = (),
 ) -> Training:
     """Create a run directory and build all objects that a config describes.
 
@@ -60,6 +61,8 @@ def create_training(
         command: the command line, for the trace.
         remove_failed: whether to delete the run directory if building fails for any reason.
         checks_schedule: whether to check that the schedule fits the length of the run, and to log its learning rates.
+        added_hooks: hooks without arguments that are added if the config does not list them, but not to the config of
+            the run: `LogVariables` and `ShowProgress`, as `emrun train` adds them.
 
     Raises:
         ConfigError: the config cannot be used; nothing is left on disk.
@@ -74,7 +77,7 @@ def create_training(
     with joined.in_step() as tell:
         drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
-        plan = Plan.of(loaded, Imported())
+        plan = Plan.of(loaded, Imported(), added=added_hooks)
         check_alike(plan, tell)
         if not joined.is_first:
             return follow(plan, Path(tell("")), tell, is_new=True)

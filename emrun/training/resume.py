@@ -16,7 +16,7 @@ from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, listed, progress
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
-from emrun.config.plan import Plan
+from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.loop.saving import left_alone
@@ -53,6 +53,7 @@ def resume_training(
     checkpoint_name: str | None = None,
     fork: str | Path | None = None,
     command: Sequence[str] = (),
+    added_hooks: Sequence[str] = (),
 ) -> Training | None:
     """Build the objects of a run again and load a checkpoint, so that the training continues exactly from there.
 
@@ -63,6 +64,7 @@ def resume_training(
             killed before its first checkpoint starts from the beginning.
         fork: a directory for a new run that continues from the checkpoint, instead of this run.
         command: the command line, for the trace.
+        added_hooks: see `create_training`.
 
     Returns:
         The training, or None if the run is finished and nothing was changed.
@@ -84,10 +86,9 @@ def resume_training(
         check_readable_name(source)
         check_config(source)
         if joined.is_first:
-            return _resumed(
-                source, overrides, checkpoint_name, None if fork is None else expanded(fork).absolute(), command, tell
-            )
-        return _follow(source, overrides, tell)
+            fork = None if fork is None else expanded(fork).absolute()
+            return _resumed(source, overrides, checkpoint_name, fork, command, added_hooks, tell)
+        return _follow(source, overrides, added_hooks, tell)
 
 
 def _resumed(
@@ -96,6 +97,7 @@ def _resumed(
     checkpoint_name: str | None,
     fork: Path | None,
     command: Sequence[str],
+    added_hooks: Sequence[str],
     tell: Callable[[Any], Any],
 ) -> Training | None:
     """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
@@ -105,7 +107,7 @@ def _resumed(
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
-        plan = Plan.of(config, Imported())
+        plan = Plan.of(config, Imported(), added=added_hooks)
         censor.add(plan.config.secrets())
         check_alike(plan, tell)
         changed = _changes(stored.root.plain(), config.root.plain())
@@ -186,9 +188,11 @@ def _check_fork(fork: Path | None) -> None:
         raise UsageError(f"--fork creates a new run, but {fork} exists and is not empty; choose another directory")
 
 
-def _follow(source: Path, overrides: Sequence[str], tell: Callable[[Any], Any]) -> Training | None:
+def _follow(
+    source: Path, overrides: Sequence[str], added_hooks: Sequence[str], tell: Callable[[Any], Any]
+) -> Training | None:
     """Resume on a rank other than 0, which writes nothing: load the checkpoint that rank 0 has loaded."""
-    plan = Plan.of(read_config(source).overridden(overrides), Imported())
+    plan = Plan.of(read_config(source).overridden(overrides), Imported(), added=added_hooks)
     check_alike(plan, tell)
     told = tell(None)
     if told is None:  # nothing to do
@@ -246,8 +250,8 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
     A value that the run has found for `auto` is not a difference.
     """
     check_config(run_directory)
-    stored = read_config(run_directory).root.plain()
-    given = config.with_defaults({key: stored[key] for key in DRAWN if key in stored})
+    stored = with_statistics(read_config(run_directory)).root.plain()
+    given = with_statistics(config).with_defaults({key: stored[key] for key in DRAWN if key in stored})
     changes = _changes(stored, given.root.plain())
     return _shown({key: pair for key, pair in changes.items() if key not in FOUND or pair[1] != "auto"})
 

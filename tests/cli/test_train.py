@@ -13,6 +13,10 @@ import pytest
 from projects import MAJORITY
 from ruamel.yaml import YAML
 
+from emrun import create_training, resume_training
+from emrun.config.config import read_config
+from emrun.storage.metrics import read_metrics
+
 ROOT = Path(__file__).parent.parent.parent
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 
@@ -123,6 +127,63 @@ def test_a_training_prints_a_table_and_logs_readable_lines(project, emrun):
     found = trace(project / "log")
     assert (found["status"], found["exit_status"], found["epochs_done"], found["seed"]) == ("finished", 0, 2, 5)
     assert found["command"][1:] == ["train", "config.yaml"]
+
+
+LISTED = """\
+  - ComputeStats: {variables: [loss]}
+  - LogVariables
+"""
+
+
+def test_a_plain_config_logs_its_loss_and_resumes_exactly_by_command_and_in_python(project, emrun):
+    (project / "config.yaml").write_text(CONFIG.replace(LISTED, ""))
+    for name, arguments in (("whole", ()), ("split", ("hooks.StopAfter.epochs=1",))):
+        done = emrun("train", "config.yaml", "--output-dir", name, *arguments)
+        assert (done.returncode, "epoch 1  valid  loss 0." in done.stderr) == (0, True)
+        assert "valid     loss" in done.stdout
+    resume_training(project / "split", ["hooks.StopAfter.epochs=2"]).main_loop.run_training()
+    rows = [read_metrics(project / name / "metrics.jsonl") for name in ("whole", "split")]
+    for row in (*rows[0], *rows[1]):
+        del row["seconds"]
+    assert rows[0] == rows[1]
+    done = emrun("resume", "split", "hooks.StopAfter.epochs=3")
+    assert (done.returncode, "epoch 3  valid  loss 0." in done.stderr) == (0, True)
+    assert read_config(project / "split")["hooks"] == ["ComputeStats", {"StopAfter": {"epochs": 3}}]
+    done = emrun("train", "config.yaml", "--output-dir", "split", "--auto-resume", "hooks.StopAfter.epochs=3")
+    assert "nothing to do: the run is finished" in done.stderr
+    training = create_training(project / "config.yaml", output_dir=project / "in_python")
+    assert [type(each).__name__ for each in training.main_loop.hooks] == ["StopAfter", "SaveLatest"]
+
+
+NO_LOSS = """
+import emrun, torch
+
+class Module(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return {"z": y, "loss": y.square().mean()} if self.training else {"z": y}
+
+class Own(emrun.TorchModel):
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        self.backward(outputs["loss"])
+        self.update(self.optimizer)
+        return {"z": outputs["z"]}
+"""
+
+
+@pytest.mark.parametrize("kind", ["TorchModel", "models.Own"])
+def test_what_has_no_loss_is_trained_without_one(project, emrun, kind):
+    (project / "models.py").write_text(NO_LOSS)
+    text = CONFIG.replace(LISTED, "").partition("model:")
+    module = "{class: models.Module, in_features: 11, out_features: 1}"
+    model = f"model: {{class: {kind}, module: {module}, inputs: [x], optimizer: {{class: SGD, lr: 0.1}}}}\n"
+    (project / "config.yaml").write_text(text[0] + model + text[2][text[2].index("main_loop") :])
+    done = emrun("train", "config.yaml")
+    assert done.returncode == 0, done.stderr
+    assert ("epoch 1  train  loss" in done.stderr) is (kind == "TorchModel")
+    assert "valid  loss" not in done.stderr
+    assert done.stderr.count("has no variable 'loss'; it has no statistic") == 2 * (kind == "TorchModel")  # streams
 
 
 TOO_FAST = "model.optimizer={class: SGD, lr: 1.0e38}"
@@ -606,7 +667,7 @@ count(sections, "check_hooks")
 count(planner, "check_call")
 status = emrun.main(sys.argv[1:], standalone_mode=False)
 assert set(counts.values()) == {1}, counts
-assert len(counts) == 2 * 15, counts
+assert len(counts) == 2 * 15 + 1, counts  # ShowProgress is added in phase two
 """
 
 
@@ -616,10 +677,12 @@ def test_each_phase_interpolates_a_config_once_and_checks_each_of_its_sections_o
 
 
 def test_without_statistics_there_is_no_table_and_quiet_rm_says_nothing(project, emrun):
-    done = emrun("train", "config.yaml", "--rm", "~hooks.0", "~hooks.0")
+    (project / "models.py").write_text("import emrun\n\nclass Own(emrun.TorchModel):\n    pass\n")
+    own = ("model.class=models.Own", "~hooks.0", "~hooks.0")
+    done = emrun("train", "config.yaml", "--rm", *own)
     assert (done.returncode, done.stdout) == (0, "")
     assert "deleted " in done.stderr
-    done = emrun("train", "-q", "config.yaml", "--rm", "~hooks.0", "~hooks.0")
+    done = emrun("train", "-q", "config.yaml", "--rm", *own)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

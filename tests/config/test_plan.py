@@ -8,7 +8,7 @@ from projects import linear_on_digits
 from emrun.base.errors import ConfigError
 from emrun.config import planner
 from emrun.config.config import load_config
-from emrun.config.plan import Plan, defaults_of
+from emrun.config.plan import Plan, defaults_of, with_statistics
 from emrun.config.source_finder import Sources
 
 CONFIG = linear_on_digits(hooks=[{"StopAfter": {"epochs": 3}}])
@@ -92,3 +92,22 @@ def test_a_model_without_optimizer_is_wrong_unless_a_class_of_the_user_may_make_
             Plan.with_evaluations(config, Sources())
     else:
         Plan.with_evaluations(config, Sources())
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("name=plain", ["ComputeStats", "StopAfter"]),
+        ("hooks=null", ["ComputeStats"]),
+        ("model.class=emrun.TorchModel", ["ComputeStats", "StopAfter"]),
+        ("model.class=my_models.Mine", ["StopAfter"]),  # may have no loss
+        ("hooks.ComputeStats.variables=[accuracy]", ["StopAfter", "ComputeStats"]),
+        ("hooks=[emrun.hooks.ComputeStats]", ["emrun.hooks.ComputeStats"]),
+        ("hooks=none", None),  # is reported where the hooks are read
+    ],
+)
+def test_compute_stats_is_added_in_front_unless_it_is_listed(override, names):
+    hooks = with_statistics(load_config(CONFIG, [override])).root.get("hooks").plain()
+    assert (hooks if names is None else [each if isinstance(each, str) else next(iter(each)) for each in hooks]) == (
+        "none" if names is None else names
+    )

@@ -81,6 +81,11 @@ def test_dumping_like_a_text_keeps_its_comments_where_values_change():
     assert parse(text, "c.yaml").plain() == tree.plain()
 
 
+def test_dumping_like_a_text_keeps_its_comments_where_a_list_has_an_item_more_in_front():
+    text = dump(parse(TEMPLATE.replace("- A", "- C\n  - A"), "c.yaml"), TEMPLATE)
+    assert text == TEMPLATE.replace("- A", "- C\n  - A")
+
+
 def test_dumping_like_a_text_drops_keys_that_the_tree_no_longer_has():
     text = dump(parse("model: {lr: 1}", "c.yaml"), "# kept\nmodel: {lr: 1, old: 2}\nseed: 4\n")
     assert text == "# kept\nmodel: {lr: 1}\n"

@@ -208,3 +208,19 @@ def test_a_model_without_metrics_has_its_loss(scripted, numbers):
 def test_what_is_computed_without_arguments_can_be_monitored(train_digits):
     training = train_digits(["ComputeStats", {"SaveBest": {"variable": "accuracy", "condition": "max"}}])
     assert (training.output_dir / "checkpoints" / "best").exists()
+
+
+def test_alone_it_leaves_out_what_is_not_there_or_not_a_number_for_each_example(scripted, numbers, caplog):
+    values = {1.0: {"loss": 2.0, "flat": [1.0] * 5, "good": 1.0}, 4.0: {"good": 3.0}}
+    model = scripted(lambda batch: values[1.0 if batch["x"][0] < 10 else 4.0])
+    model.metric_names = ("flat", "good")
+    with caplog.at_level("INFO"):
+        first, second = statistics(model, numbers, None, extra_streams=["valid"])
+    assert first == second
+    assert {stream: list(names) for stream, names in second.items()} == {"train": ["loss", "good"], "valid": ["good"]}
+    assert [record.getMessage() for record in caplog.records if "no statistic" in record.getMessage()] == [
+        "ComputeStats: stream 'train', variable 'flat': has 5 entries, but the batch has 2 examples; it has no "
+        "statistic",
+        "ComputeStats: stream 'valid': a batch has no variable 'loss'; it has no statistic",
+        "ComputeStats: stream 'valid': a batch has no variable 'flat'; it has no statistic",
+    ]

@@ -11,7 +11,8 @@ import pytest
 from tqdm import TMonitor
 
 from emrun import AbstractHook, MainLoop
-from emrun.hooks import ShowProgress, StopAfter, show_progress
+from emrun.hooks import SaveEvery, ShowProgress, StopAfter, show_progress
+from emrun.storage.checkpoints import commits
 
 CONFIG = """
 seed: 1
@@ -194,6 +195,18 @@ class Passes(AbstractHook):
         self.now += 4
 
 
+class Four:
+    """Four batches a stream."""
+
+    num_batches: ClassVar = {"train": 4, "valid": 40}
+
+    def train_stream(self):
+        return [{"x": [1.0]}] * 4
+
+    def valid_stream(self):
+        return [{"x": [1.0]}] * 40
+
+
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
@@ -204,12 +217,6 @@ class Passes(AbstractHook):
     ],
 )
 def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch, limits, expected):
-    class Four:
-        num_batches: ClassVar = {"train": 4}
-
-        def train_stream(self):
-            return [{"x": [1.0]}] * 4
-
     clock = Passes()
     monkeypatch.setattr(show_progress, "_SECONDS", 0)
     hooks = [clock, ShowProgress(dataset=Four()), StopAfter(**limits)]
@@ -217,13 +224,65 @@ def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch,
     model.clock = lambda: clock.now
     hooks[2].clock = model.clock
     MainLoop(model, Four(), hooks, skip_zeroth_epoch=True).run_training()
-    found = re.findall(
-        r"epoch (\d) train: [^\r]*? (\d)/4 \[[^\r]*?(?:([\d:]+) left of the run)?\]", terminal.getvalue()
-    )
+    found = re.findall(r"epoch (\d) train: [^\r]*? (\d)/4 \[[^\r]*?(?:run ([\d:]+) left)?\]", terminal.getvalue())
     shown = {(int(epoch), int(batch)): left or None for epoch, batch, left in found if batch != "0"}
     assert list(shown.values()) == expected
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, r"epoch 1 train:  75%\|\S{60,} +\| 3/4 \[00:\d\d<00:\d\d, [\d.]+ \S+, loss 0.125, run 00:08 left\]"),
+        (80, r"epoch 1 train:  75%\|\S{4,} +\| 3/4 \[00:\d\d<00:\d\d, loss 0.125, run 00:08 left\]"),
+        (60, r"epoch 1 train:  75%\|\S{4,} +\| 3/4 \[00:\d\d<00:\d\d, loss 0.125\]"),
+        (45, r"epoch 1 train:  75%\|\S{4,} +\| 3/4 \[loss 0.125\]"),
+        (32, r"epoch 1 train:  75%\|\S{4,} +\| 3/4"),
+    ],
+)
+def test_a_narrow_bar_leaves_out_the_rate_then_the_far_time(scripted, terminal, monkeypatch, width, shown):
+    clock = Passes()
+    monkeypatch.setattr(show_progress, "_SECONDS", 0)
+    monkeypatch.setattr(show_progress, "_size", lambda: {"ncols": width, "nrows": 24})
+    model = scripted()
+    model.clock = lambda: clock.now
+    model.step_values = lambda: {"loss": Loss()}
+    hooks = [clock, ShowProgress(dataset=Four()), StopAfter(updates=5)]
+    MainLoop(model, Four(), hooks, skip_zeroth_epoch=True).run_training()
+    lines = [each for each in re.split(r"[\r\n]+", terminal.getvalue()) if each.strip()]
+    assert {len(each) for each in lines} == {width}
+    assert [each for each in lines if re.fullmatch(shown, each)], lines
+
+
+def test_a_long_epoch_has_lines_where_there_is_no_bar(scripted, monkeypatch, caplog):
+    clock = Passes()
+    monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=io.StringIO()))
+    monkeypatch.setattr(show_progress, "monotonic", lambda: 15 * (clock.now - 100))  # a minute for each batch
+    model = scripted()
+    model.clock = show_progress.monotonic
+    model.step_values = lambda: {"loss": Loss()}
+    hooks = [clock, ShowProgress(dataset=Four()), StopAfter(epochs=1)]
+    with caplog.at_level("INFO"):
+        MainLoop(model, Four(), hooks, extra_streams=["valid"], skip_zeroth_epoch=True).run_training()
+    assert [each.getMessage() for each in caplog.records if "batches" in each.getMessage()] == [
+        "epoch 1  train  2 of 4 batches  loss 0.125  02:00 left  run 02:00 left",
+        "epoch 1  valid  6 of 40 batches  34:00 left",
+        "epoch 1  valid  16 of 40 batches  24:00 left",
+        "epoch 1  valid  26 of 40 batches  14:00 left",
+        "epoch 1  valid  36 of 40 batches  04:00 left",
+    ]
+
+
+def test_a_resumed_stream_is_counted_from_its_beginning(scripted, numbers, terminal, run):
+    hooks = [ShowProgress(), SaveEvery(every="1 iterations"), StopAfter(iterations=1)]
+    MainLoop(scripted(), numbers, hooks, fixed_epoch_size=3, skip_zeroth_epoch=True, run=run).run_training()
+    hooks = [ShowProgress(), StopAfter(epochs=1)]
+    loop = MainLoop(scripted(), numbers, hooks, fixed_epoch_size=3, skip_zeroth_epoch=True, run=run)
+    loop.restore(commits.newest(run.directory / "checkpoints"))
+    terminal.truncate(0)
+    loop.run_training()
+    assert re.findall(r" (\d)/3", terminal.getvalue())[0] == "1"
+
+
 def test_the_bar_shows_no_time_left_without_a_limit(scripted, numbers, terminal):
     MainLoop(scripted(), numbers, [ShowProgress(), StopAfter(minutes=0.0001)]).run_training()
-    assert "left of the run" not in terminal.getvalue()
+    assert "run" not in terminal.getvalue()
