@@ -69,6 +69,8 @@ class ImageFolder(NamedSplits):
         StreamError: an image cannot be read, or has another size than the first image.
     """
 
+    fresh_batches = True
+
     def __init__(
         self,
         train: str | Path,

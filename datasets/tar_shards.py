@@ -79,6 +79,8 @@ class TarShards(NamedSplits):
         StreamError: an example cannot be decoded, the images of a batch differ in size, or a shard has changed.
     """
 
+    fresh_batches = True
+
     def __init__(
         self,
         train: str | list[str],

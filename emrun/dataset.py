@@ -29,6 +29,9 @@ class AbstractDataset:
     stream. The method takes no argument or a `StreamContext`, and returns an iterable of batches.
     """
 
+    fresh_batches = False
+    """Whether each batch has arrays of its own, so that a batch that is read ahead need not be copied."""
+
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of batches, for the streams whose length is known. The progress bar uses the numbers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.hooks._figures import drawn, figure
+from emrun.hooks._parts.figures import drawn, figure
 
 Pixels = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hook import Loop
-from emrun.hooks._intervals import Every
+from emrun.hooks._parts.intervals import Every
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from emrun.base.errors import HookError
 from emrun.base.wording import listed
 from emrun.epoch_data import declared
 from emrun.hook import Loop
-from emrun.hooks._running_stats import RunningStats
+from emrun.hooks._parts.running_stats import RunningStats
 
 
 class TrainMeans:

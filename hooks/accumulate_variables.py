@@ -14,8 +14,8 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._columns import Column, column
-from emrun.hooks._streams import Streams
+from emrun.hooks._parts.columns import Column, column
+from emrun.hooks._parts.streams import Streams
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
-from emrun.hooks._statistic import Statistic
+from emrun.hooks._parts.statistic import Statistic
 
 _LOG = logging.getLogger(__name__)
 

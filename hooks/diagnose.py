@@ -11,10 +11,10 @@ from torch import Tensor
 from emrun import AbstractHook
 from emrun.base.types import Batch, Interval, Units
 from emrun.hook import Loop
-from emrun.hooks._findings import findings
-from emrun.hooks._look import Activations, Updates
-from emrun.hooks._parameters import module_of
-from emrun.hooks._verdicts import Verdicts
+from emrun.hooks._diagnose.findings import findings
+from emrun.hooks._diagnose.look import Activations, Updates
+from emrun.hooks._diagnose.verdicts import Verdicts
+from emrun.hooks._parts.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 

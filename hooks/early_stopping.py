@@ -11,8 +11,8 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, TrainingTerminated
-from emrun.hooks._intervals import done
-from emrun.hooks._statistic import Condition, Statistic
+from emrun.hooks._parts.intervals import done
+from emrun.hooks._parts.statistic import Condition, Statistic
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._streams import Streams
+from emrun.hooks._parts.streams import Streams
 
 
 class Flatten(AbstractHook):

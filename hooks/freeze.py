@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import Loop
-from emrun.hooks._parameters import check_matches, module_of, patterns
+from emrun.hooks._parts.parameters import check_matches, module_of, patterns
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean
 from emrun.epoch_data import is_rate, learning_rates, statistics
 from emrun.hook import AbstractHook
-from emrun.hooks._intervals import Every
+from emrun.hooks._parts.intervals import Every
 from emrun.hooks._train_means import TrainMeans, written_by
 
 _LOG = logging.getLogger(__name__)

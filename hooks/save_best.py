@@ -11,7 +11,7 @@ from emrun.base.arguments import check_count, safe_component
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Policy
 from emrun.base.wording import listed
-from emrun.hooks._statistic import Condition, Statistic
+from emrun.hooks._parts.statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 
 _LOG = logging.getLogger(__name__)

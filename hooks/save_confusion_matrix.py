@@ -14,8 +14,8 @@ import numpy as np
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
-from emrun.hooks._class_counts import ClassHook, Counted
-from emrun.hooks._figures import check_matplotlib, drawn, figure, png
+from emrun.hooks._parts.class_counts import ClassHook, Counted
+from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 

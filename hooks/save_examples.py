@@ -20,11 +20,11 @@ from emrun.base.sources import length
 from emrun.base.types import Units
 from emrun.base.wording import counted
 from emrun.dataset import classes_of
-from emrun.hooks._aside import Aside
-from emrun.hooks._columns import plain
-from emrun.hooks._evaluations import SavesExamples, needed
-from emrun.hooks._examples import Examples, file_stem
-from emrun.hooks._figures import check_matplotlib, png
+from emrun.hooks._parts.aside import Aside
+from emrun.hooks._parts.columns import plain
+from emrun.hooks._parts.evaluations import SavesExamples, needed
+from emrun.hooks._parts.examples import Examples, file_stem
+from emrun.hooks._parts.figures import check_matplotlib, png
 from emrun.hooks._pictures import Cell, Pixels, picture_of, sheet
 from emrun.shown import Picture
 from emrun.storage.files import storing

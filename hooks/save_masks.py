@@ -14,9 +14,9 @@ import numpy as np
 from emrun.base.errors import ArgumentError, MissingExtra
 from emrun.base.types import Units
 from emrun.base.wording import counted
-from emrun.hooks._aside import Aside
-from emrun.hooks._evaluations import SavesExamples, needed
-from emrun.hooks._examples import file_stem
+from emrun.hooks._parts.aside import Aside
+from emrun.hooks._parts.evaluations import SavesExamples, needed
+from emrun.hooks._parts.examples import file_stem
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)

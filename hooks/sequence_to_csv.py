@@ -10,9 +10,9 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
-from emrun.hooks._columns import Column
-from emrun.hooks._examples import Examples
-from emrun.hooks._rows import WritesRows
+from emrun.hooks._parts.columns import Column
+from emrun.hooks._parts.examples import Examples
+from emrun.hooks._parts.rows import WritesRows
 
 _INDEX = "index"
 

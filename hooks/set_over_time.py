@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import Batch, Factory, Form
 from emrun.hook import Loop
 from emrun.hooks._numbers import Number, find_numbers
-from emrun.hooks._parameters import module_of
+from emrun.hooks._parts.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from emrun import AbstractHook, UpdateSkipped
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
-from emrun.hooks._parameters import dense, module_of, suffix_of
+from emrun.hooks._parts.parameters import dense, module_of, suffix_of
 from emrun.ranks.parts import weighs_nothing
 from emrun.storage.capsules import MOST
 

@@ -17,7 +17,7 @@ from emrun.base.fields import shown
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.epoch_data import is_rate, learning_rates
 from emrun.hook import AbstractHook
-from emrun.hooks._intervals import Every
+from emrun.hooks._parts.intervals import Every
 from emrun.hooks._train_means import TrainMeans, written_by
 from emrun.storage.lines import Change, Lines
 

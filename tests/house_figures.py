@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 839,
+    "root": 840,
     "base": 876,
     "cli": 2_384,
     "config": 2_730,
@@ -32,7 +32,7 @@ CEILINGS = {
     "streams": 1_105,
     "training": 946,
     "hooks": 5_463,
-    "datasets": 2_077,
+    "datasets": 2_079,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

@@ -55,8 +55,9 @@ def house(root):
         if package not in ("hooks", "datasets", "sample_configs"):
             found[".".join(("emrun", *parts)).removesuffix(".__init__")] = package, path
     for package in ("hooks", "datasets"):
-        for path in sorted((root / package).glob("*.py")):
-            found[f"emrun.{package}.{path.stem}".removesuffix(".__init__")] = package, path
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(("emrun", *parts)).removesuffix(".__init__")] = package, path
     return found
 
 
@@ -243,7 +244,7 @@ def test_every_file_has_a_test():
         "streams/worker_process": "streams/test_workers",
     }
     for name, (package, path) in house(ROOT).items():
-        if path.stem.startswith("_") or package == "cli":
+        if path.stem.startswith("_") or path.parent.name.startswith("_") or package == "cli":
             continue
         place = "/".join(name.split(".")[1:])
         test = covered_with.get(place) or "/".join([*place.split("/")[:-1], f"test_{path.stem}"])
@@ -257,6 +258,7 @@ def test_the_packages_of_the_wheel_are_the_folders():
         "emrun",
         "emrun.sample_configs",
         *(".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "emrun").rglob("*/__init__.py")),
+        *(f"emrun.hooks.{path.parent.name}" for path in (ROOT / "hooks").glob("*/__init__.py")),
     }
     assert packages == found
     for name in ("hooks", "datasets", "sample_configs"):

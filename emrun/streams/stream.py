@@ -353,7 +353,7 @@ class StreamWrapper:
             size = 1
         else:
             batches = stream_pass.read()
-            if size:
+            if size and not getattr(getattr(self._stream_fn, "__self__", None), "fresh_batches", False):
                 batches = copied(batches)
         self._iterator = batches
         if size:

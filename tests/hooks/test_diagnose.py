@@ -74,7 +74,7 @@ def diagnosed(module, *hooks, **arguments):
     texts = []
     handler = logging.Handler()
     handler.emit = lambda entry: texts.append(entry.getMessage())
-    logger = logging.getLogger("emrun.hooks._verdicts")
+    logger = logging.getLogger("emrun.hooks._diagnose.verdicts")
     logger.addHandler(handler)
     try:
         train(module, *hooks, **arguments)

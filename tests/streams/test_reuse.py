@@ -72,3 +72,17 @@ def test_the_stream_is_closed_with_its_copies():
     next(made)
     made.close()
     assert closed == [True]
+
+
+def test_batches_of_a_dataset_that_makes_new_arrays_are_not_copied():
+    class Data:
+        fresh_batches = False
+
+        def train_stream(self):
+            yield {"x": X}
+
+    X = np.ones(3)
+    for Data.fresh_batches in (False, True):
+        with wrapped(Data().train_stream, name="train", buffer=2) as stream:
+            (batch,) = stream
+            assert (batch["x"] is X) is Data.fresh_batches

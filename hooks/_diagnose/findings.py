@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.hooks._look import Activations, Change, Range, Updates, read
-from emrun.hooks._verdicts import Finding
+from emrun.hooks._diagnose.look import Activations, Change, Range, Updates, read
+from emrun.hooks._diagnose.verdicts import Finding
 
 _Judge = Callable[[list[float], float | None], list[Finding]]  # called with the values of tensors, and the loss
 _Question = tuple[Sequence[Tensor], _Judge]

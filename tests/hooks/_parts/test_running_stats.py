@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.hooks._running_stats import RUNNING, RunningStats
+from emrun.hooks._parts.running_stats import RUNNING, RunningStats
 
 CAPACITY = 8192  # about where a buffer of values is reduced
 MOST = 1024  # and after so many batches

@@ -11,11 +11,11 @@ from typing import Any
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._aside import Aside
-from emrun.hooks._columns import Column
-from emrun.hooks._examples import Examples
-from emrun.hooks._prediction_files import FILES, PredictionFile
-from emrun.hooks._streams import Streams
+from emrun.hooks._parts.aside import Aside
+from emrun.hooks._parts.columns import Column
+from emrun.hooks._parts.examples import Examples
+from emrun.hooks._parts.prediction_files import FILES, PredictionFile
+from emrun.hooks._parts.streams import Streams
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)

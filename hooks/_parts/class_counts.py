@@ -19,8 +19,8 @@ from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import classes_of
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._columns import column
-from emrun.hooks._streams import Streams
+from emrun.hooks._parts.columns import column
+from emrun.hooks._parts.streams import Streams
 
 _LOG = logging.getLogger(__name__)
 

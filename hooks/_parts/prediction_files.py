@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from emrun.base.errors import HookError, MissingExtra
-from emrun.hooks._columns import Column, plain
+from emrun.hooks._parts.columns import Column, plain
 
 _ROWS = 65536  # rows in a row group of Parquet
 _BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB

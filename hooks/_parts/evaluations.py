@@ -9,8 +9,8 @@ from typing import Any
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._examples import Examples
-from emrun.hooks._streams import Streams
+from emrun.hooks._parts.examples import Examples
+from emrun.hooks._parts.streams import Streams
 
 
 class SavesExamples(AbstractHook):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from emrun.hooks._parameters import dense, norms_of
+from emrun.hooks._parts.parameters import dense, norms_of
 
 _RECTIFIER = re.compile("relu|gelu|silu|swish|mish", re.IGNORECASE)  # of class names: units of these can be 0
 _OF_CHANNELS = (_ConvNd, _NormBase, nn.GroupNorm)  # their units are on axis 1, at any number of dimensions
