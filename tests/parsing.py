@@ -6,6 +6,9 @@ from types import FunctionType
 
 from emrun.config.source_finder import Sources
 
+LOOKUP = Sources._lookup
+"""What a new process has: it knows nothing of what other tests have found."""
+
 
 def remember():
     """Parse equal sources once, and find what a config names in emrun or PyTorch once."""

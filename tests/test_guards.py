@@ -138,7 +138,7 @@ def test_a_test_with_former_parameters_stands_for_all_of_its_function():
     ("path", "first", "second"),
     [
         ("emrun/config/plan.py", "tests/config/test_plan.py::z", "tests/config/test_a.py::a"),
-        ("hooks/_diagnose/look.py", "tests/hooks/test_look.py::z", "tests/hooks/test_a.py::a"),
+        ("hooks/check.py", "tests/hooks/test_check.py::z", "tests/hooks/test_a.py::a"),
         ("emrun/hook.py", "tests/test_hook.py::z", "tests/test_a.py::a"),
     ],
 )

@@ -25,9 +25,9 @@ def outlived(stream: Any) -> Any:
     """Return a text stream in place of standard output or error that drops what its reader does not take any more."""
     try:
         raw = _Output(stream.fileno(), "wb", closefd=False)
-    except (AttributeError, OSError):  # closed from the beginning, or not a file
+        stream.flush()
+    except (AttributeError, OSError, ValueError):  # closed from the beginning, or not a file
         return stream
-    stream.flush()
     lines = stream.line_buffering
     return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=lines)
 

@@ -167,7 +167,7 @@ class RankEvents:
 
     def _as_here(self, hook: AbstractHook, call: Call, event: str) -> Call:
         """Return what this rank calls for a method of a hook that runs on every rank."""
-        if event == "after_batch" and (hook.reads is None or hook.reads or reads_batches(hook)):
+        if event == "after_batch" and (hook.reads is None or hook.reads or (reads_batches(hook) and merges(hook))):
             return self._with_share(call)
         return _without_effect_on_data(call) if event == "after_epoch" and not self.ranks.is_first else call
 

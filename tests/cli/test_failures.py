@@ -155,7 +155,7 @@ def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(projec
     assert lines[0] == "in hook ReadsValid, after_epoch of epoch 0"
     assert "with epoch_id 0 and one stream" in lines[1]
     assert "eval.STREAM.hooks" in lines[1]
-    assert lines[2] == "KeyError: 'valid'"
+    assert lines[2] == """KeyError: "there is no stream 'valid' in the data of the epoch (it has test)\""""
     assert lines[-1] == "the full traceback is in run/eval/test-1/train.log"
     done = emrun("eval", "run", "test", "~hooks.2")
     assert done.returncode == 0

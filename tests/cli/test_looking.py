@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from parsing import LOOKUP
 from ruamel.yaml import YAML
 
 from emrun import create_dataset
@@ -16,6 +17,7 @@ from emrun.cli.bench import _choice
 from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
+from emrun.config.source_finder import Sources
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.stream_context import StreamContext
 
@@ -108,7 +110,8 @@ def test_origins_of_a_config_that_cannot_be_used_are_shown_as_far_as_possible(pr
         assert "default of " in done.stdout
 
 
-def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emrun):
+def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emrun, monkeypatch):
+    monkeypatch.setattr(Sources, "_lookup", LOOKUP)
     done = emrun("config", "--schema", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == config_schema()

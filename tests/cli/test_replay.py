@@ -72,7 +72,7 @@ def test_an_error_of_the_model_is_raised_again_with_its_traceback(doomed, fail, 
     assert 'parts.py", line ' in done.stderr
     note, message, *_ = done.stderr.splitlines()
     assert message.rstrip() == "RuntimeError: a label is 7, with"
-    assert note == "forward of Net got x: float32 (32, 4), label: int64 (32,)"
+    assert note == "forward of Net got x: float32 (32, 4), label: int64 (32,) from 0 to 7"
     assert "cause: examples 9, 30\n" in done.stdout
     assert "note" not in done.stdout
 

@@ -70,7 +70,7 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint_unless_it_is_ignored(tmp
         said = b""
         while b"waits" not in said:
             said += terminal.read(1000)
-        children = psutil.Process(command[0]).children()
+        children = psutil.Process(command[0]).children() if size > 1 else []  # of one process, git may run just now
     done = small.finished(command)
     trace = YAML(typ="safe").load(tmp_path / "run" / "trace.yaml")
     manifest = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "manifest.json").read_text())

@@ -298,23 +298,23 @@ def test_a_batch_that_hooks_leave_empty_is_an_empty_batch():
         ({"before_batch": lambda self, batch: None}, 0),
         ({"after_batch": lambda self, stream_name: None}, 1),
         ({"after_batch": lambda self, batch_data: None, "reads": ()}, 1),
-        ({"after_batch": lambda self, batch_data: None, "reads": ("id",)}, 0),
+        ({"after_batch": lambda self, batch_data: None, "reads": ("extra",)}, 0),
         ({"after_epoch": lambda self, epoch_data: None}, 1),
     ],
 )
 def test_a_source_is_unused_unless_a_hook_that_gets_the_batches_may_read_it(methods, count, caplog):
     caplog.set_level(logging.WARNING)
-    run([{"x": [1], "id": [2]}], type("Hook", (AbstractHook,), methods)())
-    assert caplog.text.count("neither the model nor a hook reads the source id") == count
+    run([{"x": [1], "extra": [2]}], type("Hook", (AbstractHook,), methods)())
+    assert caplog.text.count("neither the model nor a hook reads the source extra") == count
 
 
 def test_a_guard_that_looks_at_all_variables_reads_all(caplog):
     from emrun.hooks import SaveEvery, ShowProgress, StopOnNaN
 
-    run([{"x": [1], "id": [2]}], StopOnNaN(after_batch=True))
+    run([{"x": [1], "extra": [2]}], StopOnNaN(after_batch=True))
     assert "neither the model nor a hook reads" not in caplog.text
-    run([{"x": [1], "id": [2]}], StopOnNaN(), ShowProgress())
-    assert "neither the model nor a hook reads the source id" in caplog.text
+    run([{"x": [1], "extra": [2]}], StopOnNaN(), ShowProgress())
+    assert "neither the model nor a hook reads the source extra" in caplog.text
     assert SaveEvery.reads == ()
 
 

@@ -139,8 +139,8 @@ def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
     training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
     training.main_loop.request_checkpoint = end  # which SaveLatest calls
     train(training)
-    assert "no hook ends the training" in caplog.text
-    assert "no hook ends the training" in (training.output_dir / "train.log").read_text()
+    assert "no hook ends this run" in caplog.text
+    assert "no hook ends this run" in (training.output_dir / "train.log").read_text()
 
 
 # what goes wrong while it is created
