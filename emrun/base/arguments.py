@@ -60,15 +60,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
-def safe_component(argument: str, name: str) -> str:
-    """Return a name as one component of a path: letters, digits, `.`, `_`, `-`; all other characters become `_`.
+def safe_component(argument: str, name: str, also: str = "") -> str:
+    """Return a name as one component of a path: letters, digits, `.`, `_`, `-` and those in `also`.
 
-    Leading dots are removed.
+    All other characters become `_`. Leading dots are removed.
 
     Raises:
         ArgumentError: the result is empty or longer than 100 characters.
     """
-    safe = re.sub(r"[^\w.-]", "_", name).lstrip(".")
+    safe = re.sub(rf"[^\w.{re.escape(also)}-]", "_", name).lstrip(".")
     if not safe or len(safe) > 100:
         allowed = "use letters, digits, '_' and '-', at most 100 characters"
         raise ArgumentError(argument, f"{name!r} cannot name a file or a directory; {allowed}")

@@ -16,6 +16,7 @@ from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.wording import from_here, progress
 from emrun.cli.console import DISPLAY, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
+from emrun.cli.last_lines import last_lines
 from emrun.cli.ranks import (
     last_words,
     leave_words,
@@ -193,8 +194,11 @@ def run(training: Training, *, keeps: bool = True) -> int:
         return status
     table = summary(directory.metrics if directory else [])
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
-    if table and not is_quiet:
-        click.echo(table)
+    lines = [table] if table else []
+    if outcome.status == "finished" and not is_quiet:
+        lines += last_lines(training, str(outcome.reason), keeps=keeps)
+    if lines and not is_quiet:
+        click.echo("\n".join(lines))
     if outcome.warning is not None and not is_follower():
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":

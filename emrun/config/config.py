@@ -32,13 +32,22 @@ class Config(Mapping[str, Any]):
         name: the name of the config: the stem of its file.
         text: the text of its file, None when several files were merged or there is no file.
         notes: messages about overrides that may not have had the intended effect.
+        overrides: the overrides that were applied, which name a run.
     """
 
-    def __init__(self, root: Node, name: str, text: str | None = None, notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: Node,
+        name: str,
+        text: str | None = None,
+        notes: Sequence[str] = (),
+        overrides: Sequence[str] = (),
+    ) -> None:
         self.root = root
         self.name = name
         self.text = text
         self.notes = tuple(notes)
+        self.overrides = tuple(overrides)
 
     @cached_property
     def tree(self) -> Node:
@@ -74,7 +83,12 @@ class Config(Mapping[str, Any]):
         if not overrides:
             return self
         root = override(self.root, overrides)
-        return Config(root, self.name, self.text, (*self.notes, *copies_left(self.root, root), *words_in(overrides)))
+        notes = *self.notes, *copies_left(self.root, root), *words_in(overrides)
+        return Config(root, self.name, self.text, notes, (*self.overrides, *overrides))
+
+    def with_root(self, root: Node) -> Config:
+        """Return the config with another tree."""
+        return Config(root, self.name, self.text, self.notes, self.overrides)
 
     def overlaid(self, stream: str) -> Config:
         """Return the config for the evaluation of a stream: this config with `eval.<stream>` merged over it.
@@ -84,19 +98,19 @@ class Config(Mapping[str, Any]):
         section = self.root.get("eval", stream)
         if section is None or not isinstance(section.value, dict):
             return self
-        return Config(merge(self.root, section), self.name, self.text, self.notes)
+        return self.with_root(merge(self.root, section))
 
     def without(self, *sections: str) -> Config:
         """Return the config without sections that it may have."""
         kept = {key: node for key, node in self.root.value.items() if key not in sections}
         is_same = len(kept) == len(self.root.value)
-        return self if is_same else Config(replace(self.root, value=kept), self.name, self.text, self.notes)
+        return self if is_same else self.with_root(replace(self.root, value=kept))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with defaults for top-level keys that are missing or null."""
         has = {key: node for key, node in self.root.value.items() if key not in defaults or node.value is not None}
         added = {key: node_of(value, Position("emrun")) for key, value in defaults.items() if key not in has}
-        return Config(replace(self.root, value={**added, **has}), self.name, self.text, self.notes) if added else self
+        return self.with_root(replace(self.root, value={**added, **has})) if added else self
 
 
 def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

@@ -16,6 +16,8 @@ from emrun.config.names import same_class
 from emrun.config.type_hints import BOOLEANS
 from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 
+_LONGEST_PART = 24  # of an override in a name
+
 
 def merge(base: Node, over: Node) -> Node:
     """Merge two trees: mappings key by key; a list, or a mapping with another `class` or `import`, replaces."""
@@ -276,6 +278,25 @@ def words_in(overrides: Sequence[str]) -> list[str]:
             meant = BOOLEANS[value.strip().lower()]
             notes.append(f"override {text!r}: {value.strip()} is a text; for a boolean write {key}={meant}")
     return notes
+
+
+def in_name(overrides: Sequence[str], most: int = 36) -> str:
+    """Return overrides as a part of the name of a file: `lr=0.01_epochs=3`; what does not fit is left out.
+
+    Of a key the last part is shown, of a path too. Values of keys that sound secret are left out.
+    """
+    parts: dict[str, str] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        last = key.removeprefix("~").rpartition(".")[2]
+        shown = f"no-{last}" if key.startswith("~") else f"{last}={value.rstrip('/').rpartition('/')[2]}"
+        if key != "name" and not re.search("key|token|secret|password", last, re.IGNORECASE):
+            parts[key] = re.sub(r"[^\w.=+-]+", "-", shown, flags=re.ASCII)[:_LONGEST_PART].strip("-.")
+    found = ""
+    for part in filter(None, parts.values()):
+        longer = f"{found}_{part}" if found else part
+        found = longer if len(longer) <= most else found
+    return found
 
 
 def _by_position(found: Iterable[Place]) -> dict[Position, dict[tuple[Any, ...], Position]]:

@@ -148,8 +148,7 @@ def with_statistics(config: Config) -> Config:
         return config
     place = Position("emrun")
     changed = replace(hooks or Node(None, place, place), value=[Node("ComputeStats", place), *entries])
-    root = replace(config.root, value={**config.root.value, "hooks": changed})
-    return Config(root, config.name, config.text, config.notes)
+    return config.with_root(replace(config.root, value={**config.root.value, "hooks": changed}))
 
 
 def code_directories(config: Node) -> list[str]:

@@ -144,13 +144,17 @@ Ranked = tuple[Experiment, list[Result]]
 
 
 def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
-    """Return experiments from the best to the worst; those without a value, or with NaN, come last."""
+    """Return experiments from the best to the worst; those without a value, or with NaN, come last.
 
-    def place(entry: Ranked) -> tuple[bool, float]:
+    Of equal ones, that whose first run has the first name in the alphabet comes first, as in all lists of runs.
+    """
+
+    def place(entry: Ranked) -> tuple[bool, float, str]:
+        name = entry[0].trials[0].directory.name
         mean = Summary.of([each.value for each in entry[1] if each.value is not None]).mean
         if mean is None or math.isnan(mean):
-            return True, 0.0
-        return False, mean if settings.condition == "min" else -mean
+            return True, 0.0, name
+        return False, mean if settings.condition == "min" else -mean, name
 
     return sorted(experiments, key=place)
 

@@ -1,7 +1,7 @@
 """The trials of a sweep: the config of each, its identity and its directory.
 
-A trial is a run. Its identity is a digest of its resolved config without its name, and its directory is named for it: a
-sweep that is started again, or on several machines, finds the same directories.
+A trial is a run. Its identity is a digest of its resolved config without its name, and the name of its directory ends
+with it: a sweep that is started again, or on several machines, finds the same directories.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from emrun.base.errors import ConfigError, Position, Problem, StorageError
 from emrun.base.randomness import derived_seed
 from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
+from emrun.config.overrides import in_name
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Sources
 from emrun.launch.parameters import Parameter, Value
@@ -171,8 +172,13 @@ class Trials:
         seed = self.seed if repeat == 0 else derived_seed(self.seed, "repeat", repeat) % 2**31
         more = [] if repeat == 0 and self._has_seed else [f"seed={seed}"]
         more += [] if fold is None else [f"{_FOLD}={fold}"]
-        whole = config.overridden(more)
-        return Trial((*overrides, *more), self.directory / f"{_PREFIX}{identity(whole)}", seed, fold)
+        changed = *overrides, *more
+        name = identity(config.overridden(more))
+        shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]))
+        place = self.directory / f"{_PREFIX}{shown}{'-' * bool(shown)}{name}"
+        if not place.exists():  # but perhaps as a trial of other parameters
+            place = next(self.directory.glob(f"{_PREFIX}*{name}"), place)
+        return Trial(changed, place, seed, fold)
 
 
 def identity(config: Config) -> str:

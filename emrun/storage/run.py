@@ -38,7 +38,8 @@ _LOG = logging.getLogger(__name__)
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 _PARTS = (LOG, METRICS, STEPS, CHECKPOINTS, EVALUATIONS, "code", "failures")
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
-_DEFAULT_FORMAT = "{name}_{timestamp}"
+_DEFAULT_FORMAT = "{name}{overrides}_{timestamp}"
+_LONGEST_NAME = 80  # with overrides, without the time
 _SHOWN = 4  # runs in a message
 
 
@@ -198,14 +199,15 @@ def create_run(
     clock: Clock = local_time,
     censor: Censor | None = None,
     plain: Any = None,
+    overrides: str = "",
 ) -> Run:
     """Create a new run directory and write its config.
 
     Args:
         config_text: the content of its `config.yaml`.
         name: the name of the run, part of the directory's name.
-        output_root: the directory in which the run directory is created. It is named `{name}_{timestamp}`, followed by
-            a number if that exists; the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the format.
+        output_root: the directory in which the run directory is created. It is named `{name}_{overrides}_{timestamp}`,
+            followed by a number if that exists; the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the format.
         output_dir: the path of the run directory, instead of a generated name. It may exist, but must not hold a run,
             except a run whose start failed: its log is kept, its config and its trace are replaced.
         seed: the seed of the run, for the trace.
@@ -213,6 +215,7 @@ def create_run(
         clock: returns the time.
         censor: see `Run`.
         plain: the config in plain types, which lists of runs read.
+        overrides: what the name of the directory shows of the overrides of the config, see `in_name`.
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
@@ -220,7 +223,7 @@ def create_run(
         RunInUse: another process is writing the run.
         StorageError: the directory cannot be created.
     """
-    directory = output_dir or output_root / _directory_name(name, clock)
+    directory = output_dir or output_root / _directory_name(name, overrides, clock)
     check_readable_name(directory)
     with storing(directory, "create"):
         if output_dir is not None:
@@ -366,12 +369,13 @@ def _make_free(candidates: Iterable[Path]) -> Path:
     raise AssertionError("candidates never end")
 
 
-def _directory_name(name: str, clock: Clock) -> str:
+def _directory_name(name: str, overrides: str, clock: Clock) -> str:
     pattern = os.environ.get(_FORMAT_VARIABLE, _DEFAULT_FORMAT)
-    fields = {"name": safe_component("name", name), "timestamp": clock().strftime("%Y%m%d-%H%M%S")}
+    name, timestamp = safe_component("name", name), clock().strftime("%Y%m%d-%H%M%S")
+    shown = f"_{overrides}" if overrides and len(name) + len(overrides) < _LONGEST_NAME else ""
+    fields = {"name": name, "overrides": shown, "timestamp": timestamp}
     try:
-        return safe_component(_FORMAT_VARIABLE, pattern.format(**fields))
+        return safe_component(_FORMAT_VARIABLE, pattern.format(**fields), also="=+")
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; its fields are {{name}}, {{timestamp}}"
-        ) from error
+        fields_ = "its fields are {name}, {overrides}, {timestamp}"
+        raise UsageError(f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; {fields_}") from error

@@ -17,6 +17,7 @@ from emrun.base.wording import from_here, listed
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import escaped
+from emrun.config.overrides import in_name
 from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import check_hooks
@@ -92,6 +93,7 @@ def create_training(
             command=command,
             censor=Censor(plan.config.secrets()),
             plain=loaded.root.plain(),
+            overrides=in_name(loaded.overrides),
         )
         record_code(plan, run)
         try:

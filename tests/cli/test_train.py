@@ -120,7 +120,14 @@ def test_a_training_prints_a_table_and_logs_readable_lines(project, emrun):
         "highest",
         "(epoch)",
     ]
-    assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [["train", "loss"], ["valid", "loss"]]
+    run = next((project / "log").iterdir())
+    rows, last = done.stdout.splitlines()[2:-3], done.stdout.splitlines()[-3:]
+    assert [line.split()[:2] for line in rows] == [["train", "loss"], ["valid", "loss"]]
+    assert re.fullmatch(r"best: epoch [0-2], lowest valid/loss 0\.\d+", last[0])
+    assert last[1:] == [
+        f"page: log/{run.name}/report.html",
+        f"next: emrun resume log/{run.name} hooks.StopAfter.epochs=4",
+    ]
     assert "epoch 2  valid  loss 0." in done.stderr
     assert done.stderr.splitlines()[-1] == "finished: 2 epochs done (StopAfter epochs: 2)"
     assert "\x1b" not in done.stdout + done.stderr

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.base.errors import ConfigError, Position
-from emrun.config.overrides import copies_left, hook_entry, merge, override, words_in
+from emrun.config.overrides import copies_left, hook_entry, in_name, merge, override, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
 
@@ -444,3 +444,22 @@ def test_values_that_are_not_copied_or_never_used_get_no_note(text, override):
 def test_equal_values_in_a_mapping_without_a_file_are_not_copies():
     config = node_of({"a": {"n": 1}, "b": {"n": 1}}, Position("config"))
     assert copies_left(config, override(config, ["a.n=2"])) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], ""),
+        (["model.optimizer.lr=0.01"], "lr=0.01"),
+        (["hooks.StopAfter.epochs=3", "~hooks.SaveBest", "seed=-1"], "epochs=3_no-SaveBest_seed=-1"),
+        (["a.lr=1", "a.lr=2"], "lr=2"),
+        (["name=mine", "hooks.WriteWandB.api_key=abc"], ""),
+        (["dataset.root=/data/my images/"], "root=my-images"),
+        (["model.loss={class: L1Loss, reduction: none}"], "loss=-class-L1Loss-reduc"),
+        (["a.x=" + "y" * 99, "a.much_longer_than_fits=1", "b.z=1"], "x=" + "y" * 22 + "_z=1"),
+        (["a.naïve=1"], "na-ve=1"),
+        (["a=../.."], "a="),
+    ],
+)
+def test_overrides_name_a_file(overrides, name):
+    assert in_name(overrides) == name

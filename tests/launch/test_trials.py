@@ -40,6 +40,14 @@ def test_more_repeats_and_choices_keep_the_trials_that_are_there(project):
     assert set(before) < set(names(made("model.lr=[0.05, 0.1, 0.3]")))
 
 
+def test_a_trial_is_named_for_its_values_and_found_under_another_name(project):
+    (trial,) = next(made("model.lr=[0.1]", overrides=["model.width=1"]).grid()).trials
+    assert trial.directory.name == f"trial-lr=0.1-{trial.directory.name[-12:]}"
+    trial.directory.mkdir(parents=True)
+    (again,) = next(made("model.lr=[0.1]", "model.width=[1]").grid()).trials
+    assert again.directory == trial.directory
+
+
 def test_repeats_have_seeds_that_the_seed_of_the_config_determines(project):
     seeds = [trial.seed for trial in next(made(repeats=3).grid()).trials]
     assert seeds[0] == 3

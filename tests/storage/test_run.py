@@ -89,7 +89,7 @@ def test_a_format_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, pattern
         create(tmp_path)
     assert str(raised.value) == (
         f"EMRUN_OUTPUT_DIR_FORMAT={pattern!r} is not a valid format for 'digits'; "
-        "its fields are {name}, {timestamp}"
+        "its fields are {name}, {overrides}, {timestamp}"
     )
     assert exit_status(raised.value) == 2
     assert not (tmp_path / "log").exists()

@@ -174,11 +174,11 @@ def _counts(values: Sequence[Any]) -> str:
     return ", ".join([*shown, *([f"{len(order) - _MOST_VALUES} more"] if len(order) > _MOST_VALUES else [])])
 
 
-def _order(part: RunPart) -> tuple[bool, float]:
+def _order(part: RunPart) -> tuple[bool, float, str]:
     best = part.best
     if best is None or math.isnan(best[0]):
-        return True, 0.0
-    return False, best[0] if part.by[1] == "min" else -best[0]
+        return True, 0.0, part.name
+    return False, best[0] if part.by[1] == "min" else -best[0], part.name
 
 
 def _cell(value: Any) -> Any:

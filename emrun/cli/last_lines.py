@@ -1,0 +1,55 @@
+"""What a finished run says at its end: its best epoch, its page, and the command that comes next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from emrun.base.wording import from_here
+from emrun.epoch_data import named
+
+if TYPE_CHECKING:
+    from emrun.training.build import Training
+
+_ENDED_BY = re.compile(r"\(StopAfter (epochs|passes|updates|iterations): (\d+)\)$")
+
+
+def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]:
+    """Yield the last lines of a finished run.
+
+    Args:
+        training: the training.
+        reason: why it ended.
+        keeps: whether the run directory is kept; otherwise no line names files in it.
+    """
+    from emrun.runs.report.page import REPORT
+    from emrun.runs.stored_run import StoredRun
+    from emrun.runs.summaries import Summaries
+
+    summaries, shown = Summaries(StoredRun(training.output_dir)), from_here(training.output_dir)
+    if (best := summaries.best) is not None:
+        which = "lowest" if summaries.watched[1] == "min" else "highest"
+        yield f"best: epoch {best[1]}, {which} {'/'.join(named(summaries.watched[0]))} {best[0]:.4g}"
+    if keeps and training.main_loop.report and (training.output_dir / REPORT).exists():
+        yield f"page: {shown / REPORT}"
+    if keeps and (command := _next(training, reason)):
+        yield f"next: emrun {shlex.join([command[0], str(shown), *command[1:]])}"
+
+
+def _next(training: Training, reason: str) -> tuple[str, str] | None:
+    """Return the command that comes next and what it gets besides the run; None if there is none.
+
+    A stream that the run has not read is evaluated; without one, the run is trained twice as long, where it can be.
+    """
+    from emrun.dataset import stream_names
+
+    loop, ended_by = training.main_loop, _ENDED_BY.search(reason)
+    read = loop.train_stream_name, *loop.extra_streams
+    unread = [name for name in stream_names(training.dataset) if name not in read]
+    if unread:
+        return "eval", unread[0]
+    if ended_by is not None and sum(type(hook).__name__ == "StopAfter" for hook in loop.hooks) == 1:
+        return "resume", f"hooks.StopAfter.{ended_by[1]}={2 * int(ended_by[2])}"
+    return ("eval", loop.extra_streams[0]) if loop.extra_streams else None
