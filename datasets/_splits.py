@@ -48,7 +48,7 @@ class Splits(AbstractDataset):
         self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part is not None}
         for name, part in self._parts.items():
             if not len(part):
-                raise ArgumentError(name, "there are no examples in it")
+                raise ArgumentError(name, "contains no examples")
         for name in parts.keys() - self._parts.keys():
             setattr(self, f"{name}_stream", None)  # a config that uses the stream fails before the training
         self._batch_size = batch_size

@@ -196,7 +196,7 @@ def _saved(library: Any, argument: str, folder: Path) -> dict[str, Any]:
         found = library.load_from_disk(str(folder.resolve()))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         if isinstance(error, IndexError):  # the library has no other words for a dataset without rows
-            raise ArgumentError(argument, f"{str(folder)!r}: there are no examples in it") from error
+            raise ArgumentError(argument, f"{str(folder)!r}: contains no examples") from error
         raise ArgumentError(
             argument, f"{str(folder)!r} is not a folder that save_to_disk wrote: {reason_of(error)}"
         ) from error

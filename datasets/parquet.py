@@ -109,7 +109,7 @@ class _RowGroups:
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
         if not sum(sizes):
-            raise ArgumentError(argument, f"{', '.join(map(str, files))}: there are no examples in it")
+            raise ArgumentError(argument, f"{', '.join(map(str, files))}: contains no examples")
         self._columns = columns
         self.first, self.schema = files[0], schema
         self.blocks: Sequence[int] | None = sizes

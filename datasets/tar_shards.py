@@ -107,7 +107,7 @@ class TarShards(NamedSplits):
                 _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": index.others})
             if not index.names:
                 there = first_of(index.others)
-                message = f"there are no examples in it: the shards have {there}; sources: {listed(decoder.fields)}"
+                message = f"contains no examples: the shards have {there}; sources: {listed(decoder.fields)}"
                 raise ArgumentError(argument, message)
             return _Shards(index, decoder, reader)
 

@@ -146,7 +146,7 @@ def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], 
     has_rows = not is_plain and not isinstance(data, IterableDataset) and hasattr(data, "__getitem__")
     if not is_loader and has_rows and hasattr(data, "__len__"):
         if not len(data):
-            raise ArgumentError(name, "there are no examples in it")
+            raise ArgumentError(name, "contains no examples")
         if sampler is not None and not isinstance(sampler, Iterable):
             raise ArgumentError("sampler", f"{type(sampler).__name__} is not iterable: it has no __iter__")
         return _Items(data, name == "train", batch_size, collate, sampler)

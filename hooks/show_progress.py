@@ -26,7 +26,7 @@ _LEAST = 4  # columns of the bar itself
 
 
 class ShowProgress(AbstractHook):
-    """Shows a progress bar with the remaining time for each stream; where there is no terminal, a line now and then.
+    """Shows a progress bar with the remaining time for each stream; without a terminal, log lines from time to time.
 
     `emrun train` and `emrun resume` add this hook to every config that does not list it.
 

@@ -283,14 +283,17 @@ def words_in(overrides: Sequence[str]) -> list[str]:
 def in_name(overrides: Sequence[str], most: int = 36) -> str:
     """Return overrides as a part of the name of a file: `lr=0.01_epochs=3`; what does not fit is left out.
 
-    Of a key the last part is shown, of a path too. Values of keys that sound secret are left out.
+    Of a key the last part is shown, of a path too. Left out are lists, mappings, addresses and references, which may
+    hold a password, and values of keys that sound secret.
     """
     parts: dict[str, str] = {}
     for text in overrides:
         key, _, value = text.partition("=")
         last = key.removeprefix("~").rpartition(".")[2]
         shown = f"no-{last}" if key.startswith("~") else f"{last}={value.rstrip('/').rpartition('/')[2]}"
-        if key != "name" and not re.search("key|token|secret|password", last, re.IGNORECASE):
+        if key != "name" and not re.search(
+            r"(?i)(key|token|secret|password)[^=]*=|=.*([\[{@$]|://)", f"{last}={value}"
+        ):
             parts[key] = re.sub(r"[^\w.=+-]+", "-", shown, flags=re.ASCII)[:_LONGEST_PART].strip("-.")
     found = ""
     for part in filter(None, parts.values()):

@@ -223,5 +223,5 @@ def test_a_split_with_another_type_and_a_dataset_without_rows_are_refused(projec
     with pytest.raises(ArgumentError, match=r"^valid: .*: column 'id' is string; in train it is int64$"):
         rows_of("rows.jsonl", valid="more.jsonl")
     library.Dataset.from_dict({"id": []}).save_to_disk(str(project / "empty"))
-    with pytest.raises(ArgumentError, match=r"^train: 'empty': there are no examples in it$"):
+    with pytest.raises(ArgumentError, match=r"^train: 'empty': contains no examples$"):
         rows_of("empty")

@@ -228,8 +228,8 @@ def test_nothing_in_a_file_is_ever_called(here, content, kind):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "train: there are no examples in it"),
-        ("a,b\n", "train: there are no examples in it"),
+        ("", "train: contains no examples"),
+        ("a,b\n", "train: contains no examples"),
         ("a,b\n1,2\n1,two\n", "train: t.csv:3: column 'b': 'two' is not a number"),
         ("a,b\n1.5,2\n,3\n", "train: t.csv:3: column 'a': '' is empty"),
         ("a,b\n\n1_0,2\n", "train: t.csv:3: column 'a': '1_0' is not a number"),
@@ -260,7 +260,7 @@ def test_a_mistake_in_a_csv_file_is_reported_at_its_line(here, text, message):
         ({"train": "x.npy"}, "train: a .npy file has no name for its source; write {source: file.npy}"),
         ({"train": "x.txt"}, "train: x.txt is neither a .npz nor a .csv file"),
         ({"train": {"x": "all.npz"}}, "train: source 'x': all.npz is not a .npy file"),
-        ({"train": {}}, "train: there are no examples in it"),
+        ({"train": {}}, "train: contains no examples"),
         (
             {"train": {"x": "x.npy", "y": "short.npy"}},
             "train: its sources have different numbers of examples: x 20, y 4",

@@ -358,7 +358,7 @@ def test_a_shard_that_was_changed_or_removed_is_an_error_even_when_examples_are_
     [
         ({"train": "no.tar"}, "train: there is no file 'no.tar'"),
         ({"train": "no-*.tar"}, "train: no file matches 'no-*.tar'"),
-        ({"train": "empty.tar"}, "train: there are no examples in it"),
+        ({"train": "empty.tar"}, "train: contains no examples"),
         ({"train": "nothing.tar"}, "train: shard 'nothing.tar': damaged or truncated at offset 0 of 0: neither"),
         ({"sources": {}}, "sources: {} is not a mapping"),
         ({"sources": ["png"]}, "sources: ['png'] is not a mapping"),

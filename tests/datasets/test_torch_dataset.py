@@ -406,7 +406,7 @@ def test_what_the_first_batch_shows_is_a_stream_error(passes, arguments, message
         ({"train": "data"}, "train: str is neither"),
         ({"train": {"a": 1}}, "train: dict is neither"),
         ({"train": iter([1])}, "train: list_iterator is neither a map-style dataset "),
-        ({"train": []}, "train: there are no examples in it"),
+        ({"train": []}, "train: contains no examples"),
         ({"valid": 3}, "valid: int is neither"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
         ({"sources": "x"}, "sources: 'x' is not a list of names"),

@@ -11,11 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from emrun.models.laziness import modes, set_modes
 
 
-def has_statistics(module: torch.nn.Module) -> bool:
-    """Return whether a module has a BatchNorm with running statistics."""
-    return any(isinstance(part, _BatchNorm) and part.track_running_stats for part in module.modules())
-
-
 @contextmanager
 def calculated_anew(module: torch.nn.Module) -> Iterator[None]:
     """Replace the running statistics by means over the batches on which the module runs in this block.
