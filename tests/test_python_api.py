@@ -135,6 +135,7 @@ def test_a_loaded_run_has_its_weights_and_stays_as_it_is(run):
     loaded = emrun.load_run(run, "latest")
     assert loaded.main_loop.training_epochs_done == 1
     assert loaded.hooks == ()
+    assert not any(each.training for each in loaded.model.module.modules())
     batch = next(iter(loaded.main_loop.get_stream("test")))
     outputs = loaded.model.run(batch, False, "test")
     assert outputs["accuracy"].double().mean() > 0.5

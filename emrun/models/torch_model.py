@@ -115,8 +115,9 @@ class TorchModel(ModuleModel):
             losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
             `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
         device: a torch device; `auto` means CUDA or MPS if available, else the CPU.
-        init_from: weights to begin with: a run directory (its checkpoint `best`), a checkpoint, a directory with
-            `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them, or a state dict.
+        init_from: weights to begin with: a run directory (its checkpoint `best`, otherwise `latest`), a checkpoint, a
+            directory with `model.safetensors`, such as transformers writes, or a file: safetensors, an index of them,
+            or a state dict.
             `{path: PATH, match: REGEX, rename: {REGEX: REPLACEMENT}, on_mismatch: skip}` loads the parameters and
             buffers whose names match a regular expression, or one of a list (`re.search`), after renaming those of the
             file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it

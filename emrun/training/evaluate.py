@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
 from emrun.base.errors import StorageError, UsageError
@@ -46,7 +48,8 @@ _LOG = logging.getLogger(__name__)
 def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> Training:
     """Build the dataset and the model of a run, and load the weights of a checkpoint, without changing the run.
 
-    The main loop of the returned object has no hooks and writes nothing. See `evaluate` for the statistics of a stream.
+    The main loop of the returned object has no hooks and writes nothing, and the module of a `TorchModel` is in
+    evaluation mode. See `evaluate` for the statistics of a stream.
 
     Args:
         run_directory: the directory of the run.
@@ -63,6 +66,8 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     commits.find(directory / CHECKPOINTS, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True)
     load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
+    if isinstance(module := getattr(training.model, "module", None), torch.nn.Module):
+        module.eval()
     return training
 
 

@@ -64,6 +64,16 @@ def test_a_run_begins_with_the_best_weights_of_another_run(first, tmp_path):
     assert same(next(each for each in watched.hooks if isinstance(each, Watch)).weights, first)
 
 
+def test_a_run_without_a_best_checkpoint_gives_its_latest(first, tmp_path):
+    (tmp_path / "first" / "checkpoints" / "best").unlink()
+    latest = read_weights(tmp_path / "first" / "checkpoints" / "latest")
+    assert not same(latest, first)
+    created = create_training(CONFIG, output_dir="second", overrides=[FROM_FIRST])
+    assert same(weights(created), latest)
+    created.main_loop.run.release()
+    assert "weights from first (the run has no best; latest: it-" in (tmp_path / "second" / "train.log").read_text()
+
+
 def test_a_resume_and_an_evaluation_need_no_other_weights(first, tmp_path):
     straight = create_training(CONFIG, output_dir="straight", overrides=[FROM_FIRST])
     straight.main_loop.run_training()

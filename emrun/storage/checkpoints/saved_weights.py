@@ -55,9 +55,9 @@ def read_saved(path: Path) -> SavedWeights:
     """Read the weights at a path.
 
     Args:
-        path: a run directory, which means its checkpoint `best`; the directory of a checkpoint; a directory with
-            `model.safetensors` or `model.safetensors.index.json`, such as transformers writes; or a file: safetensors,
-            an index of files (`.index.json`), or a state dict that `torch.save` wrote.
+        path: a run directory, which means its checkpoint `best`, or `latest` if there is no `best`; the directory of a
+            checkpoint; a directory with `model.safetensors` or `model.safetensors.index.json`, such as transformers
+            writes; or a file: safetensors, an index of files (`.index.json`), or a state dict that `torch.save` wrote.
 
     Raises:
         UsageError: there is nothing at the path, or the directory holds no weights; the message lists what is there.
@@ -113,23 +113,22 @@ def _missing(path: Path) -> UsageError:
 
 
 def _of_run(path: Path) -> SavedWeights:
-    """Read the checkpoint `best` of a run, which may be training: if the name moves meanwhile, read the newer one."""
+    """Read `best` of a run, otherwise `latest`. If the run trains, and the name moves meanwhile, read the newer one."""
     root = path / CHECKPOINTS
     while True:
         try:
-            place = commits.find(root, "best")
-        except UsageError as error:
-            advice = "a run has one with the hook SaveBest; for another checkpoint, write its path, such as"
-            raise UsageError(f"{error}; {advice} {root / 'latest'}") from error
+            place, which = commits.find(root, "best"), "best"
+        except UsageError:
+            place, which = commits.find(root), "the run has no best; latest"
         try:
             verify(place)
             found = _of_file(place / FILE)
         except StorageError as error:
-            if commits.find(root, "best") == place:
+            if commits.find(root) == place:
                 commits.note_intact(error, root)
                 raise
             continue
-        return SavedWeights(f"{path} (best: {place.name})", found.tensors, found.others)
+        return SavedWeights(f"{path} ({which}: {place.name})", found.tensors, found.others)
 
 
 def _of_file(path: Path) -> SavedWeights:
