@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
@@ -122,7 +123,7 @@ class _Windows:
         if rest := (length - 1) % window:
             _LOG.info("%s: left out the last %s, which fill no window", argument, counted(rest, "token"))
         self._tokens = tokens
-        self._mapped: _Tokens | None = None
+        self._windows: _Tokens | None = None  # a view: each window with its last target
         self._length = length
         self._window = window
 
@@ -130,25 +131,24 @@ class _Windows:
         return (self._length - 1) // self._window
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mapped": None}
+        return {**self.__dict__, "_windows": None}
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
         """Return the windows of these rows."""
-        places = rows[:, None] * self._window + np.arange(self._window + 1)
-        found = np.asarray(self._array(ctx)[places]).astype(np.int64)
-        return {"tokens": np.ascontiguousarray(found[:, :-1]), "targets": np.ascontiguousarray(found[:, 1:])}
+        found = self._view(ctx)[rows]
+        tokens, targets = (part.astype(np.int64, order="C") for part in (found[:, :-1], found[:, 1:]))
+        return {"tokens": tokens, "targets": targets}
 
-    def _array(self, ctx: StreamContext) -> _Tokens:
-        if not isinstance(self._tokens, Path):
-            return self._tokens
-        if self._mapped is None:
+    def _view(self, ctx: StreamContext) -> _Tokens:
+        if self._windows is None:
             try:
-                self._mapped = np.load(self._tokens, mmap_mode="r")
+                tokens = np.load(self._tokens, mmap_mode="r") if isinstance(self._tokens, Path) else self._tokens
+                self._windows = sliding_window_view(tokens, self._window + 1)[:: self._window]
             except (OSError, ValueError) as error:
                 raise StreamError(
                     f"stream {ctx.stream_name!r}: the tokens cannot be read: {reason_of(error)}"
                 ) from error
-        return self._mapped
+        return self._windows
 
 
 class _Encoder:

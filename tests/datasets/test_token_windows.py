@@ -255,6 +255,15 @@ def test_a_pickled_dataset_takes_no_tokens_along_when_they_are_in_a_file(files, 
     assert len(pickle.dumps(dataset)) < 10_000 < len(pickle.dumps(streams(files)))
 
 
+def test_a_dataset_that_was_read_is_pickled_as_before(files, passes):
+    (files / "a.txt").write_text("x" * 100_000)
+    dataset = streams(files)
+    before = len(pickle.dumps(dataset))
+    first = passes(dataset, "train")
+    assert len(pickle.dumps(dataset)) == before  # a view of the windows would be pickled as another copy of the tokens
+    assert str(passes(pickle.loads(pickle.dumps(dataset)), "train")) == str(first)
+
+
 @pytest.mark.parametrize(
     ("found", "message"),
     [
