@@ -55,7 +55,7 @@ def predict(
 
     check_run(expanded(directory))
     if config is not None or (directory / "config.yaml").exists():
-        check_statically(read_config(config or directory).overlaid(stream).overridden(overrides))
+        check_statically(read_config(config or directory).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()

@@ -14,7 +14,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
 from emrun.base.wording import did_you_mean
 from emrun.config.interpolation import interpolate
-from emrun.config.overrides import copies_left, merge, override, words_in
+from emrun.config.overrides import copies_left, merge, override, stream_of_eval, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 
@@ -90,15 +90,20 @@ class Config(Mapping[str, Any]):
         """Return the config with another tree."""
         return Config(root, self.name, self.text, self.notes, self.overrides)
 
-    def overlaid(self, stream: str) -> Config:
+    def overlaid(self, stream: str, overrides: Sequence[str] = ()) -> Config:
         """Return the config for the evaluation of a stream: this config with `eval.<stream>` merged over it.
 
-        Mappings are merged; `hooks` is a list and replaces the hooks.
+        Mappings are merged; `hooks` is a list and replaces the hooks. Overrides of `eval` are applied before, and the
+        other overrides afterwards.
+
+        Raises:
+            ConfigError: an override cannot be applied.
         """
-        section = self.root.get("eval", stream)
-        if section is None or not isinstance(section.value, dict):
-            return self
-        return self.with_root(merge(self.root, section))
+        config = self.overridden([each for each in overrides if stream_of_eval(each) is not None])
+        section = config.root.get("eval", stream)
+        if section is not None and isinstance(section.value, dict):
+            config = config.with_root(merge(config.root, section))
+        return config.overridden([each for each in overrides if stream_of_eval(each) is None])
 
     def without(self, *sections: str) -> Config:
         """Return the config without sections that it may have."""

@@ -91,6 +91,9 @@ class _Overriding:
         self._path = path = re.sub(r"\[([0-9]+)\]", r".\1", key).split(".")  # messages write hooks[0]
         if len(path) > MAX_DEPTH:
             raise self._error("", f"the key has more than {MAX_DEPTH} parts")
+        if any(part != part.strip() for part in path):
+            blank = text.replace(key, ".".join(part.strip() for part in key.split(".")), 1)
+            raise self._error("", f"the key has a blank; write {blank}")
         if not all(path):
             raise self._error("", f"{key!r} is not a key; write for example model.optimizer.lr=0.1")
         hooks = self.tree.get("hooks") or Node(None, here, here)
@@ -113,9 +116,9 @@ class _Overriding:
 
     def _changed(self, base: Node, path: Sequence[Any], new: Node | None, above: tuple[str, ...]) -> Node:
         """Return `base`, the value at the path `above`, with a path below it set to `new`, or deleted."""
-        part, *rest = path
-        where = (*above, str(part))
         is_list = isinstance(base.value, list)
+        part, *rest = path if is_list else self._with_dots(base, path, above)
+        where = (*above, str(part))
         if not is_list and not isinstance(base.value, dict):
             if new is not None and base.position.source in self._earlier:
                 message = f"{'.'.join(above)} is also set to {base.shown()!r} by {base.position}; remove one of the two"
@@ -135,6 +138,17 @@ class _Overriding:
                 new = _renamed(new, entries.get(key))
             entries[key] = self._laid(entries[key], new, where) if key in entries else new
         return replace(base, value=list(entries.values()) if is_list else entries)
+
+    def _with_dots(self, base: Node, path: Sequence[Any], above: tuple[str, ...]) -> Sequence[Any]:
+        """Return a path whose first part is the whole key if the mapping has a key with dots, such as `layers.0`."""
+        keys = base.value if isinstance(base.value, dict) else {}
+        for length in range(len(path), 1, -1):
+            if (whole := ".".join(map(str, path[:length]))) in keys:
+                if path[0] in keys:
+                    mapping = f"{'.'.join(above)}={{{json.dumps(whole)}: ...}}"
+                    raise self._error(".".join(above), f"has the keys {path[0]!r} and {whole!r}; write {mapping}")
+                return [whole, *path[length:]]
+        return path
 
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: tuple[str, ...]) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
@@ -194,6 +208,16 @@ class _Overriding:
 
     def _error(self, key: str, message: str) -> ConfigError:
         return ConfigError(Problem(self._position, key, message))
+
+
+def stream_of_eval(text: str) -> str | None:
+    """Return the stream in whose section of `eval` an override sets or deletes something.
+
+    Returns:
+        None if it changes another section; an empty text if it sets or deletes the whole section `eval`.
+    """
+    found = re.match(r"~?eval(?:\.([^.=\[]+))?(?=[.=\[]|$)", text)
+    return (found[1] or "") if found else None
 
 
 def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:

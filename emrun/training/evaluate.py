@@ -105,8 +105,8 @@ def evaluate(
     run = None
     with joined.in_step() as tell:
         own = config_of(directory)
-        laid_over = (own if config is None else read_config(config)).overlaid(stream)
-        merged = laid_over.overridden(overrides)
+        base = own if config is None else read_config(config)
+        merged = base.overlaid(stream, overrides)
         plan = Plan.of(merged, Imported())
         check_alike(plan, tell)
         if joined.is_first:
@@ -123,7 +123,7 @@ def evaluate(
                     error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")
                 raise
             with kept_or_removed(run, existed=False), run.log:
-                warn_of(copies_left(laid_over.root, merged.root, unread=("vars", "eval")))
+                warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 tell(str(run.directory))
                 training = assemble_alike(plan, tell, run.directory, run, is_evaluation=True)

@@ -73,8 +73,8 @@ def predict(
         if joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
         own = config_of(directory)
-        laid_over = (own if config is None else read_config(config)).overlaid(stream)
-        plan = Plan.of(laid_over.overridden([*overrides, "main_loop.fixed_batch_size=null"]), Imported())
+        base = own if config is None else read_config(config)
+        plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]), Imported())
         check_alike(plan, tell)
         commits.find(root, checkpoint_name)
         try:

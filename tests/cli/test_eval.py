@@ -90,6 +90,12 @@ def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, t
         warning = f"dataset.n ({place}) is overridden, but not main_loop.buffer (c.yaml:10:48), which"
         assert evaluated.stderr.count(warning) == 1
     assert evaluated.stderr.count("is overridden") == 2
+    assert emrun("eval", "-q", "run", "valid", "eval.valid.dataset.n=70").returncode == 0
+    config = YAML().load(tmp_path / "run" / "eval" / "valid-2" / "config.yaml")
+    assert (config["dataset"]["n"], config["eval"]["valid"]["dataset"]["n"]) == (70, 70)
+    other = emrun("eval", "-q", "run", "valid", "eval.train.dataset.n=70")
+    assert other.returncode == 2
+    assert "eval.train.dataset.n=70 has no effect: the stream train is not evaluated; name valid" in other.stderr
 
 
 def test_a_resume_warns_of_it_too(emrun, tmp_path):

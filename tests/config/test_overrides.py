@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emrun.base.errors import ConfigError, Position
-from emrun.config.overrides import copies_left, hook_entry, in_name, merge, override, words_in
+from emrun.config.overrides import copies_left, hook_entry, in_name, merge, override, stream_of_eval, words_in
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import node_of, parse
 
@@ -144,6 +144,28 @@ def test_values_under_one_alias_are_overridden_apart():
 def test_a_key_that_is_not_a_string_is_found_by_its_text():
     assert changed("a: {10: x, 20: y}", "a.10=z") == {"a": {10: "z", 20: "y"}}
     assert changed("a: {10: x, 20: y}", "~a.10") == {"a": {20: "y"}}
+
+
+def test_a_key_with_dots_or_blanks_is_found_as_a_whole():
+    text = "a: {layers.0: x, layers.0.b: {c d: 1}, layers: 2}"
+    assert changed("a: {layers.0: x}", "a.layers.0=y") == {"a": {"layers.0": "y"}}
+    assert changed("a: {layers.0.b: {c d: 1}}", "a.layers.0.b.c d=2") == {"a": {"layers.0.b": {"c d": 2}}}
+    assert changed("a: {layers.0: x, b: 1}", "~a.layers.0") == {"a": {"b": 1}}
+    assert "'layers' and 'layers.0'; write a={\"layers.0\": ...}" in override_problem(text, "a.layers.0=y").message
+    assert changed(text, 'a={"layers.0": y}') == {"a": {"layers.0": "y", "layers.0.b": {"c d": 1}, "layers": 2}}
+
+
+@pytest.mark.parametrize("text", ["a.b =1", "a. b=1", " a.b=1", "~a.b "])
+def test_a_key_with_blanks_around_a_part_is_an_error(text):
+    assert f"write {text.replace(' ', '')}" in override_problem("a: {b: 1}", text).message
+
+
+@pytest.mark.parametrize(
+    ("text", "stream"),
+    [("eval.valid.n=1", "valid"), ("~eval.a-b", "a-b"), ("eval={}", ""), ("eval_2=1", None), ("model.eval=1", None)],
+)
+def test_an_override_may_be_of_the_evaluation_of_a_stream(text, stream):
+    assert stream_of_eval(text) == stream
 
 
 HOOKS = "hooks: [LogVariables, {StopAfter: {epochs: 3}}, my_hooks.Print]"
