@@ -36,7 +36,7 @@ def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: s
         ArgumentError: an option has a value that is not allowed, a pattern matches nothing, a parameter is in two
             groups, or there is nothing to train.
     """
-    parameters = dict(module.named_parameters())
+    parameters = dict(module.named_parameters(remove_duplicate=False))  # a tied weight has several names
     if not parameters:
         raise ArgumentError(key, f"module {type(module).__name__} has no parameters to train")
     if options.get("match") is not None:
@@ -47,21 +47,26 @@ def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: s
     else:
         found = _configured(parameters, groups, key)
     held = {id(each) for group in found for each in group["params"]}
-    rest = [each for each in parameters.values() if id(each) not in held]
+    rest = [each for each in _once(parameters) if id(each) not in held]
     found = [{"params": rest}, *found] if rest else found
     kind = options.get("no_decay")
     return found if kind is None else _split(found, _without_decay(module, kind, f"{key}.no_decay"), key)
 
 
 def _matching(parameters: Named, match: object, argument: str) -> Named:
-    """Return the parameters whose names match; each pattern must match one."""
+    """Return the parameters of which a name matches, under all their names; each pattern must match one."""
     expressions = patterns(argument, match)
     for index, each in enumerate(expressions):
         if not any(map(each.search, parameters)):
             where = f"{argument}[{index}]" if isinstance(match, list | tuple) else argument
             there = listed(list(parameters)[:_SHOWN])
             raise ArgumentError(where, f"{each.pattern!r} matches none of the parameters {there}")
-    return {name: each for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
+    held = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
+    return {name: each for name, each in parameters.items() if id(each) in held}
+
+
+def _once(parameters: Named) -> list[Parameter]:
+    return list({id(each): each for each in parameters.values()}.values())
 
 
 def _configured(parameters: Named, groups: object, key: str) -> list[dict[str, Any]]:
@@ -71,17 +76,16 @@ def _configured(parameters: Named, groups: object, key: str) -> list[dict[str, A
         either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
         raise ArgumentError(f"{key}.groups", f"{groups!r} is {either}")
     found: list[dict[str, Any]] = []
-    owners: dict[str, Any] = {}
+    owners: dict[int, Any] = {}
     for index, group in enumerate(groups):
         own = _matching(parameters, group["match"], f"{key}.groups[{index}].match")
-        for name in own:
-            if name in owners:
-                raise ArgumentError(
-                    f"{key}.groups[{index}].match",
-                    f"parameter {name!r} matches both {owners[name]!r} and {group['match']!r}; it can be in one group",
-                )
-            owners[name] = group["match"]
-        found.append({"params": list(own.values()), **{k: v for k, v in group.items() if k != "match"}})
+        for name, each in own.items():
+            if id(each) in owners:
+                both = f"{owners[id(each)]!r} and {group['match']!r}"
+                message = f"parameter {name!r} matches both {both}; it can be in one group"
+                raise ArgumentError(f"{key}.groups[{index}].match", message)
+        owners |= dict.fromkeys(map(id, own.values()), group["match"])
+        found.append({"params": _once(own), **{k: v for k, v in group.items() if k != "match"}})
     return found
 
 

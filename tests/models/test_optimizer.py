@@ -140,6 +140,19 @@ def test_tied_parameters_are_trained_once():
     assert len(build_optimizer(net, sgd()).param_groups[0]["params"]) == len(NAMES)
 
 
+@pytest.mark.parametrize("name", ["first", "again"])
+def test_a_tied_parameter_is_selected_by_any_of_its_names(name):
+    net = Normed()
+    net.again = net.first
+    rest, own = build_optimizer(net, sgd([{"match": f"^{name}", "lr": 0.0}])).param_groups
+    assert {id(each) for each in own["params"]} == {id(each) for each in net.first.parameters()}
+    assert len(rest["params"]) == len(NAMES) - 2
+    (only,) = build_optimizer(net, Factory(torch.optim.SGD, options={"match": f"^{name}"}, lr=1.0)).param_groups
+    assert len(only["params"]) == 2
+    with pytest.raises(ArgumentError, match="matches both '\\^first' and '\\^again'; it can be in one group"):
+        build_optimizer(net, sgd([{"match": "^first"}, {"match": "^again"}]))
+
+
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
