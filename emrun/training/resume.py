@@ -284,6 +284,7 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
         place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
+        _check_end(training, changed)
         _name_what_stays(training, place.parent, changed)
         return place
     except StateError as error:
@@ -291,6 +292,24 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
             values = ", ".join(_shown(changed))
             error.add_note(f"this resume changes {values}; undo that, or train anew with `emrun train`")
         raise
+
+
+def _check_end(training: Training, changed: Mapping[str, Any]) -> None:
+    """Check that a resume which changes hooks does not set an end that has passed: it would only change the config."""
+    loop = training.main_loop
+    done = {
+        "epochs": loop.training_epochs_done,
+        "passes": loop.passes_done,
+        "updates": loop.updates_done,
+        "iterations": loop.iterations_done,
+    }
+    if not any(key.startswith("hooks") for key in changed):
+        return
+    for hook in loop.hooks:
+        for unit, limit in getattr(hook, "limits", {}).items():
+            if done[unit] > limit:
+                end = f"{type(hook).__name__}.{unit}={limit}"
+                raise UsageError(f"{end} has passed: the checkpoint has {done[unit]} {unit}; the run is unchanged")
 
 
 def _name_what_stays(training: Training, root: Path, changed: Mapping[str, Any]) -> None:

@@ -36,6 +36,15 @@ def test_a_later_end_continues_and_ends_like_a_longer_training(project):
     assert f"hooks.{len(HOOKS) - 1}.StopAfter.epochs" in (directory / "trace.yaml").read_text()
 
 
+def test_an_end_that_has_passed_is_refused_and_changes_nothing(project):
+    directory = stopped(project)
+    before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.suffix not in (".log", ".json")}
+    with pytest.raises(UsageError, match=r"StopAfter\.epochs=0 has passed: the checkpoint has 1 ep"):
+        resume_training(directory, ["hooks.StopAfter.epochs=0", "main_loop.buffer=0"])
+    assert {path: path.read_bytes() for path in before} == before
+    train(resume_training(directory, ["main_loop.buffer=0"]))
+
+
 def test_a_new_learning_rate_scales_the_current_one(project):
     directory = stopped(project)
     training = resume_training(directory, ["hooks.StopAfter.epochs=2", "model.optimizer.lr=0.5"])
