@@ -53,8 +53,8 @@ def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
 def override(config: Node, overrides: Sequence[str]) -> Node:
     """Apply overrides from left to right.
 
-    A mapping as the value is merged as `merge` does. An override of a single `class` (or `import`) by its key path
-    keeps the other keys of the mapping.
+    A mapping as the value is merged as `merge` does; over a list, its keys are indices, or it replaces the list. An
+    override of a single `class` (or `import`) by its key path keeps the other keys of the mapping.
 
     Raises:
         ConfigError: an override is malformed, refers to a missing key or item, or undoes an earlier override.
@@ -169,7 +169,8 @@ class _Overriding:
     def _laid(self, base: Node, new: Node, where: tuple[str, ...]) -> Node:
         """Return the value of an override merged over the previous value."""
         is_same = isinstance(base.value, dict) and isinstance(new.value, dict) and not _is_another_form(base, new)
-        if isinstance(new.value, dict) and (isinstance(base.value, list) or is_same):
+        has_items = where == ("hooks",) or any(re.fullmatch(r"[0-9]+", str(key)) for key in new.children())
+        if isinstance(new.value, dict) and (is_same or (isinstance(base.value, list) and new.value and has_items)):
             for part, node in new.value.items():
                 base = self._changed(base, [part], node, where)
             return base
@@ -196,7 +197,7 @@ class _Overriding:
             return int(part)
         if above != ("hooks",):
             holds = f"the list has length {len(items)}, indices begin at 0"
-            raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=[...]")
+            raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=...")
         names = [str(hook_entry(item)[0]) for item in items]
         indices = [index for index, name in enumerate(names) if is_hook(part, name)]
         if len(indices) > 1:

@@ -214,6 +214,15 @@ def test_items_of_other_lists_are_changed_by_index():
     assert changed(text, "a.args={1: 7}") == {"a": {"args": [{"x": 1}, 7, 3]}}
 
 
+@pytest.mark.parametrize("value", [{"x": "image"}, {"x": {"source": "image"}}, {"class": "A"}, {}])
+def test_a_mapping_replaces_a_list_where_no_key_is_an_index(value):
+    text = "model: {inputs: [x, y], outputs: [z]}"
+    for whole in (f"model.inputs={value}", f"model={{inputs: {value}}}"):
+        assert changed(text, whole) == {"model": {"inputs": value, "outputs": ["z"]}}
+    assert "'x' is not an index" in override_problem(text, "model.inputs={0: a, x: b}").message
+    assert "would undo" in override_problem(text, "model.inputs.0=a", f"model.inputs={value}").message
+
+
 @pytest.mark.parametrize(
     "key, message",
     [
