@@ -10,7 +10,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
 
 setup: $(INSTALLED)
 
@@ -59,13 +59,16 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-peers bench-step bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report
+bench: bench-peers bench-step bench-bytecodes bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report
 
 bench-loop: setup
 	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py
+
+bench-bytecodes: setup
+	$(BIN)/python benchmarks/bytecodes.py
 
 bench-updates: setup
 	$(BIN)/python benchmarks/updates.py

@@ -1,0 +1,124 @@
+"""Count the Python bytecodes of emrun's own code in a training step, by file. A count has no noise, unlike a time.
+
+    python benchmarks/bytecodes.py [bare] [typical] [window]
+
+The module is an MLP 784-128-10, trained in a run directory. Of an epoch, the steps from one batch to a later one are
+counted, so that what happens once per run, epoch or chunk of the step record does not count. `bare` has SGD and
+`StopAfter`; `typical` also has ComputeStats of two variables, LogVariables, WriteCSV, SaveBest, SaveLatest and
+StopOnNaN; `window` is `bare` with an update for every 4 batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+import emrun
+from emrun import create_training
+from emrun.training.create import train
+
+FIRST, LAST = 8, 28
+"""The counted batches of the epoch, which are windows as a whole."""
+WINDOW = 4
+
+_OURS = str(Path(emrun.__file__).parent)
+_COUNTED: Counter[str] = Counter()
+
+
+class Data:
+    """The same batch again and again; counting begins with one batch and ends with a later one."""
+
+    def train_stream(self) -> Iterator[dict[str, Any]]:
+        """Yield the batches of an epoch."""
+        random = np.random.default_rng(0)
+        x, y = random.normal(size=(64, 784)).astype(np.float32), random.integers(0, 10, 64)
+        for number in range(LAST + WINDOW):
+            if number == FIRST:
+                _begin(sys._getframe())
+            elif number == LAST:
+                _end(sys._getframe())
+            yield {"x": x, "y": y}
+
+
+class Net(torch.nn.Sequential):
+    """An MLP 784-128-10."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+
+def _begin(frame: FrameType | None) -> None:
+    _COUNTED.clear()
+    sys.settrace(_called)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            frame.f_trace, frame.f_trace_opcodes = _executed, True
+        frame = frame.f_back
+
+
+def _end(frame: FrameType | None) -> None:
+    sys.settrace(None)
+    while frame is not None:
+        frame.f_trace, frame.f_trace_opcodes = None, False
+        frame = frame.f_back
+
+
+def _called(frame: FrameType, event: str, argument: Any) -> Any:
+    if not frame.f_code.co_filename.startswith(_OURS):
+        return None
+    frame.f_trace_opcodes = True
+    return _executed
+
+
+def _executed(frame: FrameType, event: str, argument: Any) -> Any:
+    if event == "opcode":
+        _COUNTED[frame.f_code.co_filename] += 1
+    return _executed
+
+
+def count(case: str) -> dict[str, float]:
+    """Return file -> the bytecodes of a step in it, the largest number first."""
+    calculated = [{"ComputeStats": {"variables": ["loss", "logits"]}}, "LogVariables", "WriteCSV"]
+    saving = [{"SaveBest": {"stream": "train"}}, "SaveLatest", "StopOnNaN"]
+    config = {
+        "seed": 1,
+        "dataset": {"class": f"{__name__}.Data"},
+        "model": {
+            "module": {"class": f"{__name__}.Net"},
+            "inputs": {"input": "x"},
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "y"]},
+            "optimizer": {"class": "SGD", "lr": 0.01},
+            "accumulate": WINDOW if case == "window" else 1,
+            "device": "cpu",
+        },
+        "main_loop": {"skip_zeroth_epoch": True},
+        "hooks": [*((*calculated, *saving) if case == "typical" else ()), {"StopAfter": {"iterations": LAST + 1}}],
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        train(create_training(config, output_dir=Path(directory) / "run"))
+    return {name[len(_OURS) + 1 :]: number / (LAST - FIRST) for name, number in _COUNTED.most_common()}
+
+
+def main() -> None:
+    """Print the bytecodes of a step by file."""
+    parser = argparse.ArgumentParser(description="Count the bytecodes of a training step.")
+    parser.add_argument("cases", nargs="*", help="bare, typical or window; all by default")
+    torch.set_num_threads(1)
+    for case in parser.parse_args().cases or ("bare", "typical", "window"):
+        counted = count(case)
+        print(tabulate([*counted.items(), ("sum", sum(counted.values()))], headers=[case, "bytecodes"]), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
