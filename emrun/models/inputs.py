@@ -21,6 +21,10 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
 """A list of sources, or parameter of forward -> a source or `{source: NAME, dtype: keep or a name}`."""
 
 _AS_USUAL = object()
+_OF_NUMPY = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,7 @@ class Inputs:
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
+        self._shared = {_OF_NUMPY[dtype] for dtype in self._wanted if dtype in _OF_NUMPY} if self._on_cpu else set()
         named, self._positional = dict(names.named), list(names.positional)
         if not self._positional:  # costs less than passing by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
@@ -134,11 +139,16 @@ class Inputs:
         Raises:
             StreamError: a source cannot become a tensor.
         """
-        wanted, device, on_cpu = self._wanted, self._device, self._on_cpu
+        wanted, shared, device, on_cpu = self._wanted, self._shared, self._device, self._on_cpu
         tensors: dict[str, Any] = {}
         for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
             value = batch[name]
-            if type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
+            if type(value) is np.ndarray:
+                if value.dtype in shared and value.flags.writeable and min(value.strides, default=0) >= 0:
+                    tensors[name] = torch.from_numpy(value)  # the usual case of `_convert`
+                else:
+                    tensors[name] = self._convert(name, value)
+            elif type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
                 tensors[name] = value
             else:
                 tensors[name] = self._convert(name, value)

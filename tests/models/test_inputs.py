@@ -194,9 +194,12 @@ def read_only(array):
     ids=["read-only", "reversed", "mirrored", "transposed", "strided", "arrays", "odd arrays", "nested arrays",
          "mixed", "lists", "mixed numbers"],
 )  # fmt: skip
-def test_sources_of_any_layout_become_the_same_tensor(values):
-    (data,) = evaluate(identity(), [{"x": values}])
-    assert data["same"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+@pytest.mark.parametrize("module_dtype", [torch.float32, torch.float64])
+def test_sources_of_any_layout_become_the_same_tensor(values, module_dtype):
+    module = Keep()
+    module.forward = lambda x: module.keep(x)
+    evaluate(TorchModel(module.to(module_dtype)), [{"x": values}])
+    assert module.called[0].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_a_read_only_array_is_not_written_to():
