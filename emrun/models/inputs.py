@@ -143,15 +143,15 @@ class Inputs:
         tensors: dict[str, Any] = {}
         for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
             value = batch[name]
-            if type(value) is np.ndarray:
-                if value.dtype in shared and value.flags.writeable and min(value.strides, default=0) >= 0:
+            if type(value) is np.ndarray and value.dtype in shared and value.flags.writeable:
+                try:
                     tensors[name] = torch.from_numpy(value)  # the usual case of `_convert`
-                else:
+                except ValueError:  # strides that a tensor cannot have
                     tensors[name] = self._convert(name, value)
-            elif type(value) is Tensor and value.dtype in wanted and (value.is_cpu if on_cpu else value.device == device):
-                tensors[name] = value
             else:
-                tensors[name] = self._convert(name, value)
+                is_ready = type(value) is Tensor and value.dtype in wanted
+                is_here = is_ready and (value.is_cpu if on_cpu else value.device == device)
+                tensors[name] = value if is_here else self._convert(name, value)
         if self._dtypes:
             tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes})
         return tensors
@@ -262,7 +262,9 @@ def _text_in(value: Any) -> str | None:
 
 def _tensor(value: Any) -> Tensor:
     """Return a source as a tensor, which shares memory with the source if possible."""
-    if isinstance(value, np.ndarray) and (not value.flags.writeable or any(stride < 0 for stride in value.strides)):
+    if isinstance(value, np.ndarray) and (
+        not value.flags.writeable or any(stride < 0 or stride % (value.itemsize or 1) for stride in value.strides)
+    ):
         value = value.copy()  # torch cannot share memory with such an array
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor | list | tuple):
         return torch.stack([_tensor(each) for each in value])

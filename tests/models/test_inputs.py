@@ -181,6 +181,7 @@ def read_only(array):
     [
         read_only(np.array([[1.0, 2.0], [3.0, 4.0]])),
         np.array([[3.0, 4.0], [1.0, 2.0]])[::-1],
+        np.array([((1.0, 2.0), 0), ((3.0, 4.0), 0)], [("values", float, 2), ("packed", bool)])["values"],
         np.array([[2.0, 1.0], [4.0, 3.0]])[:, ::-1],
         np.array([[1.0, 3.0], [2.0, 4.0]]).T,
         np.array([[1.0, 0.0, 2.0], [3.0, 0.0, 4.0]])[:, ::2],
@@ -191,8 +192,8 @@ def read_only(array):
         [[1.0, 2.0], [3.0, 4.0]],
         [[1, 2.0], (3, 4)],
     ],
-    ids=["read-only", "reversed", "mirrored", "transposed", "strided", "arrays", "odd arrays", "nested arrays",
-         "mixed", "lists", "mixed numbers"],
+    ids=["read-only", "reversed", "of packed rows", "mirrored", "transposed", "strided", "arrays", "odd arrays",
+         "nested arrays", "mixed", "lists", "mixed numbers"],
 )  # fmt: skip
 @pytest.mark.parametrize("module_dtype", [torch.float32, torch.float64])
 def test_sources_of_any_layout_become_the_same_tensor(values, module_dtype):
