@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 1_942,
     "launch": 1_125,
     "loop": 2_717,
-    "models": 4_338,
+    "models": 4_318,
     "ranks": 417,
     "runs": 2_135,
     "storage": 2_541,

@@ -118,44 +118,29 @@ class Scheduler:
             self.scheduler.step(value)
 
     def check_end(self) -> None:
-        """Warn once, with the learning rates, if the training continues after the end of the loaded schedule.
+        """Warn once, with the learning rates, if the loaded schedule had ended.
 
         Raises:
             ArgumentError: the scheduler cannot make another step.
         """
-        if not self._is_loaded:
-            return
-        self._is_loaded = False
-        ended = ends(self.scheduler, self.scheduler.state_dict(), self.key)
-        found = ended or self._ended
+        found, self._ended = self._ended, None
         if not found:
             return
-        steps = "{} has made {} of its {} steps ({})"
+        steps = "{} had made {} of its {} steps ({})"
         made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
-        last = [each for each in ended or [] if isinstance(each.scheduler, torch.optim.lr_scheduler.OneCycleLR)]
-        if last:
-            message = f"the schedule has ended: {made}, and torch does not allow more"
-            raise ArgumentError("scheduler", f"{message}; resume with the override {last[0].key}=N, the new end")
-        now, after = _rates(self.scheduler), self._rates_after_a_step()
-        rates = f"the learning rate is {now}" + (f", after the next step {after}" if after is not None else "")
-        if ended:
-            advice = f"; the override {ended[0].key}=N makes the schedule longer"
-        else:
-            made, advice = made.replace(" has made ", " had made "), "; the longer schedule starts from there"
-        if ended or after == now:
-            advice += (
-                ". A rate that has reached its end, such as 0, does not change: resume from a checkpoint before the "
-                "end (`--checkpoint NAME`) for other rates"
-            )
-        _LOG.warning("the run continues after the end of its schedule: %s; %s%s", made, rates, advice)
-
-    def _rates_after_a_step(self) -> str | None:
-        """Return the learning rates after one more step, or None if a step may have other effects."""
-        copied = on_dummy(self.scheduler)
-        if copied is None:
-            return None
-        copied.step()
-        return _rates(copied)
+        for its, key, count, _ in found:
+            if isinstance(its, torch.optim.lr_scheduler.OneCycleLR) and count >= its.total_steps:
+                message = f"the schedule has ended: {made}, and torch does not allow more"
+                raise ArgumentError("scheduler", f"{message}; resume with the override {key}=N, the new end")
+        rates = dict.fromkeys(f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups)
+        _LOG.warning(
+            "the run continues after the end of its schedule: %s; the learning rate is %s. A rate that has reached its "
+            "end, such as 0, may stay there, also with the override %s=N: resume from a checkpoint before the end "
+            "(`--checkpoint NAME`) for other rates",
+            made,
+            ", ".join(rates),
+            found[0].key,
+        )
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler | ClosedForm:
@@ -233,12 +218,6 @@ def _copied(scheduler: Any) -> Any:
     if hasattr(copied, PARTS):
         copied._schedulers = [_copied(each) for each in copied._schedulers]
     return copied
-
-
-def _rates(scheduler: Any) -> str:
-    """Return the learning rates of the parameter groups, for a message."""
-    rates = [f"{float(group['lr']):g}" for group in scheduler.optimizer.param_groups]
-    return ", ".join(dict.fromkeys(rates))
 
 
 def _class_of(scheduler: Any) -> str:
