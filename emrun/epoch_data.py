@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -9,10 +10,12 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
-from emrun.base.wording import did_you_mean, listed, meant_of
+from emrun.base.wording import did_you_mean, listed, meant_of, short
 from emrun.model import AbstractModel
 
 _MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
+
+_MOST_CLASSES = 4  # that a table and the log have each by itself
 
 _ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 
@@ -181,6 +184,25 @@ def statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((name if key == "mean" else f"{name}/{key}", entry) for key, entry in value.items())
         else:
             yield name, value
+
+
+class Lowest(str):
+    """The lowest statistics of many classes, as text."""
+
+    __slots__ = ()
+
+
+def brief_statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) as `statistics` does, but of a statistic of many classes the mean and the three lowest."""
+    for name, value in variables.items():
+        parts = value if isinstance(value, Mapping) else {}
+        numbers = [(each, key) for key, each in parts.items() if key != "mean" and isinstance(each, int | float)]
+        if len(numbers) <= _MOST_CLASSES or any(key in ("std", "min", "max", "median") for _, key in numbers):
+            yield from statistics({name: value})
+            continue
+        yield from ((name, each) for key, each in parts.items() if key == "mean")
+        lowest = sorted(each for each in numbers if not math.isnan(each[0]))[:3]
+        yield f"lowest {name}", Lowest(", ".join(f"{key} {short(each)}" for each, key in lowest))
 
 
 def check_address(argument: str, value: object) -> None:

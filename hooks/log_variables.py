@@ -10,8 +10,8 @@ from typing import Any, Literal
 from emrun.base.arguments import check_choice, check_names
 from emrun.base.errors import HookError
 from emrun.base.types import EpochData, EpochVariable, Period
-from emrun.base.wording import did_you_mean
-from emrun.epoch_data import is_rate, learning_rates, statistics
+from emrun.base.wording import did_you_mean, short
+from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates
 from emrun.hook import AbstractHook
 from emrun.hooks._parts.intervals import Every
 from emrun.hooks._train_means import TrainMeans, written_by
@@ -24,9 +24,10 @@ UnknownType = Literal["error", "warn", "str", "ignore"]
 class LogVariables(AbstractHook):
     """Logs one line per stream after every epoch: `epoch 3  valid  loss 0.1240  accuracy 0.9611`.
 
-    A mean is logged under the name of its variable, any other aggregation as `variable/aggregation`. The line of the
-    train stream ends with the learning rate of the last update (several, if the parameter groups have different ones)
-    and the seconds of the epoch, evaluations included: `epoch 3  train  loss 0.1173  lr 0.001  12.3 s`.
+    A mean is logged under the name of its variable, any other aggregation as `variable/aggregation`; of a statistic of
+    more than four classes, the mean and the three lowest. The line of the train stream ends with the learning rate of
+    the last update (several, if the parameter groups have different ones) and the seconds of the epoch, evaluations
+    included: `epoch 3  train  loss 0.1173  lr 0.001  12.3 s`.
 
         hooks:
           - ComputeStats: {variables: [loss, {accuracy: [mean, std]}]}
@@ -60,7 +61,7 @@ class LogVariables(AbstractHook):
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
         if variables is not None:
             check_names("variables", variables)
-        self._variables = variables
+        self.variables = variables
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
         self._means = TrainMeans("LogVariables", variables)
@@ -107,7 +108,7 @@ class LogVariables(AbstractHook):
         if not (is_due or self.main_loop.evaluating or self.main_loop.at_end):
             return
         found = [name for variables in epoch_data.values() for name in variables]
-        for name in self._variables or ():
+        for name in self.variables or ():
             if name not in found and not self._is_written(name):
                 raise HookError(f"LogVariables: no earlier hook wrote {name!r}{did_you_mean(name, found)}")
         loop = self.main_loop
@@ -117,12 +118,12 @@ class LogVariables(AbstractHook):
             parts = [
                 part
                 for name, value in variables.items()
-                if (not is_rate(name) if self._variables is None else name in self._variables)
+                if (not is_rate(name) if self.variables is None else name in self.variables)
                 for part in self._format(stream, name, value)
             ]
             if stream == loop.train_stream_name and not loop.evaluating:
                 parts += self._rates() if epoch_id > 0 else []
-                parts.append(f"{loop.epoch_seconds:.1f} s")
+                parts.append(f"{short(loop.epoch_seconds)} s")
             if parts:
                 _LOG.info("%s  %s  %s", when, stream.ljust(width), "  ".join(parts))
 
@@ -133,15 +134,15 @@ class LogVariables(AbstractHook):
 
     def _rates(self) -> list[str]:
         """Return the different learning rates of the last update, if the model has any."""
-        shown = dict.fromkeys(f"{rate:g}" for rate in learning_rates(self.main_loop.model).values())
+        shown = dict.fromkeys(short(rate) for rate in learning_rates(self.main_loop.model).values())
         return [f"lr {' '.join(shown)}"] if shown else []
 
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
         parts = []
-        for label, entry in statistics({name: value}):
+        for label, entry in brief_statistics({name: value}):
             if isinstance(entry, Real):
                 parts.append(f"{label} {_readable(int(entry) if isinstance(entry, Integral) else float(entry))}")
-            elif self._on_unknown_type == "str":
+            elif self._on_unknown_type == "str" or isinstance(entry, Lowest):
                 parts.append(f"{label} {entry}")
             elif self._on_unknown_type != "ignore":
                 message = f"LogVariables: {stream}/{label} is {type(entry).__name__}, not a number"

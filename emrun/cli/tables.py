@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from emrun.epoch_data import is_rate, statistics
+from emrun.epoch_data import brief_statistics, is_rate
 
 
 def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
@@ -15,22 +16,26 @@ def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Seq
     return tabulate(rows, headers, "simple" if headers else "plain", disable_numparse=True, colalign=align)
 
 
-def summary(metrics: Sequence[Mapping[str, Any]]) -> str:
+def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None = None) -> str:
     """Return a table of a run's statistics: last, lowest and highest value with their epochs; empty without statistics.
 
     Learning rates are left out; they are in `metrics.jsonl` and in the log.
 
     Args:
         metrics: the lines of `metrics.jsonl`.
+        shown: the variables that the table has; by default all.
     """
     series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
     for line in metrics:
         for stream, variables in line["streams"].items():
-            for name, value in statistics({name: each for name, each in variables.items() if not is_rate(name)}):
+            kept = {k: v for k, v in variables.items() if (not is_rate(k) if shown is None else k in shown)}
+            for name, value in brief_statistics(kept):
                 series.setdefault((stream, name), []).append((line["epoch"], value))
     rows = []
     for (stream, name), values in series.items():
-        numbers = [(value, epoch) for epoch, value in values if isinstance(value, int | float)]
+        numbers = [
+            (value, epoch) for epoch, value in values if isinstance(value, int | float) and not math.isnan(value)
+        ]
         low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
         extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
         rows.append([stream, name, _short(values[-1][1]), *extremes])
@@ -43,7 +48,7 @@ def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [
         [stream, name, _short(value)]
         for stream, variables in epoch_data.items()
-        for name, value in statistics(variables)
+        for name, value in brief_statistics(variables)
     ]
     return table(rows, ["stream", "variable", "value"])
 

@@ -192,7 +192,12 @@ def run(training: Training, *, keeps: bool = True) -> int:
                     click.echo(f"repeat the step that failed with: emrun replay {kept}", err=True)
                 _tell_what_survived(training, shown, error)
         return status
-    table = summary(directory.metrics if directory else [])
+    from emrun.config.import_finder import locate
+
+    kind = locate("emrun.hooks.LogVariables")
+    logged = [each.variables for each in training.main_loop.hooks if isinstance(each, kind)]
+    variables = None if None in logged or not logged else [name for names in logged for name in names]
+    table = summary(directory.metrics if directory else [], variables)
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
     lines = [table] if table else []
     if outcome.status == "finished" and not is_quiet:
