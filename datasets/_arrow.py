@@ -68,24 +68,36 @@ def sources_of(table: Any) -> dict[str, Any]:
     return {name: _values(table.column(name).combine_chunks()) for name in table.column_names}
 
 
-def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+def views_of(table: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the columns without nulls that are arrays as a whole: views of Arrow's memory, but for booleans."""
+    columns = {name: table.column(name) for name in table.column_names}
+    found = {
+        name: _values(column.chunk(0), copied=False)
+        for name, column in columns.items()
+        if column.num_chunks == 1 and _holds_numbers(column.type)
+    }
+    return {name: values for name, values in found.items() if isinstance(values, np.ndarray)}
+
+
+def _values(array: Any, copied: bool = True) -> np.ndarray[Any, Any] | list[Any]:
     import pyarrow as pa
 
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if _is_number(array.type):
-        return np.array(array.to_numpy(zero_copy_only=False))  # a copy, because Arrow's memory cannot be changed
+        values = array.to_numpy(zero_copy_only=False)
+        return np.array(values) if copied else values  # Arrow's memory cannot be changed
     if _is_list(array.type):
-        return _lists(array)
-    values: list[Any] = array.to_pylist()
-    return values
+        return _lists(array, copied)
+    texts: list[Any] = array.to_pylist()
+    return texts
 
 
-def _lists(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+def _lists(array: Any, copied: bool) -> np.ndarray[Any, Any] | list[Any]:
     import pyarrow.compute as pc
 
     lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
-    values = _values(array.flatten())
+    values = _values(array.flatten(), copied)
     if isinstance(values, np.ndarray) and (lengths == lengths[:1]).all():
         return values.reshape(len(lengths), *lengths[:1], *values.shape[1:])
     ends = np.cumsum(lengths)
@@ -104,6 +116,10 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _holds_numbers(kind: Any) -> bool:
+    return _holds_numbers(kind.value_type) if _is_list(kind) else _is_number(kind)
 
 
 def _is_text(kind: Any) -> bool:

@@ -85,7 +85,7 @@ def test_no_more_than_two_row_groups_stay_in_memory(dataset):
     for _ in stream_of(dataset):
         kept = dataset._parts["train"]._kept
         assert 1 <= len(kept) <= 2
-        assert all(table.num_rows <= 10 for table in kept.values())
+        assert all(group.table.num_rows <= 10 for group in kept.values())
 
 
 @pytest.mark.parametrize("batch_size", [8, 33])
@@ -94,10 +94,10 @@ def test_no_more_than_one_other_row_group_is_in_memory_while_one_is_read(files, 
     seen, read_group = [], part._read_group
 
     def note(*arguments):
-        assert sum(table() is not None for table in seen) <= 1
-        table = read_group(*arguments)
-        seen.append(weakref.ref(table))
-        return table
+        assert sum(each() is not None for each in seen) <= 1
+        group = read_group(*arguments)
+        seen.append(weakref.ref(group))
+        return group
 
     monkeypatch.setattr(part, "_read_group", note)
     for rows in StreamContext("train", seed=0, epoch=1).batches(len(part), batch_size, True, blocks=part.blocks):
