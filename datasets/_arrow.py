@@ -71,37 +71,41 @@ def sources_of(table: Any) -> dict[str, Any]:
 def views_of(table: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the columns without nulls that are arrays as a whole: views of Arrow's memory, but for booleans."""
     columns = {name: table.column(name) for name in table.column_names}
-    found = {
-        name: _values(column.chunk(0), copied=False)
-        for name, column in columns.items()
-        if column.num_chunks == 1 and _holds_numbers(column.type)
-    }
-    return {name: values for name, values in found.items() if isinstance(values, np.ndarray)}
+    views = {name: _view(column.chunk(0)) for name, column in columns.items() if column.num_chunks == 1}
+    return {name: view for name, view in views.items() if view is not None}
 
 
-def _values(array: Any, copied: bool = True) -> np.ndarray[Any, Any] | list[Any]:
+def _view(array: Any) -> np.ndarray[Any, Any] | None:
     import pyarrow as pa
 
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     if _is_number(array.type):
-        values = array.to_numpy(zero_copy_only=False)
-        return np.array(values) if copied else values  # Arrow's memory cannot be changed
+        view: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
+        return view
+    if pa.types.is_dictionary(array.type) and _is_number(array.type.value_type):
+        return _view(array.dictionary_decode())
     if _is_list(array.type):
-        return _lists(array, copied)
-    texts: list[Any] = array.to_pylist()
-    return texts
+        lengths = _lengths(array)
+        values = _view(array.flatten()) if (lengths == lengths[:1]).all() else None
+        return None if values is None else values.reshape(len(lengths), *lengths[:1], *values.shape[1:])
+    return None
 
 
-def _lists(array: Any, copied: bool) -> np.ndarray[Any, Any] | list[Any]:
-    import pyarrow.compute as pc
-
-    lengths = np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
-    values = _values(array.flatten(), copied)
-    if isinstance(values, np.ndarray) and (lengths == lengths[:1]).all():
-        return values.reshape(len(lengths), *lengths[:1], *values.shape[1:])
+def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+    view = _view(array)
+    if view is not None:
+        return np.array(view)  # a copy, because Arrow's memory cannot be changed
+    if not _is_list(array.type):
+        texts: list[Any] = array.to_pylist()
+        return texts
+    values, lengths = _values(array.flatten()), _lengths(array)
     ends = np.cumsum(lengths)
     return [values[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+
+
+def _lengths(array: Any) -> np.ndarray[Any, Any]:
+    import pyarrow.compute as pc
+
+    return np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def taken(tables: Sequence[Any], order: np.ndarray[Any, Any]) -> Any:
@@ -116,10 +120,6 @@ def _is_number(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _holds_numbers(kind: Any) -> bool:
-    return _holds_numbers(kind.value_type) if _is_list(kind) else _is_number(kind)
 
 
 def _is_text(kind: Any) -> bool:

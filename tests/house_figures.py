@@ -32,7 +32,7 @@ CEILINGS = {
     "streams": 1_105,
     "training": 961,
     "hooks": 5_463,
-    "datasets": 2_101,
+    "datasets": 2_105,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

@@ -53,6 +53,20 @@ def groups_read(monkeypatch):
     return read
 
 
+@pytest.mark.parametrize("batch_size", [1, 7, 10, 20])
+def test_lists_have_their_shapes_wherever_row_groups_end_and_batches_may_be_changed(tmp_path, batch_size):
+    lists = [[float(row)] * (2 if row < 10 else 3) for row in range(20)]
+    path = write(tmp_path / "lists.parquet", {"x": lists, "none": pa.array([[]] * 20, pa.list_(pa.int32()))})
+    dataset = Parquet(str(path), valid=str(path), batch_size=batch_size)
+    for _ in range(2):
+        batches = list(stream_of(dataset, "valid"))
+        assert [[*row] for batch in batches for row in batch["x"]] == lists
+        assert all(batch["none"].shape == (len(batch["x"]), 0) for batch in batches)
+        for batch in batches:
+            for row in batch["x"]:
+                row[:] = -1
+
+
 def test_every_row_is_read_once_in_a_pass(dataset):
     batches = list(stream_of(dataset))
     assert len(batches) == dataset.num_batches["train"] == 10
