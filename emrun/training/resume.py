@@ -144,6 +144,8 @@ def _resumed(
                 run.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", from_here(source))
             schedule = plan_schedule(training, plan)
+            if fork is None:
+                _check_end(training, changed)
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
@@ -284,7 +286,6 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
         place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
-        _check_end(training, changed)
         _name_what_stays(training, place.parent, changed)
         return place
     except StateError as error:

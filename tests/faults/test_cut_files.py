@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-RESUME = ("resume", "-q", "run", "hooks.StopAfter.epochs=1", "name=other")
+RESUME = ("resume", "-q", "run", "hooks.StopAfter.epochs=3", "name=other")
 
 
 @pytest.mark.timeout(7200)
