@@ -18,7 +18,7 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from tempfile import gettempdir
 from time import monotonic
-from typing import IO
+from typing import IO, Any
 
 from emrun.base.errors import reason_of
 from emrun.base.signals import unless_ignored
@@ -34,6 +34,7 @@ _BEGIN = "import sys; sys.path[:] = {path!r}; from emrun.launch.ranks import beg
 _COMMAND = "from emrun.cli import main; sys.exit(main())"
 _ROOM = bytes(1 << 20)  # more than the ranks write when they meet
 _PATIENCE = 20  # seconds that ranks have to end when one of them has failed
+_GRACE = 5  # seconds that a rank has to leave the cause, when others have only missed it
 _LOOK = 1.0  # seconds between two looks at the ranks, although the system tells when one has ended
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -142,7 +143,7 @@ def run_processes(
                 )
             )
         with Signals(passed_on) as signals:  # not before, so that the processes begin with SIGUSR1 ignored
-            return _failures(ranks, signals)
+            return _failures(ranks, signals, place)
     finally:
         for each in ranks:
             each.kill()
@@ -150,10 +151,13 @@ def run_processes(
             each.wait()
 
 
-def _failures(ranks: Sequence[Popen[bytes]], signals: Signals) -> dict[int, int]:
-    """Wait for processes and return what has failed; if one fails, the others are ended, after a while by SIGKILL."""
+def _failures(ranks: Sequence[Popen[bytes]], signals: Signals, place: Path) -> dict[int, int]:
+    """Wait for processes and return what has failed; if one fails, the others are ended, after a while by SIGKILL.
+
+    A rank that fails tells the others before it leaves its words, and they may end first. Then it has time for these.
+    """
     codes: dict[int, int] = {}
-    ends_at = None
+    failed_at = ends_at = None
     while True:
         for rank, each in enumerate(ranks):
             if rank not in codes and (code := each.poll()) is not None:
@@ -161,7 +165,10 @@ def _failures(ranks: Sequence[Popen[bytes]], signals: Signals) -> dict[int, int]
         running = [each for rank, each in enumerate(ranks) if rank not in codes]
         if not running:
             return {rank: code for rank, code in codes.items() if code}
-        if ends_at is None and any(codes.values()):
+        if failed_at is None and any(codes.values()):
+            failed_at = monotonic()
+        is_known = failed_at is not None and (monotonic() > failed_at + _GRACE or not _miss_another(codes, place))
+        if ends_at is None and is_known:
             ends_at = monotonic() + _PATIENCE
             signals.pending.append(signal.SIGTERM)
         elif ends_at is not None and monotonic() > ends_at:
@@ -171,6 +178,17 @@ def _failures(ranks: Sequence[Popen[bytes]], signals: Signals) -> dict[int, int]
             for each in running:
                 each.send_signal(number)
         signals.wait(_LOOK)
+
+
+def _miss_another(codes: Mapping[int, int], place: Path) -> bool:
+    """Return whether all ranks that have failed have left words without a cause: another rank has failed before."""
+    said = _words(place)
+    return all(rank in said and not said[rank]["cause"] for rank, code in codes.items() if code)
+
+
+def _words(place: Path) -> dict[int, dict[str, Any]]:
+    """Return rank -> its last words."""
+    return {int(each.stem): json.loads(each.read_text(encoding="utf-8")) for each in sorted(place.glob("*.json"))}
 
 
 def begin(place: str, parent: int) -> None:
@@ -198,7 +216,7 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     directory = named.read_text(encoding="utf-8") if named.exists() else None
     if not failures:
         return Ended(0, directory=directory)
-    said = {int(each.stem): json.loads(each.read_text(encoding="utf-8")) for each in sorted(place.glob("*.json"))}
+    said = _words(place)
 
     def order(rank: int) -> tuple[bool, int, bool]:
         code = failures[rank]

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from emrun.base.errors import StorageError
-from emrun.launch.ranks import _explained, launch
+from emrun.launch.ranks import _explained, launch, run_processes
 
 
 def explained(place, failures, words):
@@ -84,3 +84,35 @@ def test_a_directory_in_which_ranks_cannot_meet_is_named(monkeypatch, fault):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert found.value.exit_status == 74
+
+
+WORDS = """
+import json, os, pathlib, sys
+place, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+if rank == "1":
+    while not (place / "0.json").exists():
+        os.sched_yield()
+    other = int((place / "other").read_text())
+    try:
+        while True:  # until the launcher has waited for the other rank
+            os.kill(other, 0)
+            os.sched_yield()
+    except ProcessLookupError:
+        pass
+    cause = "the cause"
+else:
+    (place / "other").write_text(str(os.getpid()))
+    cause = ""
+for _ in range(1000):  # a signal of the launcher would end the process here
+    os.sched_yield()
+words = place / f"{rank}.json"
+words.with_suffix(".part").write_text(json.dumps({"cause": cause, "survived": "", "time": 1.0}))
+words.with_suffix(".part").rename(words)
+sys.exit(1)
+"""
+
+
+def test_a_rank_has_time_for_its_words_when_others_that_miss_it_end_first(tmp_path):
+    failures = run_processes(2, WORDS, [str(tmp_path)], tmp_path)
+    assert failures == {0: 1, 1: 1}
+    assert _explained(failures, tmp_path).lines == ["rank 1: the cause"]
