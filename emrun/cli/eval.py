@@ -52,7 +52,7 @@ def evaluate(
     streams = [each for each in arguments if each not in overrides]
     from emrun.config.config import read_config
     from emrun.config.override_keys import streams_of
-    from emrun.config.overrides import stream_of_eval
+    from emrun.config.overrides import check_streams_of_eval
     from emrun.config.plan import check_statically
     from emrun.training.directories import check_run
 
@@ -60,9 +60,7 @@ def evaluate(
     if not streams:
         known = streams_of(read_config(config or directory))
         raise click.UsageError(f"name a stream to evaluate: {listed(known) if known else 'such as valid'}")
-    for text in overrides:
-        if (other := stream_of_eval(text)) and other not in streams:
-            raise click.UsageError(f"{text} has no effect: the stream {other} is not evaluated; name {listed(streams)}")
+    check_streams_of_eval(overrides, streams)
     if config is not None or (directory / "config.yaml").exists():
         for stream in streams:
             check_statically(read_config(config or directory).overlaid(stream, overrides))

@@ -50,10 +50,12 @@ def predict(
     metrics without their sources are left out. Nothing is written into DIRECTORY.
     """
     from emrun.config.config import read_config
+    from emrun.config.overrides import check_streams_of_eval
     from emrun.config.plan import check_statically
     from emrun.training.directories import check_run
 
     check_run(expanded(directory))
+    check_streams_of_eval(overrides, [stream])
     if config is not None or (directory / "config.yaml").exists():
         check_statically(read_config(config or directory).overlaid(stream, overrides))
     if starts_ranks(nproc):

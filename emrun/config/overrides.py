@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from emrun.base.errors import ConfigError, Position, Problem
-from emrun.base.wording import did_you_mean, normalised
+from emrun.base.errors import ConfigError, Position, Problem, UsageError
+from emrun.base.wording import did_you_mean, listed, normalised
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import same_class
 from emrun.config.type_hints import BOOLEANS
@@ -141,13 +141,13 @@ class _Overriding:
 
     def _with_dots(self, base: Node, path: Sequence[Any], above: tuple[str, ...]) -> Sequence[Any]:
         """Return a path whose first part is the whole key if the mapping has a key with dots, such as `layers.0`."""
-        keys = base.value if isinstance(base.value, dict) else {}
+        keys = {str(key): key for key in base.value} if isinstance(base.value, dict) else {}
         for length in range(len(path), 1, -1):
             if (whole := ".".join(map(str, path[:length]))) in keys:
-                if path[0] in keys:
+                if str(path[0]) in keys:
                     mapping = f"{'.'.join(above)}={{{json.dumps(whole)}: ...}}"
                     raise self._error(".".join(above), f"has the keys {path[0]!r} and {whole!r}; write {mapping}")
-                return [whole, *path[length:]]
+                return [keys[whole], *path[length:]]
         return path
 
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: tuple[str, ...]) -> Node:
@@ -219,6 +219,17 @@ def stream_of_eval(text: str) -> str | None:
     """
     found = re.match(r"~?eval(?:\.([^.=\[]+))?(?=[.=\[]|$)", text)
     return (found[1] or "") if found else None
+
+
+def check_streams_of_eval(overrides: Sequence[str], streams: Sequence[str]) -> None:
+    """Check that no override is of the evaluation of a stream that is not evaluated.
+
+    Raises:
+        UsageError: such an override has no effect.
+    """
+    for text in overrides:
+        if (stream := stream_of_eval(text)) and stream not in streams:
+            raise UsageError(f"{text} has no effect: the stream {stream} is not evaluated, only {listed(streams)}")
 
 
 def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -93,9 +93,10 @@ def test_an_override_that_an_anchor_keeps_from_a_copy_is_warned_of_once(emrun, t
     assert emrun("eval", "-q", "run", "valid", "eval.valid.dataset.n=70").returncode == 0
     config = YAML().load(tmp_path / "run" / "eval" / "valid-2" / "config.yaml")
     assert (config["dataset"]["n"], config["eval"]["valid"]["dataset"]["n"]) == (70, 70)
-    other = emrun("eval", "-q", "run", "valid", "eval.train.dataset.n=70")
-    assert other.returncode == 2
-    assert "eval.train.dataset.n=70 has no effect: the stream train is not evaluated; name valid" in other.stderr
+    for command in (("eval", "-q", "run", "valid"), ("predict", "-q", "run", "valid", "-o", "p.csv")):
+        other = emrun(*command, "eval.train.dataset.n=70")
+        assert other.returncode == 2
+        assert "eval.train.dataset.n=70 has no effect: the stream train is not evaluated, only valid" in other.stderr
 
 
 def test_a_resume_warns_of_it_too(emrun, tmp_path):

@@ -151,6 +151,7 @@ def test_a_key_with_dots_or_blanks_is_found_as_a_whole():
     assert changed("a: {layers.0: x}", "a.layers.0=y") == {"a": {"layers.0": "y"}}
     assert changed("a: {layers.0.b: {c d: 1}}", "a.layers.0.b.c d=2") == {"a": {"layers.0.b": {"c d": 2}}}
     assert changed("a: {layers.0: x, b: 1}", "~a.layers.0") == {"a": {"b": 1}}
+    assert changed("a: {0.5: x}", "a.0.5=y") == {"a": {0.5: "y"}}
     assert "'layers' and 'layers.0'; write a={\"layers.0\": ...}" in override_problem(text, "a.layers.0=y").message
     assert changed(text, 'a={"layers.0": y}') == {"a": {"layers.0": "y", "layers.0.b": {"c d": 1}, "layers": 2}}
 
