@@ -296,7 +296,7 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
 
 
 def _check_end(training: Training, changed: Mapping[str, Any]) -> None:
-    """Check that a resume which changes hooks does not set an end that has passed: it would only change the config."""
+    """Check that a resume does not set an end that has passed: it would only change the config."""
     loop = training.main_loop
     done = {
         "epochs": loop.training_epochs_done,
@@ -304,13 +304,14 @@ def _check_end(training: Training, changed: Mapping[str, Any]) -> None:
         "updates": loop.updates_done,
         "iterations": loop.iterations_done,
     }
-    if not any(key.startswith("hooks") for key in changed):
-        return
+    of_hooks = {key: new for key, (_, new) in changed.items() if key.startswith("hooks")}
     for hook in loop.hooks:
-        for unit, limit in getattr(hook, "limits", {}).items():
-            if done[unit] > limit:
+        for unit, limit in hook.limits.items():
+            is_set = any(key.endswith(f".{unit}") or f"'{unit}'" in repr(new) for key, new in of_hooks.items())
+            if is_set and done[unit] > limit:
                 end = f"{type(hook).__name__}.{unit}={limit}"
-                raise UsageError(f"{end} has passed: the checkpoint has {done[unit]} {unit}; the run is unchanged")
+                where = f"the checkpoint has made {done[unit]} of these {unit}"
+                raise UsageError(f"{end} has passed: {where}; the run is unchanged; write a later end")
 
 
 def _name_what_stays(training: Training, root: Path, changed: Mapping[str, Any]) -> None:

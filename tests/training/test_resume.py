@@ -39,7 +39,7 @@ def test_a_later_end_continues_and_ends_like_a_longer_training(project):
 def test_an_end_that_has_passed_is_refused_and_changes_nothing(project):
     directory = stopped(project)
     before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.suffix not in (".log", ".json")}
-    with pytest.raises(UsageError, match=r"StopAfter\.epochs=0 has passed: the checkpoint has 1 ep"):
+    with pytest.raises(UsageError, match=r"StopAfter\.epochs=0 has passed: the checkpoint has made 1 of these epochs"):
         resume_training(directory, ["hooks.StopAfter.epochs=0", "main_loop.buffer=0"])
     assert {path: path.read_bytes() for path in before} == before
     train(resume_training(directory, ["main_loop.buffer=0"]))
