@@ -17,6 +17,9 @@ _MOST = 40  # statistics in a message; of more, such as those of each class, it 
 
 _MOST_CLASSES = 4  # that a table and the log have each by itself
 
+RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
+"""The aggregations that are computed from a few running totals."""
+
 _ADDRESS = re.compile(r"[^/]+(/[^/]+)+")
 
 LEARNING_RATE = "learning_rate"
@@ -197,7 +200,7 @@ def brief_statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in variables.items():
         parts = value if isinstance(value, Mapping) else {}
         numbers = [(each, key) for key, each in parts.items() if key != "mean" and isinstance(each, int | float)]
-        if len(numbers) <= _MOST_CLASSES or any(key in ("std", "min", "max", "median") for _, key in numbers):
+        if len(numbers) <= _MOST_CLASSES or any(key in (*RUNNING, "median") for _, key in numbers):
             yield from statistics({name: value})
             continue
         yield from ((name, each) for key, each in parts.items() if key == "mean")

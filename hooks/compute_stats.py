@@ -12,8 +12,9 @@ import numpy as np
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean
+from emrun.epoch_data import RUNNING
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._parts.running_stats import RUNNING, RunningStats
+from emrun.hooks._parts.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emrun.epoch_data import RUNNING
 from emrun.ranks.parts import weighted
-
-RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
-"""The aggregations that are computed from a few running totals."""
 
 _CAPACITY = 8192  # values per reduction, which costs about ten small operations
 _MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it

@@ -80,7 +80,8 @@ def test_a_stream_without_any_of_them_has_no_line(log):
 def test_a_statistic_of_many_classes_has_its_mean_and_the_three_lowest(log):
     f1 = {"mean": 0.625, "cat": 0.75, "dog": 0.25, "eel": 1.0, "fox": 0.5, "gnu": float("nan")}
     assert log({"valid": {"f1": f1}}) == ["epoch 3  valid  f1 0.6250  lowest f1 dog 0.25, fox 0.5, cat 0.75"]
-    assert "f1/eel 1.0000" in log({"valid": {"f1": {**f1, "max": 1.0}}})[-1]  # of ComputeStats, not of classes
+    for name in ("max", "nanfraction"):  # of ComputeStats, not of classes
+        assert "f1/eel 1.0000" in log({"valid": {"f1": {**f1, name: 1.0}}})[-1]
 
 
 @pytest.mark.parametrize(
