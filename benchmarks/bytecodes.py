@@ -1,4 +1,6 @@
-"""Count the Python bytecodes of emrun's own code in a training step, by file. A count has no noise, unlike a time.
+"""Count the Python bytecodes of emrun's own code that a training step executes, by file.
+
+Unlike times, the counts are the same in each run.
 
     python benchmarks/bytecodes.py [bare] [typical] [window]
 
@@ -112,7 +114,7 @@ def count(case: str) -> dict[str, float]:
 
 def main() -> None:
     """Print the bytecodes of a step by file."""
-    parser = argparse.ArgumentParser(description="Count the bytecodes of a training step.")
+    parser = argparse.ArgumentParser(description="Count the bytecodes of emrun that a training step executes.")
     parser.add_argument("cases", nargs="*", help="bare, typical or window; all by default")
     torch.set_num_threads(1)
     for case in parser.parse_args().cases or ("bare", "typical", "window"):

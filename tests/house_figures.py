@@ -18,20 +18,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 854,
+    "root": 855,
     "base": 876,
     "cli": 2_430,
-    "config": 2_764,
+    "config": 2_768,
     "diagnosis": 1_942,
-    "launch": 1_125,
+    "launch": 1_134,
     "loop": 2_717,
     "models": 4_328,
     "ranks": 417,
     "runs": 2_135,
     "storage": 2_540,
     "streams": 1_105,
-    "training": 962,
-    "hooks": 5_463,
+    "training": 963,
+    "hooks": 5_464,
     "datasets": 2_105,
 }
 """Room -> the most logical lines of code."""

@@ -1,11 +1,12 @@
-"""The Python bytecodes of emrun's own code in a training step: a budget, which changes of the loop keep."""
+"""A training step executes no more Python bytecodes of emrun's own code than its budget."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-CEILINGS = {"bare": 1372, "typical": 1774, "window": 1508}
+CEILINGS = {"bare": 1366, "typical": 1768, "window": 1493}
+"""With up to 12 bytecodes for the hook of torch's optimizers that other tests in the process leave (`Traces`)."""
 
 
 @pytest.mark.parametrize("case", CEILINGS)
