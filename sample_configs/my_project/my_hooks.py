@@ -18,7 +18,8 @@ class GradientNorm(AbstractHook):
         self.largest = 0.0
 
     def before_update(self, model):
-        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.module.parameters()])
+        gradients = [parameter.grad for parameter in model.module.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
         self.largest = float(np.maximum(self.largest, norm.item()))  # NaN stays NaN, unlike with max()
 
     def after_epoch(self, epoch_id, epoch_data):
