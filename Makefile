@@ -3,6 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PEERS := .venv-bench
+LOADERS := .venv-loaders
 MINUTES := 60
 BASE := HEAD
 COVERAGE := .coverage
@@ -10,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-peers wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders wheel clean
 
 setup: $(INSTALLED)
 
@@ -59,7 +60,7 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-peers bench-step bench-bytecodes bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report
+bench: bench-peers bench-step bench-bytecodes bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts
 
 bench-loop: setup
 	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
@@ -100,6 +101,9 @@ bench-sweep: setup
 bench-report: setup
 	$(BIN)/python benchmarks/report.py
 
+bench-verdicts: setup
+	$(BIN)/python benchmarks/verdicts.py
+
 bench-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/peers.py
 
@@ -110,8 +114,22 @@ $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PEERS)/bin/pip install --quiet --editable '.[bench]'
 	touch $@
 
+bench-loaders: $(LOADERS)/.installed
+	$(LOADERS)/bin/python benchmarks/loaders.py
+
+# litdata and mosaicml-streaming without clients of clouds and other builds of torch, which the benchmark does not need
+$(LOADERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LOADERS)
+	$(LOADERS)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(LOADERS)/bin/pip install --quiet --editable . pillow psutil torchdata
+	-$(LOADERS)/bin/pip install --quiet webdataset spdl-core
+	-$(LOADERS)/bin/pip install --quiet lightning-utilities requests tifffile obstore
+	-$(LOADERS)/bin/pip install --quiet Brotli python-snappy zstd xxhash catalogue tqdm
+	-$(LOADERS)/bin/pip install --quiet --no-deps litdata mosaicml-streaming
+	touch $@
+
 wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(COVERAGE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(LOADERS) $(COVERAGE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

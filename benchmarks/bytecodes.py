@@ -2,21 +2,25 @@
 
 Unlike times, the counts are the same in each run.
 
-    python benchmarks/bytecodes.py [bare] [typical] [window]
+    python benchmarks/bytecodes.py [bare] [typical] [window] [ranks] [deep]
 
 The module is an MLP 784-128-10, trained in a run directory. Of an epoch, the steps from one batch to a later one are
 counted, so that what happens once per run, epoch or chunk of the step record does not count. `bare` has SGD and
 `StopAfter`; `typical` also has ComputeStats of two variables, LogVariables, WriteCSV, SaveBest, SaveLatest and
-StopOnNaN; `window` is `bare` with an update for every 4 batches.
+StopOnNaN; `window` is `bare` with an update for every 4 batches; `ranks` is `bare` on rank 0 of two, `deep` the same
+with a layer more, so that the difference is that of two parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,8 +31,10 @@ from tabulate import tabulate
 
 import emrun
 from emrun import create_training
+from emrun.ranks import group
 from emrun.training.create import train
 
+CASES = ("bare", "typical", "window", "ranks", "deep")
 FIRST, LAST = 8, 28
 """The counted batches of the epoch, which are windows as a whole."""
 WINDOW = 4
@@ -55,8 +61,9 @@ class Data:
 class Net(torch.nn.Sequential):
     """An MLP 784-128-10."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Linear(784, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    def __init__(self, depth: int = 0) -> None:
+        more = [torch.nn.Linear(128, 128) for _ in range(depth)]
+        super().__init__(torch.nn.Linear(784, 128), torch.nn.ReLU(), *more, torch.nn.Linear(128, 10))
 
 
 def _begin(frame: FrameType | None) -> None:
@@ -96,7 +103,7 @@ def count(case: str) -> dict[str, float]:
         "seed": 1,
         "dataset": {"class": f"{__name__}.Data"},
         "model": {
-            "module": {"class": f"{__name__}.Net"},
+            "module": {"class": f"{__name__}.Net", "depth": int(case == "deep")},
             "inputs": {"input": "x"},
             "outputs": ["logits"],
             "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "y"]},
@@ -108,16 +115,50 @@ def count(case: str) -> dict[str, float]:
         "hooks": [*((*calculated, *saving) if case == "typical" else ()), {"StopAfter": {"iterations": LAST + 1}}],
     }
     with tempfile.TemporaryDirectory() as directory:
-        train(create_training(config, output_dir=Path(directory) / "run"))
+        if case in ("ranks", "deep"):
+            return _counted_on_first(config, Path(directory))
+        return _counted(config, Path(directory) / "run")
+
+
+def _counted(config: dict[str, Any], run: Path) -> dict[str, float]:
+    train(create_training(config, output_dir=run))
     return {name[len(_OURS) + 1 :]: number / (LAST - FIRST) for name, number in _COUNTED.most_common()}
+
+
+def _counted_on_first(config: dict[str, Any], directory: Path) -> dict[str, float]:
+    """Train in two processes, which meet in a directory; return what the first one counts."""
+    (directory / group.KEY).write_bytes(os.urandom(32))
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    ranks = [context.Process(target=_train_on, args=(rank, config, directory, sender)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    sender.close()
+    try:
+        counted: dict[str, float] = receiver.recv()
+    finally:
+        for each in ranks:
+            each.join()
+    return counted
+
+
+def _train_on(rank: int, config: dict[str, Any], directory: Path, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    group.meet_in(directory)
+    counted = _counted(config, directory / "run")
+    if rank == 0:
+        sender.send(counted)
+    group.leave()
+    group.end_process(0)
 
 
 def main() -> None:
     """Print the bytecodes of a step by file."""
     parser = argparse.ArgumentParser(description="Count the bytecodes of emrun that a training step executes.")
-    parser.add_argument("cases", nargs="*", help="bare, typical or window; all by default")
+    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)}; all by default")
     torch.set_num_threads(1)
-    for case in parser.parse_args().cases or ("bare", "typical", "window"):
+    for case in parser.parse_args().cases or CASES:
         counted = count(case)
         print(tabulate([*counted.items(), ("sum", sum(counted.values()))], headers=[case, "bytecodes"]), end="\n\n")
 

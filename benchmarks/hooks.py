@@ -57,6 +57,14 @@ ALONE = (
 """Hooks that are measured, but are not among the ten."""
 
 
+class Terminal(io.StringIO):
+    """Stands for a terminal, so that the progress bar is drawn."""
+
+    def isatty(self) -> bool:
+        """Return whether this is a terminal."""
+        return True
+
+
 def hooks_of(place: Path) -> dict[str, Callable[[], AbstractHook]]:
     """Return name -> a function that makes the hook, in the order of a config."""
     classes = {"predicted_variable": "logits", "gt_variable": "label", "f1_average": "macro", "var_prefix": "class_"}
@@ -107,7 +115,7 @@ def main() -> None:
         function()
         return (perf_counter() - began) / step.STEPS * 1e6
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):  # of the progress bar
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(Terminal()):
         number = itertools.count()
 
         def place() -> Path:

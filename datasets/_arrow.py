@@ -50,6 +50,40 @@ def _kind(kind: Any) -> str:
     return str(kind).removeprefix("large_") if _is_text(kind) else str(kind)
 
 
+def filled(column: Any, value: Any) -> Any:
+    """Return a column whose nulls are replaced by a value; whole numbers become float64 if the value is not one.
+
+    Raises:
+        ValueError, TypeError: the value does not fit the type of the column.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    types = pa.types
+    if _is_list(column.type):
+        raise TypeError("its lists cannot be filled")
+    column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+    if types.is_null(column.type):
+        column = column.cast(pa.scalar(value).type)
+    if isinstance(value, float) and types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)
+    return pc.fill_null(column, pa.scalar(value, column.type))
+
+
+def texts(column: Any) -> Any:
+    """Return a column of categories, which are texts or whole numbers, as texts.
+
+    Raises:
+        TypeError: the column has another type.
+    """
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if "binary" in str(kind) or not (_is_text(kind) or pa.types.is_integer(kind)):
+        raise TypeError("categories are texts or whole numbers")
+    return column.cast(kind).cast(pa.string())
+
+
 def has_nulls(array: Any) -> bool:
     """Return whether a column, or a list in the column, has a null."""
     if array.null_count:

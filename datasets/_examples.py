@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from emrun.base.arguments import check_choice
 from emrun.base.errors import EmrunError, StreamError
 from emrun.base.sources import ID, POSITION
 from emrun.datasets._splits import Part, Splits
+from emrun.datasets._threads import in_order
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -47,15 +48,16 @@ class ExampleReader:
         self._named: dict[str, dict[str, bool]] = {}  # stream -> examples that were left out; whether the log has them
 
     def read(
-        self, rows: Rows, ctx: StreamContext, read_one: Callable[[int], Example], name_one: Callable[[int], str]
+        self, rows: Rows, ctx: StreamContext, read_one: Callable[[int, int], Example], name_one: Callable[[int], str]
     ) -> list[Example]:
         """Return the examples of some rows, in the order of the rows, without those that were left out.
 
         Args:
             rows: the rows of a batch.
             ctx: the context of the pass.
-            read_one: reads the example of a row. If it raises an error, the example is bad, except for emrun's own
-                errors and errors of the operating system, such as a missing file.
+            read_one: reads the example of a row; called with the row and its index in `rows`, by several threads. If
+                it raises an error, the example is bad, except for emrun's own errors and errors of the operating
+                system, such as a missing file. An error that is raised here comes after the last call has ended.
             name_one: returns where the example of a row is found, for messages.
 
         Raises:
@@ -63,21 +65,21 @@ class ExampleReader:
         """
         stream = ctx.stream_name
         found = []
-        for row in rows.tolist():
-            try:
-                found.append(read_one(row))
-            except (EmrunError, MemoryError):
-                raise
-            except Exception as error:
-                reason = f"{name_one(row)}: {str(error) or type(error).__name__}"
-                refused = isinstance(error, OSError) and error.errno is not None
-                if refused or not self._skips:
-                    advice = "" if refused else " (on_bad_example: skip leaves such examples out)"
-                    raise StreamError(f"stream {stream!r}: cannot read {reason}{advice}") from error
-                self.left_out[stream] = self.left_out.get(stream, 0) + 1
-                self._named.setdefault(stream, {}).setdefault(reason, False)
-                if self.left_out[stream] <= _TOLD_ONE_BY_ONE:
-                    _LOG.warning("stream %r: left out %s", stream, reason)
+        for row, example, error in in_order(rows.tolist(), read_one, lambda error: not self._skips or _is_other(error)):
+            if error is None:
+                found.append(cast("Example", example))
+                continue
+            if not isinstance(error, Exception) or isinstance(error, EmrunError | MemoryError):
+                error.add_note(f"while reading {name_one(row)} (row {row})")
+                raise error
+            name, said = name_one(row), str(error) or type(error).__name__
+            if not self._skips or _is_other(error):
+                advice = "" if _is_other(error) else " (on_bad_example: skip leaves such examples out)"
+                raise StreamError(f"stream {stream!r}: cannot read {name} (row {row}): {said}{advice}") from error
+            self.left_out[stream] = self.left_out.get(stream, 0) + 1
+            self._named.setdefault(stream, {}).setdefault(f"{name}: {said}", False)
+            if self.left_out[stream] <= _TOLD_ONE_BY_ONE:
+                _LOG.warning("stream %r: left out %s: %s", stream, name, said)
         self._read[stream] = self._read.get(stream, 0) + len(rows)
         if not found and stream not in self._had_empty:
             self._had_empty.add(stream)
@@ -105,6 +107,12 @@ class ExampleReader:
                 stream,
                 extra={"names": names},
             )
+
+
+def _is_other(error: BaseException) -> bool:
+    """Return whether an error is not about the example: one of emrun, of memory, or of the operating system."""
+    is_refusal = isinstance(error, OSError) and error.errno is not None
+    return is_refusal or isinstance(error, EmrunError | MemoryError) or not isinstance(error, Exception)
 
 
 class NamedSplits(Splits):

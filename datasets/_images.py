@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
 
-from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError, MissingExtra
+from emrun.base.arguments import check_choice, check_count, check_flag
+from emrun.base.errors import ArgumentError, needing
+from emrun.base.wording import did_you_mean
 
 _MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+_ORIENTATION, _LAST_UPRIGHT = 0x0112, 4  # the tag of EXIF, and its last value that leaves width and height as they are
+_TIMES = 3  # a part of a JPEG is decoded at a lower resolution if it still has so many times the size
+_TRIES = 10
+Mode = Literal["RGB", "L"]
+Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+Dtype = Literal["float32", "uint8"]
+"""The dtype of images: float32 in [0, 1], or uint8 from 0 to 255."""
 FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG"}
 """Extension -> Pillow's name of the format."""
 
@@ -35,51 +46,162 @@ def check_size(argument: str, size: object) -> tuple[int, int] | None:
 
 def check_pillow(what: str) -> None:
     """Raise `MissingExtra` unless Pillow is installed."""
-    try:
+    with needing(what, "Pillow", "data"):
         import PIL  # noqa: F401  # the package, without its heavy parts
-    except ImportError as error:
-        raise MissingExtra(what, "Pillow", "data") from error
 
 
-def read_image(
-    source: Path | IO[bytes],
-    mode: Literal["RGB", "L"],
-    size: tuple[int, int] | None = None,
-    *,
-    formats: list[str],
-) -> np.ndarray[Any, Any]:
-    """Return an image as bytes of shape (H, W, C).
+class Images:
+    """Reads images of one mode and size.
 
     Args:
-        source: the encoded image.
-        mode: the mode that the image is converted to: `RGB` (C is 3) or `L`, grey (C is 1).
-        size: the height and width that the image is resized to; None keeps its size.
-        formats: Pillow's names of the formats that are allowed.
+        mode: the mode that images are converted to: `RGB` (3 channels) or `L`, grey (1 channel).
+        dtype: the dtype of the arrays.
+        size: see `check_size`; None keeps the size of an image.
+        crop: see `Crop.read`.
+        interpolation: the filter with which images are resized.
+        orient: whether to turn images upright, as the orientation in their EXIF data says.
 
     Raises:
-        ValueError: the image is larger than 67 million pixels, or has more than 8 bits per channel, which a conversion
-            would cut off.
-        OSError: the source is not an image, or is damaged; the error has no `errno`.
+        ArgumentError: an argument has another value.
     """
-    from PIL import Image
 
-    with Image.open(source, formats=formats) as image:
-        if image.width * image.height > _MAX_PIXELS:
-            raise ValueError(f"an image of {image.width} x {image.height} pixels is too large")
-        deep = re.search(r";16|;32", str(image.tile)) or (image.format == "PPM" and _is_deep(image.tile))
-        if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
-            raise ValueError(f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first")
-        is_transparent = image.mode == "P" and "transparency" in image.info
-        converted = (image.convert("RGBA") if is_transparent else image).convert(mode)
-    if size is not None and size != (converted.height, converted.width):
-        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.asarray(converted).reshape(converted.height, converted.width, -1)
+    def __init__(
+        self, mode: Mode, dtype: Dtype, size: object, crop: object, interpolation: object, orient: bool
+    ) -> None:
+        check_choice("mode", mode, Mode)
+        check_choice("dtype", dtype, Dtype)
+        check_choice("interpolation", interpolation, Interpolation)
+        check_flag("orient", orient)
+        self.size = check_size("size", size)
+        self.channels = 3 if mode == "RGB" else 1
+        self.dtype = dtype
+        if self.size is None and interpolation != "bilinear":
+            raise ArgumentError("interpolation", "needs `size`, to which images are resized")
+        self._crop = Crop.read(crop, self.size)
+        self._mode = mode
+        self._filter = str(interpolation).upper()
+        self._orients = orient
+
+    def read(
+        self, source: Path | IO[bytes], formats: list[str], rng: np.random.Generator | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Return an image as bytes of shape (H, W, C).
+
+        Args:
+            source: the encoded image.
+            formats: Pillow's names of the formats that are allowed.
+            rng: draws a random crop; None for the crop of evaluations.
+
+        Raises:
+            ValueError: the image is larger than 67 million pixels, or has more than 8 bits per channel, which a
+                conversion would cut off.
+            OSError: the source is not an image, or is damaged; the error has no `errno`.
+        """
+        from PIL import Image, ImageOps
+
+        with Image.open(source, formats=formats) as image:
+            width, height = image.size
+            if width * height > _MAX_PIXELS:
+                raise ValueError(f"an image of {width} x {height} pixels is too large")
+            deep = re.search(r";16|;32", str(image.tile)) or (image.format == "PPM" and _is_deep(image.tile))
+            if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
+                message = f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first"
+                raise ValueError(message)
+            if self._orients and image.getexif().get(_ORIENTATION, 1) > _LAST_UPRIGHT:
+                width, height = height, width
+            box = None
+            if self._crop is not None and self.size is not None:
+                box = self._crop.box(width, height, self.size, rng)
+                share = max(_TIMES * self.size[1] / (box[2] - box[0]), _TIMES * self.size[0] / (box[3] - box[1]))
+                image.draft(image.mode, (math.ceil(image.width * share), math.ceil(image.height * share)))
+            is_transparent = image.mode == "P" and "transparency" in image.info
+            converted: Image.Image = image.convert("RGBA") if is_transparent else image
+            converted = converted if converted.mode == self._mode else converted.convert(self._mode)
+            converted = ImageOps.exif_transpose(converted) if self._orients else converted
+            if box is not None:
+                along = (converted.width / width, converted.height / height)  # less than 1 after a draft
+                box = (box[0] * along[0], box[1] * along[1], box[2] * along[0], box[3] * along[1])
+            if self.size is not None and (box is not None or self.size != (converted.height, converted.width)):
+                converted = converted.resize(self.size[::-1], Image.Resampling[self._filter], box)
+            return np.asarray(converted).reshape(converted.height, converted.width, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """Which part of an image is used: the centre, or in training a random part if `is_random`.
+
+    Args:
+        is_random: whether training uses random parts.
+        area: the smallest and largest share of the area of a random part.
+        ratio: the smallest and largest ratio of width to height of a random part.
+        side: the share of the short side of the image that is the side of the centre.
+    """
+
+    is_random: bool
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    side: float = 0.875
+
+    @classmethod
+    def read(cls, form: object, size: tuple[int, int] | None) -> Crop | None:
+        """Read `random`, `centre`, or a mapping `{kind, area, ratio, side}`; None is no crop.
+
+        Raises:
+            ArgumentError: the value is none of these, or there is no size.
+        """
+        if form is None:
+            return None
+        given: dict[str, Any] = {"kind": "random", **form} if isinstance(form, Mapping) else {"kind": form}
+        check_choice("crop", given["kind"], Literal["random", "centre"])
+        is_random = given.pop("kind") == "random"
+        allowed = ("area", "ratio", "side") if is_random else ("side",)
+        for key, value in given.items():
+            if key not in allowed:
+                raise ArgumentError("crop", f"unknown key {key!r}{did_you_mean(str(key), allowed)}")
+            ends = [value] if key == "side" else list(value) if isinstance(value, Sequence) else []
+            is_right = len(ends) == (1 if key == "side" else 2) and all(type(each) in (int, float) for each in ends)
+            if not is_right or not 0 < ends[0] <= ends[-1] < math.inf or (key != "ratio" and ends[-1] > 1):
+                what = "a number" if key == "side" else "[low, high]"
+                limit = "" if key == "ratio" else " and at most 1"
+                raise ArgumentError("crop", f"{key}: {value!r} is not {what} above 0{limit}")
+        if size is None:
+            raise ArgumentError("crop", "needs `size`, to which the part of an image is resized")
+        return cls(is_random, **given)
+
+    def box(
+        self, width: int, height: int, size: tuple[int, int], rng: np.random.Generator | None
+    ) -> tuple[float, float, float, float]:
+        """Return left, top, right and bottom of the part of an image of this width and height, in pixels."""
+        if not self.is_random or rng is None:
+            each = self.side * min(width / size[1], height / size[0])
+            left, right = _centre(width, size[1], each)
+            top, bottom = _centre(height, size[0], each)
+            return left, top, right, bottom
+        for _ in range(_TRIES):  # as torchvision's RandomResizedCrop
+            area = width * height * rng.uniform(*self.area)
+            ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
+            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left, top = int(rng.integers(width - wide + 1)), int(rng.integers(height - high + 1))
+                return left, top, left + wide, top + high
+        half = min(width, height * self.ratio[1]) / 2, min(height, width / self.ratio[0]) / 2
+        return width / 2 - half[0], height / 2 - half[1], width / 2 + half[0], height / 2 + half[1]
+
+
+def _centre(side: int, part: int, each: float) -> tuple[float, float]:
+    """Return where `part` pixels in the middle of a side begin and end, if `each` pixels become one."""
+    whole = max(part, int(side / each))  # rounded as torchvision's Resize and CenterCrop
+    first = round((whole - part) / 2)
+    return first * (side / whole), (first + part) * (side / whole)
 
 
 def _is_deep(tiles: list[Any]) -> bool:
     return any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in tiles)  # the largest value of a channel
 
 
-def write_floats(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    """Write bytes of shape (H, W, C) as float32 in [0, 1] into an array of shape (C, H, W)."""
-    np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)
+def write_image(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    """Write bytes of shape (H, W, C) into an array of shape (C, H, W): as they are, or as float32 in [0, 1]."""
+    if out.dtype == np.uint8:
+        out[...] = pixels.transpose(2, 0, 1)
+    else:
+        np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emrun.base.arguments import expanded
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.wording import listed
 
 
@@ -60,3 +60,17 @@ def identity(path: Path) -> tuple[int, int]:
     """Return what differs if a file has changed: its size and its time of modification in nanoseconds."""
     found = os.stat(path)  # noqa: PTH116 - takes half the time of Path.stat, and is called for every batch
     return found.st_size, found.st_mtime_ns
+
+
+def check_unchanged(path: Path, before: tuple[int, int], what: str, since: str = "the dataset was built") -> None:
+    """Check that a file is the one whose identity was `before`; `what` names the file.
+
+    Raises:
+        StreamError: the file has changed or cannot be read.
+    """
+    try:
+        now = identity(path)
+    except OSError as error:
+        raise StreamError(f"{what} can no longer be read: {error.strerror}") from error
+    if now != before:
+        raise StreamError(f"{what} has changed since {since}; a run needs the same files until it ends")

@@ -14,7 +14,7 @@ from emrun.stream_context import Rows, StreamContext
 class Part(Protocol):
     """The examples of one stream."""
 
-    blocks: Sequence[int] | None
+    blocks: Sequence[int] | None = None
     """The number of examples in each file or row group; None if every example is found equally fast."""
 
     def __len__(self) -> int:

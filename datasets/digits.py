@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.arguments import check_count, check_flag
-from emrun.base.errors import MissingExtra
+from emrun.base.errors import needing
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import StreamContext
 
@@ -90,10 +90,8 @@ class Digits(AbstractDataset):
 
 
 def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    try:
+    with needing("Digits", "scikit-learn", "metrics"):
         from sklearn.datasets import load_digits  # takes a second to import
-    except ImportError as error:
-        raise MissingExtra("Digits", "scikit-learn", "metrics") from error
     data = load_digits()
     return (data.images[:, None] / 16).astype(np.float32), data.target.astype(np.int64)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from emrun.base.arguments import check_count, check_flag, expanded, safe_component
-from emrun.base.errors import ArgumentError, DownloadError, MissingExtra, StreamError
+from emrun.base.errors import ArgumentError, DownloadError, StreamError, needing
 from emrun.base.wording import listed
 from emrun.dataset import AbstractDataset
 from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
@@ -137,10 +137,8 @@ class DownloadableDataset(AbstractDataset):
                 )
 
     def _fetch(self, name: str, file: _File) -> None:
-        try:
+        with needing(type(self).__name__, "pooch", "download"):
             pooch = importlib.import_module("pooch")
-        except ImportError as error:
-            raise MissingExtra(type(self).__name__, "pooch", "download") from error
         _LOG.info("downloading %s", _shown(file.url))
         try:
             with _quiet(pooch.get_logger()):

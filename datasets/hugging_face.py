@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from emrun.base.arguments import check_names, expanded
-from emrun.base.errors import ArgumentError, MissingExtra, StreamError, reason_of
+from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
 from emrun.base.wording import listed, meant_of
 from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._offline import offline_and_quiet
-from emrun.datasets._paths import files_of, identity
-from emrun.datasets._splits import Splits
+from emrun.datasets._paths import check_unchanged, files_of, identity
+from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
 
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".arrow": "arrow"}
@@ -88,10 +88,8 @@ class HuggingFace(Splits):
         return self._classes
 
 
-class _Rows:
+class _Rows(Part):
     """The rows of one split."""
-
-    blocks: Sequence[int] | None = None
 
     def __init__(self, argument: str, rows: Any, columns: list[str] | None) -> None:
         for name in columns or ():
@@ -132,7 +130,8 @@ class _Rows:
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
         """Return the batch of these rows."""
-        self._check_files(ctx)
+        for path, before in self._identities.items():  # a memory-mapped file shows a change without any error
+            check_unchanged(path, before, f"stream {ctx.stream_name!r}: {str(path)!r}")
         table = self._rows[rows.tolist()]
         for name in table.column_names:
             if has_nulls(table.column(name)):
@@ -143,27 +142,11 @@ class _Rows:
                 )
         return sources_of(table) | {name: new[table[name].to_numpy()] for name, new in self._numbers.items()}
 
-    def _check_files(self, ctx: StreamContext) -> None:
-        """Raise StreamError if a file has changed: a memory-mapped file shows the change without any error."""
-        for path, before in self._identities.items():
-            try:
-                is_same = identity(path) == before
-            except OSError as error:
-                where = f"stream {ctx.stream_name!r}: {str(path)!r}"
-                raise StreamError(f"{where} can no longer be read: {error.strerror}") from error
-            if not is_same:
-                raise StreamError(
-                    f"stream {ctx.stream_name!r}: {str(path)!r} has changed since the dataset was built; a run "
-                    "needs the same files until it ends, so save new data to another folder"
-                )
-
 
 def _library() -> Any:
     """Import the library, and not a folder of the same name in the current directory."""
-    try:
+    with needing("HuggingFace", "datasets", "data"):
         found = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtra("HuggingFace", "datasets", "data") from error
     if not hasattr(found, "load_from_disk"):
         raise MissingExtra("HuggingFace", "datasets", "data")
     return found

@@ -5,24 +5,24 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from emrun.base.arguments import check_choice, check_flag, expanded
+from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, OnBadExample, with_names
-from emrun.datasets._images import check_pillow, check_size, read_image, write_floats
+from emrun.datasets._images import Images, check_pillow, write_image
 from emrun.datasets._paths import first_of, what_is_in
+from emrun.datasets._splits import Part
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _FORMATS = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]  # no others: Pillow runs Ghostscript on EPS
-_CHANNELS = {"RGB": 3, "L": 1}
 
 
 class ImageFolder(NamedSplits):
@@ -42,10 +42,10 @@ class ImageFolder(NamedSplits):
     out, and counted in the log.
 
     Streams: `train`, shuffled in every training pass, and `valid` and `test` if they are given. Sources: `image`,
-    float32 in [0, 1] of shape (B, C, H, W); `label`, int64 of shape (B,), the index of the class among the sorted names
-    of the folders in `train`; `id`, a list of the paths below the folder, such as `cat/0.png`; `position`, int64 of
-    shape (B,), the numbers of the files in the order of evaluations. The pixels are used as they are stored; the
-    orientation that a camera noted in the file is ignored.
+    of shape (B, C, H, W), float32 in [0, 1] or uint8; `label`, int64 of shape (B,), the index of the class among the
+    sorted names of the folders in `train`; `id`, a list of the paths below the folder, such as `cat/0.png`; `position`,
+    int64 of shape (B,), the numbers of the files in the order of evaluations. The pixels are used as they are stored,
+    unless `orient` is true.
 
     Needs Pillow (`pip install 'emrun[data]'`).
 
@@ -62,6 +62,15 @@ class ImageFolder(NamedSplits):
             leaves such files out of their batches, which get shorter, and logs how many were left out. If a whole
             batch may be bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or
             `ignore`.
+        dtype: `float32`, or `uint8` for bytes from 0 to 255, which take a quarter of the memory until the device: then
+            write `inputs: {x: {source: image, scale: 255}}` in the model, where `x` is the parameter of `forward`.
+        crop: `random` resizes a random part of each image in training passes, whose area is 0.08 to 1 of that of the
+            image and whose ratio of width to height is 3/4 to 4/3, as torchvision's `RandomResizedCrop` does.
+            Evaluations, and training passes with `centre`, use the centre of the image, whose side is 0.875 of the
+            short side. `{area: [0.2, 1], ratio: [0.75, 1.33], side: 0.9}` and `{kind: centre, side: 1}` set other
+            values. Needs `size`. A JPEG is decoded at a lower resolution if the part still has 3 times the `size` then.
+        interpolation: the filter with which images are resized.
+        orient: whether to turn images upright, as the orientation in their EXIF data says.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
@@ -70,6 +79,7 @@ class ImageFolder(NamedSplits):
     """
 
     fresh_batches = True
+    read_ahead = 4
 
     def __init__(
         self,
@@ -81,19 +91,22 @@ class ImageFolder(NamedSplits):
         mode: Literal["RGB", "L"] = "RGB",
         flip: bool = False,
         on_bad_example: Literal["error", "skip"] = "error",
+        dtype: Literal["float32", "uint8"] = "float32",
+        crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
+        interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
+        orient: bool = False,
     ) -> None:
-        check_choice("mode", mode, Literal["RGB", "L"])
         check_flag("flip", flip)
-        sides = check_size("size", size)
+        images = Images(mode, dtype, size, crop, interpolation, orient)
         reader = ExampleReader(on_bad_example)
         check_pillow("ImageFolder")
         self.classes = _folders("train", expanded(train))
         """The names of the classes; a label is an index into this list."""
         folders = {"train": train, "valid": valid, "test": test}
         found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
-        shape = sides or _first_size(*found["train"], mode, on_bad_example)
+        shape = images.size or _first_size(*found["train"], images, on_bad_example)
         parts = {
-            name: _Pictures(*files, shape, sides is not None, mode, flip and name == "train", reader)
+            name: _Pictures(files, shape, images, reader, name == "train", flip and name == "train")
             for name, files in found.items()
         }
         super().__init__(reader, parts, batch_size)
@@ -108,53 +121,48 @@ class ImageFolder(NamedSplits):
         return self.classes
 
 
-class _Pictures:
+class _Pictures(Part):
     """The images of one stream."""
-
-    blocks: Sequence[int] | None = None
 
     def __init__(
         self,
-        root: Path,
-        files: list[str],
-        labels: np.ndarray[Any, Any],
+        files: tuple[Path, list[str], np.ndarray[Any, Any]],
         size: tuple[int, int],
-        resizes: bool,
-        mode: Literal["RGB", "L"],
-        flips: bool,
+        images: Images,
         reader: ExampleReader,
+        trains: bool,
+        flips: bool,
     ) -> None:
-        self._root = root
-        self._files = files
-        self._labels = labels
+        self._root, self._files, self._labels = files
         self._size = size
-        self._resizes = resizes
-        self._mode: Literal["RGB", "L"] = mode
-        self._flips = flips
+        self._images = images
         self._reader = reader
+        self._trains = trains
+        self._flips = flips
 
     def __len__(self) -> int:
         return len(self._files)
 
     def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
         """Return the batch of these rows."""
-        flips = self._flips and ctx.epoch > 0
+        images = ctx.empty((len(rows), self._images.channels, *self._size), self._images.dtype)
 
-        def read_one(row: int) -> tuple[int, np.ndarray[Any, Any]]:
-            pixels = self._pixels(row)
-            return row, pixels[:, ::-1] if flips and ctx.rng_for(row).random() < 0.5 else pixels
+        def read_one(row: int, place: int) -> int:
+            rng = ctx.rng_for(row) if self._trains and ctx.epoch > 0 else None
+            is_flipped = self._flips and rng is not None and rng.random() < 0.5
+            pixels = self._pixels(row, rng)
+            write_image(pixels[:, ::-1] if is_flipped else pixels, images[place])
+            return place
 
-        found = self._reader.read(rows, ctx, read_one, lambda row: str(self._root / self._files[row]))
-        images = np.empty((len(found), _CHANNELS[self._mode], *self._size), np.float32)
-        for image, (_, pixels) in zip(images, found, strict=True):
-            write_floats(pixels, image)
-        read = [row for row, _ in found]
-        return with_names({"image": images, "label": self._labels[np.array(read, np.int64)]}, read, self._files)
+        places = self._reader.read(rows, ctx, read_one, lambda row: str(self._root / self._files[row]))
+        if len(places) < len(rows):
+            images, rows = images[places], rows[places]
+        return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self._files)
 
-    def _pixels(self, row: int) -> np.ndarray[Any, Any]:
+    def _pixels(self, row: int, rng: np.random.Generator | None) -> np.ndarray[Any, Any]:
         """Return an image as bytes of shape (H, W, C)."""
         path = self._root / self._files[row]
-        pixels = read_image(path, self._mode, self._size if self._resizes else None, formats=_FORMATS)
+        pixels = self._images.read(path, _FORMATS, rng)
         if pixels.shape[:2] != self._size:
             found, first = (f"{height} x {width}" for height, width in (pixels.shape[:2], self._size))
             raise StreamError(
@@ -163,18 +171,15 @@ class _Pictures:
         return pixels
 
 
-def _first_size(
-    root: Path, files: list[str], labels: Any, mode: Literal["RGB", "L"], policy: OnBadExample
-) -> tuple[int, int]:
+def _first_size(root: Path, files: list[str], labels: Any, images: Images, policy: OnBadExample) -> tuple[int, int]:
     """Return height and width of the first image that can be read."""
     for file in files:
         try:
-            height, width, _ = read_image(root / file, mode, formats=_FORMATS).shape
+            height, width, _ = images.read(root / file, _FORMATS).shape
+            return height, width
         except Exception as error:
             if policy == "error":
                 raise ArgumentError("train", f"{root / file}: {error}") from error
-        else:
-            return height, width
     raise ArgumentError("train", f"no image in {root} can be read")
 
 

@@ -64,6 +64,7 @@ class Mixed(AbstractDataset):
         self._names = list(datasets)
         self._edges = np.cumsum([weights[name] for name in datasets])
         self._batches_per_epoch = batches_per_epoch
+        self.read_ahead = max(getattr(each, "read_ahead", 0) for each in datasets.values())
         self._totals: dict[tuple[int, str], list[Rows]] = {}
         self._kept: dict[tuple[int, str], dict[int, tuple[int, Iterator[Batch]]]] = {}
         for name, dataset in datasets.items():

@@ -10,9 +10,19 @@ from typing import Any
 import numpy as np
 
 from emrun.base.arguments import check_names
-from emrun.base.errors import ArgumentError, MissingExtra, StreamError, reason_of
-from emrun.base.wording import counted, meant_of
-from emrun.datasets._arrow import check_types, has_nulls, sources_of, taken, unreadable_columns, views_of
+from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
+from emrun.base.wording import meant_of
+from emrun.datasets._arrow import (
+    check_types,
+    filled,
+    has_nulls,
+    sources_of,
+    taken,
+    texts,
+    unreadable_columns,
+    views_of,
+)
+from emrun.datasets._categories import ColumnForms
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.stream_context import Rows, StreamContext
@@ -37,6 +47,17 @@ class Parquet(Splits):
     A training pass reads the row groups in random order, and the rows of each row group in random order. So write files
     with shuffled rows, and with row groups of some thousand rows.
 
+    A null is an error, unless `fill` has a value for its column. A column of `categories`, of texts or whole numbers,
+    becomes numbers of dtype int64: 0, 1, ... in the order of the categories that the train rows have, and the next
+    number, the largest, for all other categories, which are a warning. So an embedding of n categories has n + 1 rows:
+
+        dataset:
+          class: Parquet
+          train: data/people-train.parquet
+          valid: data/people-valid.parquet
+          fill: {age: .nan, city: "?"}
+          categories: [city]
+
     Needs pyarrow (`pip install 'emrun[data]'`).
 
     Args:
@@ -44,11 +65,15 @@ class Parquet(Splits):
         valid: the files for the stream `valid`, to evaluate on during the training.
         test: the files for the stream `test`, to evaluate on at the end.
         columns: the columns to read; by default all columns of the first file.
+        fill: column -> the value that replaces nulls. Whole numbers become float64 if the value is not one, as `.nan`.
+        categories: columns whose values become numbers. A run keeps their names in `classes.json`: `resume`, `eval` and
+            `predict` use the same numbers, whatever the train rows are then.
         batch_size: the number of examples in a batch.
 
     Raises:
         ArgumentError: a file is missing, is not a complete Parquet file or lacks a column, or a column has a type that
-            cannot be a source, such as a date, or another type than in train; or a column has a null.
+            cannot be a source, such as a date, or another type than in train; or a column has a null; or `fill` or
+            `categories` do not fit the columns.
         StreamError: a list has a null, or a file cannot be read or has changed since the dataset was built.
     """
 
@@ -59,27 +84,32 @@ class Parquet(Splits):
         test: str | list[str] | None = None,
         columns: list[str] | None = None,
         batch_size: int = 32,
+        fill: Mapping[str, Any] | None = None,
+        categories: list[str] | None = None,
     ) -> None:
         if columns is not None:
             check_names("columns", columns)
             if not columns or len(set(columns)) < len(columns):
                 raise ArgumentError("columns", f"{columns!r} is empty, or names a column twice")
 
-        train_part: _RowGroups | None = None
+        self._forms = ColumnForms(fill, categories)
+        files = {"train": train, "valid": valid, "test": test}
+        parts = {
+            name: _RowGroups(name, files_of(name, each), columns, self._forms)
+            for name, each in files.items()
+            if each is not None
+        }
+        for name, part in parts.items():
+            check_types(name, str(part.first), part.schema, parts["train"].schema)
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
 
-        def part(argument: str, files: str | list[str]) -> _RowGroups:
-            nonlocal train_part
-            found = _RowGroups(argument, files_of(argument, files), columns)
-            train_part = train_part or found
-            check_types(argument, str(found.first), found.schema, train_part.schema)
-            return found
+    def classes_names(self) -> Mapping[str, Sequence[str]]:
+        """Return column of `categories` -> the names of its categories."""
+        return self._forms.names
 
-        super().__init__(
-            part("train", train),
-            None if valid is None else part("valid", valid),
-            None if test is None else part("test", test),
-            batch_size=batch_size,
-        )
+    def use_classes(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Number the categories as a run does."""
+        self._forms.use(names)
 
 
 @dataclass(frozen=True)
@@ -100,8 +130,8 @@ class _RowGroup:
 class _RowGroups:
     """The rows of files with one schema; pickled without the row groups in memory."""
 
-    def __init__(self, argument: str, files: Sequence[Path], columns: Sequence[str] | None) -> None:
-        self._files = files
+    def __init__(self, argument: str, files: Sequence[Path], columns: Sequence[str] | None, forms: ColumnForms) -> None:
+        self._files, self._forms = files, forms
         self._identities = [identity(path) for path in files]
         self._groups: list[tuple[int, int]] = []  # index of the file, index of the row group in the file
         sizes: list[int] = []
@@ -120,16 +150,48 @@ class _RowGroups:
                     argument, f"{str(path)!r} and {str(files[0])!r} have different columns: {_differing(found, schema)}"
                 )
             columns = schema.names
-            _check_nulls(argument, path, footer.metadata, schema)
+            if not index:
+                self._check_forms(schema)
+            _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in forms.fill])
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
                 sizes.append(footer.metadata.row_group(group).num_rows)
         if not sum(sizes):
             raise ArgumentError(argument, f"{', '.join(map(str, files))}: contains no examples")
         self._columns = columns
-        self.first, self.schema = files[0], schema
+        self.first: Path = files[0]
+        self.schema: Any = schema
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
+        if argument == "train" and forms.categories:
+            self._learn()
+
+    def _check_forms(self, schema: Any) -> None:
+        """Check that `fill` and `categories` fit the columns."""
+        self._forms.check(schema.names, schema.names)
+        for name in {**self._forms.fill, **dict.fromkeys(self._forms.categories)}:
+            try:
+                self._formed(name, schema.empty_table().column(name))
+            except (ValueError, TypeError) as error:
+                raise ArgumentError(
+                    f"fill.{name}" if name in self._forms.fill else "categories",
+                    f"column {name!r} is {schema.field(name).type}: {error}",
+                ) from error
+
+    def _formed(self, name: str, column: Any) -> Any:
+        """Return a column with its gaps filled, or its categories as texts."""
+        column = filled(column, self._forms.fill[name]) if name in self._forms.fill else column
+        return texts(column) if name in self._forms.categories else column
+
+    def _learn(self) -> None:
+        """Number the categories of the train rows."""
+        found: dict[str, set[str]] = {name: set() for name in self._forms.categories}
+        for group in range(len(self._groups)):
+            table = self._columns_of(group, list(found), "train")
+            for name, values in found.items():
+                values.update(table.column(name).unique().to_pylist())
+        for name, values in found.items():
+            self._forms.learn(name, values)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -161,31 +223,51 @@ class _RowGroups:
         return sources_of(taken(tables, np.argsort(np.concatenate(places))))
 
     def _read_group(self, group: int, ctx: StreamContext) -> _RowGroup:
+        import pyarrow as pa
+
+        table = self._columns_of(group, self._columns or (), ctx.stream_name)
+        for name in self._forms.names:
+            found = table.column(name).combine_chunks().dictionary_encode()
+            names, indices = found.dictionary.to_pylist(), found.indices.to_numpy()
+            numbers = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(numbers))
+        return _RowGroup(table, views_of(table))
+
+    def _where(self, group: int, stream: str) -> str:
         file, number = self._groups[group]
-        path = self._files[file]
-        where = f"stream {ctx.stream_name!r}: {str(path)!r}, row group {number}"
+        return f"stream {stream!r}: {str(self._files[file])!r}, row group {number}"
+
+    def _columns_of(self, group: int, columns: Sequence[str], stream: str) -> Any:
+        """Return columns of a row group, with their gaps filled, and categories as texts.
+
+        Raises:
+            StreamError: the row group cannot be read, has changed, or has a null.
+        """
+        file, number = self._groups[group]
+        path, where = self._files[file], self._where(group, stream)
         try:
             if identity(path) != self._identities[file]:
                 raise StreamError(f"{where}: the file has changed since the dataset was built")
             footer = self._footer[1] if self._footer is not None and self._footer[0] == file else None
             with _opened(path, footer) as opened:
                 self._footer = (file, opened.metadata)
-                table = opened.read_row_group(number, columns=self._columns, use_threads=False).select(self._columns)
+                table = opened.read_row_group(number, columns=columns, use_threads=False).select(columns)
         except StreamError:
             raise
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
-        for name in table.column_names:
-            if has_nulls(table.column(name)):
-                raise StreamError(f"{where}: column {name!r} has a null; fill it, or leave the column out of 'columns'")
-        return _RowGroup(table, views_of(table))
+        for index, name in enumerate(columns):
+            column = self._formed(name, table.column(name))
+            if has_nulls(column):
+                raise StreamError(f"{where}: {_null(name)}")
+            if column is not table.column(name):
+                table = table.set_column(index, name, column)
+        return table
 
 
 def _opened(path: Path, footer: Any = None) -> Any:
-    try:
+    with needing("Parquet", "pyarrow", "data"):
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise MissingExtra("Parquet", "pyarrow", "data") from error
     return ParquetFile(path, metadata=footer)
 
 
@@ -209,7 +291,12 @@ def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: st
     return chosen
 
 
-def _check_nulls(argument: str, path: Path, metadata: Any, schema: Any) -> None:
+def _null(name: str, count: int = 1) -> str:
+    what = "a null; fill it" if count == 1 else f"{count} nulls; fill them"
+    return f"column {name!r} has {what} by 'fill: {{{name}: VALUE}}', or leave the column out of 'columns'"
+
+
+def _check_nulls(argument: str, path: Path, metadata: Any, columns: Sequence[str]) -> None:
     """Check the numbers of nulls in a footer; those of lists count empty lists too, so that only reading can tell.
 
     Raises:
@@ -219,12 +306,9 @@ def _check_nulls(argument: str, path: Path, metadata: Any, schema: Any) -> None:
         for index in range(metadata.num_columns):
             column = metadata.row_group(group).column(index)
             name, known = column.path_in_schema, column.statistics
-            if name in schema.names and known is not None and known.has_null_count and known.null_count:
+            if name in columns and known is not None and known.has_null_count and known.null_count:
                 where = f"{str(path)!r}, row group {group}"
-                advice = "fill them, or leave the column out of 'columns'"
-                raise ArgumentError(
-                    argument, f"{where}: column {name!r} has {counted(known.null_count, 'null')}; {advice}"
-                )
+                raise ArgumentError(argument, f"{where}: {_null(name, known.null_count)}")
 
 
 def _differing(found: Any, expected: Any) -> str:

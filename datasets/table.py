@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import zipfile
 import zlib
 from array import array
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
-from emrun.base.errors import ArgumentError, StreamError, reason_of
+from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.wording import listed, meant_of
-from emrun.datasets._paths import identity
-from emrun.datasets._splits import Splits
+from emrun.datasets._categories import ColumnForms
+from emrun.datasets._paths import check_unchanged, identity
+from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
 
 _Array = np.ndarray[Any, Any]
@@ -42,7 +44,18 @@ class Table(Splits):
 
     A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180). A column of whole numbers,
     such as `3` or `-12`, becomes int64; the file of `train` decides which columns these are. Any other column becomes
-    float32. `nan` and `inf` are numbers; an empty cell is an error.
+    float32. `nan` and `inf` are numbers; an empty cell is an error, unless `fill` has a value for its column.
+
+    A column of `categories`, or such an array of strings or whole numbers, becomes numbers of dtype int64: 0, 1, ... in
+    the order of the categories that the train rows have, and the next number, the largest, for all other categories,
+    which are a warning. So an embedding of n categories has n + 1 rows:
+
+        dataset:
+          class: Table
+          train: people-train.csv
+          valid: people-valid.csv
+          fill: {age: .nan, city: "?"}
+          categories: [city]
 
     Args:
         train: a `.npz` or `.csv` file, or a mapping source -> `.npy` file. Relative paths start from the current
@@ -52,6 +65,11 @@ class Table(Splits):
         batch_size: the number of examples in a batch.
         columns: only for CSV files: source -> a column, or a list of columns, which become one float32 source of shape
             (B, number of columns). If it is null, every column is a source.
+        fill: only for CSV files: column -> the value that replaces empty cells. The column is float32 if the value is
+            not a whole number, as `.nan`.
+        categories: columns of CSV files, or sources of other files, whose values become numbers. Each is a source of
+            its own. A run keeps their names in `classes.json`: `resume`, `eval` and `predict` use the same numbers,
+            whatever the train rows are then.
         memory_map: read from `.npy` files only the examples of each batch, for tables that are larger than the memory.
             Such a file must not change during the training.
 
@@ -69,34 +87,45 @@ class Table(Splits):
         batch_size: int = 32,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         memory_map: bool = False,
+        fill: Mapping[str, str | float] | None = None,
+        categories: Sequence[str] | None = None,
     ) -> None:
         check_flag("memory_map", memory_map)
         _check_columns(columns)
+        self._forms = ColumnForms(fill, categories)
         parts: dict[str, _Sources] = {}
         for name, files in (("train", train), ("valid", valid), ("test", test)):
             if files is not None:
-                parts[name] = _Sources(name, files, columns, memory_map, parts.get("train"))
+                parts[name] = _Sources(name, files, columns, self._forms, memory_map, parts.get("train"))
         super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
 
+    def classes_names(self) -> Mapping[str, Sequence[str]]:
+        """Return source of `categories` -> the names of its categories."""
+        return self._forms.names
 
-class _Sources:
+    def use_classes(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Number the categories as a run does."""
+        self._forms.use(names)
+
+
+class _Sources(Part):
     """The sources of one stream."""
-
-    blocks: Sequence[int] | None = None
 
     def __init__(
         self,
         argument: str,
         files: str | Path | Mapping[str, str | Path],
         columns: Mapping[str, str | Sequence[str]] | None,
+        forms: ColumnForms,
         memory_map: bool,
         train: _Sources | None,
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
         expected = train.dtypes() if train is not None else {}
         is_csv = not isinstance(files, Mapping) and files.suffix.lower() == ".csv"
-        if columns is not None and not is_csv:
-            raise ArgumentError("columns", f"only CSV files have columns, and {argument} is not a CSV file")
+        if (columns is not None or forms.fill) and not is_csv:
+            key, what = ("columns", "columns") if columns is not None else ("fill", "empty cells")
+            raise ArgumentError(key, f"only CSV files have {what}, and {argument} is not a CSV file")
         if memory_map and not isinstance(files, Mapping):
             raise ArgumentError(
                 "memory_map", f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
@@ -106,7 +135,7 @@ class _Sources:
             read = _Mapped if memory_map else _read_npy
             self._sources = {source: read(argument, _npy(argument, source, path)) for source, path in files.items()}
         elif is_csv:
-            self._sources = dict(_read_csv(argument, files, columns, expected))
+            self._sources = dict(_read_csv(argument, files, columns, forms, expected))
         elif files.suffix.lower() == ".npz":
             self._sources = dict(_read_npz(argument, files))
         else:
@@ -115,7 +144,25 @@ class _Sources:
                 argument,
                 what if files.suffix.lower() == ".npy" else f"{files} is neither a .npz nor a .csv file",
             )
+        self._forms, self._where = forms, str(files)
+        self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
+        named = columns if columns is not None else {source: source for source in self._sources}
+        own = {column: source for source, column in named.items() if isinstance(column, str)}
+        if not is_csv:
+            forms.check([], list(own))
+        for column in forms.categories:
+            self._number(own[column])
         self._check(argument, expected)
+
+    def _number(self, source: str) -> None:
+        """Replace the categories of a source by their indices in this stream; those of train are learnt."""
+        values = self._sources[source]
+        if isinstance(values, _Mapped) or values.dtype.kind not in "Uiu" or values.ndim != 1:
+            kind = "mapped into memory" if isinstance(values, _Mapped) else f"{values.dtype} of shape {values.shape}"
+            raise ArgumentError("categories", f"source {source!r} is {kind}; categories are texts or whole numbers")
+        found, self._sources[source] = np.unique(values, return_inverse=True)
+        self._texts[source] = [str(each) for each in found.tolist()]
+        self._forms.learn(source, self._texts[source])
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Return source -> dtype of its values."""
@@ -126,7 +173,12 @@ class _Sources:
 
     def read(self, rows: Rows, ctx: StreamContext) -> dict[str, _Array]:
         """Return the batch of these rows."""
-        return {source: _native(values[rows]) for source, values in self._sources.items()}
+        batch = {source: _native(values[rows]) for source, values in self._sources.items()}
+        for source, names in self._texts.items():
+            batch[source] = self._forms.numbers(
+                source, names, batch[source], f"stream {ctx.stream_name!r}: {self._where}", rows
+            )
+        return batch
 
     def _check(self, argument: str, expected: Mapping[str, np.dtype[Any]]) -> None:
         for source, values in self._sources.items():
@@ -158,12 +210,7 @@ class _Mapped:
         self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
 
     def __getitem__(self, rows: Rows) -> _Array:
-        try:
-            is_same = identity(self._path) == self._identity
-        except OSError as error:
-            raise StreamError(f"{self._path} can no longer be read: {error.strerror}") from error
-        if not is_same:
-            raise StreamError(f"{self._path} has changed since it was mapped; a run needs the same file until it ends")
+        check_unchanged(self._path, self._identity, str(self._path), "it was mapped")
         if self._values is None:
             self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
         return np.asarray(self._values[rows])
@@ -228,6 +275,7 @@ def _read_csv(
     argument: str,
     path: Path,
     columns: Mapping[str, str | Sequence[str]] | None,
+    forms: ColumnForms,
     expected: Mapping[str, np.dtype[Any]],
 ) -> Iterator[tuple[str, _Array]]:
     """Yield the sources of a CSV file; a source with an expected dtype is read as that dtype."""
@@ -240,6 +288,7 @@ def _read_csv(
                 columns = {name: name for name in header}
             needed = dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values()))
             places = {name: _place(argument, path, header, name) for name in needed}
+            forms.check(list(needed), [named for named in columns.values() if isinstance(named, str)])
             cells: dict[str, list[str]] = {name: [] for name in needed}
             lines = array("q")
             for row in reader:
@@ -258,10 +307,14 @@ def _read_csv(
             csv.field_size_limit(limit)
     for source, named in columns.items():
         if isinstance(named, str):
-            column = _Column(argument, path, named, cells[named], lines)
-            yield source, column.numbers(expected.get(source))
+            column = _Column(argument, path, named, cells[named], lines).filled(forms.fill)
+            if named in forms.categories:
+                yield source, column.texts()
+            else:
+                is_float = isinstance(forms.fill.get(named), float)
+                yield source, column.numbers(np.dtype(np.float32) if is_float else expected.get(source))
         else:
-            parts = [_Column(argument, path, name, cells[name], lines).floats() for name in named]
+            parts = [_Column(argument, path, name, cells[name], lines).filled(forms.fill).floats() for name in named]
             yield source, np.stack(parts, axis=1)
 
 
@@ -274,6 +327,10 @@ def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
     if header.count(name) > 1:
         raise ArgumentError(argument, f"{path}: {header.count(name)} columns are named {name!r}")
     return header.index(name)
+
+
+def _fill_it(column: str) -> str:
+    return f"; fill it by `fill: {{{column}: VALUE}}`, or leave the column out by `columns`"
 
 
 class _Column(NamedTuple):
@@ -294,7 +351,21 @@ class _Column(NamedTuple):
         except ValueError:
             return self.floats()
         except OverflowError:
-            return self.wholes() if self._are_whole() else self.floats()
+            are_whole = all(re.fullmatch(r"\s*[+-]?\d+\s*", cell) for cell in self.cells)
+            return self.wholes() if are_whole else self.floats()
+
+    def filled(self, fill: Mapping[str, str | float]) -> _Column:
+        """Return the column with a value instead of its empty cells, if there is one."""
+        if self.name not in fill:
+            return self
+        value = str(fill[self.name])
+        return self._replace(cells=[cell if cell.strip() else value for cell in self.cells])
+
+    def texts(self) -> _Array:
+        """Return the cells as they are."""
+        for index in (index for index, cell in enumerate(self.cells) if not cell.strip()):
+            raise self._problem(index, f"is empty{_fill_it(self.name)}")
+        return np.array(self.cells, dtype=str)
 
     def wholes(self, because: str = "") -> _Array:
         """Return the numbers as int64; `because` is the part of the error that says why they must be whole."""
@@ -316,14 +387,6 @@ class _Column(NamedTuple):
                 raise self._problem(index, "is too large for float32")
         return rounded
 
-    def _are_whole(self) -> bool:
-        try:
-            for cell in self.cells:
-                int(cell)
-        except ValueError:
-            return False
-        return True
-
     def _parsed(self, dtype: type[Any]) -> _Array:
         if any("_" in cell for cell in self.cells):  # Python allows underscores in numbers, CSV files do not
             raise ValueError
@@ -336,9 +399,9 @@ class _Column(NamedTuple):
                 self._replace(cells=[self.cells[index]])._parsed(dtype)
             except ValueError:
                 empty = not self.cells[index].strip()
-                advice = "; replace names by numbers (0, 1, ...), or leave the column out by `columns`"
-                told = "" if index or empty else advice
-                return self._problem(index, "is empty" if empty else f"is not a {what}{told}")
+                advice = "; replace names by numbers (0, 1, ...), list the column in `categories`, or leave it out"
+                told = "" if index else f"{advice} by `columns`"
+                return self._problem(index, f"is empty{_fill_it(self.name)}" if empty else f"is not a {what}{told}")
             except OverflowError:
                 return self._problem(index, "is too large for int64")
         raise AssertionError("every cell is a number")

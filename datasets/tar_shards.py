@@ -5,21 +5,23 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any, Literal
 
 import numpy as np
 
-from emrun.base.arguments import check_choice, check_count
+from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
-from emrun.datasets._images import FORMATS, check_pillow, check_size, read_image, write_floats
-from emrun.datasets._paths import files_of, first_of, identity
+from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
+from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
 from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.stream_context import Rows, StreamContext
 
@@ -48,7 +50,7 @@ class TarShards(NamedSplits):
     Streams: `train`, and `valid` and `test` if they are given. The last extension of a field decides what its source
     is:
 
-    - `jpg`, `jpeg`, `png`: float32 in [0, 1] of shape (B, C, H, W);
+    - `jpg`, `jpeg`, `png`: float32 in [0, 1] or uint8 of shape (B, C, H, W);
     - `cls`: a whole number as text, which becomes int64 of shape (B,);
     - `npy`: one array of shape (B, ...) if all arrays of the batch have the same shape and dtype, otherwise a list;
     - `json`: a list of the decoded values; `txt`: a list of strings, from UTF-8.
@@ -72,6 +74,16 @@ class TarShards(NamedSplits):
             such examples out, and also those that are missing at the end of a truncated shard. If a whole batch may be
             bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or `ignore`.
         max_bytes: the largest file in a shard that is decoded, in bytes.
+        dtype: of images: `float32`, or `uint8` for bytes from 0 to 255, which take a quarter of the memory until the
+            device: then write `inputs: {x: {source: image, scale: 255}}` in the model.
+        crop: `random` resizes a random part of each image in training passes, whose area is 0.08 to 1 of that of the
+            image and whose ratio of width to height is 3/4 to 4/3, as torchvision's `RandomResizedCrop` does. Images of
+            one example that have the same size get the same part.
+            Evaluations, and training passes with `centre`, use the centre of the image, whose side is 0.875 of the
+            short side. `{area: [0.2, 1], ratio: [0.75, 1.33], side: 0.9}` and `{kind: centre, side: 1}` set other
+            values. Needs `size`. A JPEG is decoded at a lower resolution if the part still has 3 times the `size` then.
+        interpolation: the filter with which images are resized.
+        orient: whether to turn images upright, as the orientation in their EXIF data says.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a shard is missing, compressed, truncated or not a
@@ -80,6 +92,7 @@ class TarShards(NamedSplits):
     """
 
     fresh_batches = True
+    read_ahead = 4
 
     def __init__(
         self,
@@ -92,11 +105,15 @@ class TarShards(NamedSplits):
         batch_size: int = 32,
         on_bad_example: Literal["error", "skip"] = "error",
         max_bytes: int = 256_000_000,
+        dtype: Literal["float32", "uint8"] = "float32",
+        crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
+        interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
+        orient: bool = False,
     ) -> None:
         reader = ExampleReader(on_bad_example)
         check_count("max_bytes", max_bytes, minimum=1)
-        check_choice("mode", mode, Literal["RGB", "L"])
-        decoder = _Decoder(_checked(sources), check_size("size", size), mode, max_bytes)
+        images = Images(mode, dtype, size, crop, interpolation, orient)
+        decoder = _Decoder(_checked(sources), images, max_bytes)
 
         def part(argument: str, files: str | list[str]) -> _Shards:
             index = _Index(decoder.fields, skips=on_bad_example == "skip")
@@ -109,7 +126,7 @@ class TarShards(NamedSplits):
                 there = first_of(index.others)
                 message = f"contains no examples: the shards have {there}; sources: {listed(decoder.fields)}"
                 raise ArgumentError(argument, message)
-            return _Shards(index, decoder, reader)
+            return _Shards(index, decoder, reader, trains=argument == "train")
 
         files = {"train": train, "valid": valid, "test": test}
         parts = {name: part(name, each) for name, each in files.items() if each is not None}
@@ -263,24 +280,21 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
 class _Decoder:
     """Decodes the fields of examples into the sources of a batch."""
 
-    def __init__(
-        self, sources: dict[str, str], size: tuple[int, int] | None, mode: Literal["RGB", "L"], max_bytes: int
-    ) -> None:
+    def __init__(self, sources: dict[str, str], images: Images, max_bytes: int) -> None:
         self.sources = list(sources)
         self.fields = list(sources.values())
         self.max_bytes = max_bytes
         self._kinds = [_kind(field) for field in self.fields]
-        self._size = size
-        self._mode: Literal["RGB", "L"] = mode
+        self._images = images
 
-    def decode(self, index: int, content: bytes) -> Any:
-        """Return the value of a field."""
+    def decode(self, index: int, content: bytes, rng: np.random.Generator | None) -> Any:
+        """Return the value of a field; a random part of an image is drawn by `rng`, if given."""
         kind = self._kinds[index]
         try:
             if kind in FORMATS:
-                pixels = read_image(io.BytesIO(content), self._mode, self._size, formats=[FORMATS[kind]])
-                image = np.empty((pixels.shape[2], *pixels.shape[:2]), np.float32)
-                write_floats(pixels, image)
+                pixels = self._images.read(io.BytesIO(content), [FORMATS[kind]], rng)
+                image = np.empty((pixels.shape[2], *pixels.shape[:2]), self._images.dtype)
+                write_image(pixels, image)
                 return image
             if kind == "npy":
                 return _array(content)
@@ -306,7 +320,9 @@ class _Decoder:
         if kind in FORMATS and values and not same:
             shapes = listed(sorted({str(value.shape) for value in values}))
             raise StreamError(f"stream {ctx.stream_name!r}: {source!r} has images of shapes {shapes}; set 'size'")
-        return np.stack(values) if same else values
+        is_made = kind in FORMATS and same  # in shared memory, if this is a worker
+        out = ctx.empty((len(values), *values[0].shape), values[0].dtype) if is_made else None
+        return np.stack(values, out=out) if same else values
 
 
 def _array(content: bytes) -> np.ndarray[Any, Any]:
@@ -327,7 +343,8 @@ def _array(content: bytes) -> np.ndarray[Any, Any]:
 class _Shards:
     """The examples of one stream."""
 
-    def __init__(self, index: _Index, decoder: _Decoder, reader: ExampleReader) -> None:
+    def __init__(self, index: _Index, decoder: _Decoder, reader: ExampleReader, *, trains: bool) -> None:
+        self._trains = trains
         self._paths = index.paths
         self._identities = index.identities
         self._names = index.names
@@ -344,13 +361,18 @@ class _Shards:
         """Return the batch of these rows."""
         with ExitStack() as stack:
             opened: dict[int, IO[bytes]] = {}
+            opening = Lock()
 
-            def read_one(row: int) -> tuple[int, list[Any]]:
+            def read_one(row: int, place: int) -> tuple[int, list[Any]]:
                 shard = self._shard(row)
-                if shard not in opened:
-                    opened[shard] = stack.enter_context(self._open(shard, ctx))
+                with opening:
+                    if shard not in opened:
+                        opened[shard] = stack.enter_context(self._open(shard, ctx))
+                is_drawn = self._trains and ctx.epoch > 0  # each field gets the same numbers
                 return row, [
-                    self._decoder.decode(index, self._content(opened[shard], row, index))
+                    self._decoder.decode(
+                        index, self._content(opened[shard], row, index), ctx.rng_for(row) if is_drawn else None
+                    )
                     for index in range(len(self._decoder.fields))
                 ]
 
@@ -367,10 +389,8 @@ class _Shards:
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]
-        if identity(path) != self._identities[shard]:
-            where = f"stream {ctx.stream_name!r}: shard {str(path)!r}"
-            raise StreamError(f"{where} has changed since the dataset was built")
-        return path.open("rb")
+        check_unchanged(path, self._identities[shard], f"stream {ctx.stream_name!r}: shard {str(path)!r}")
+        return path.open("rb", buffering=0)
 
     def _content(self, file: IO[bytes], row: int, index: int) -> bytes:
         offset, length = self._places[row, index].tolist()
@@ -379,5 +399,4 @@ class _Shards:
         if length > self._decoder.max_bytes:
             limit = self._decoder.max_bytes
             raise ValueError(f"field {self._decoder.fields[index]!r} has {length} bytes, but max_bytes is {limit}")
-        file.seek(offset)
-        return file.read(length)
+        return os.pread(file.fileno(), length, offset)  # by several threads

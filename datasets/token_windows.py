@@ -21,7 +21,7 @@ from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
 from emrun.base.wording import counted
 from emrun.datasets._paths import files_of, identity
-from emrun.datasets._splits import Splits
+from emrun.datasets._splits import Part, Splits
 from emrun.storage.files import storing, written_aside
 from emrun.stream_context import Rows, StreamContext
 
@@ -112,10 +112,8 @@ class TokenWindows(Splits):
         return self._encoder.vocabulary_size
 
 
-class _Windows:
+class _Windows(Part):
     """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
-
-    blocks: Sequence[int] | None = None
 
     def __init__(self, argument: str, tokens: _Tokens | Path, length: int, window: int) -> None:
         if length <= window:

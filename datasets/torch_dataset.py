@@ -6,13 +6,22 @@ import multiprocessing
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    default_collate,
+)
 
 from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
@@ -48,8 +57,9 @@ class TorchDataset(AbstractDataset):
 
     Sources: the keys of the items if these are mappings, otherwise the fields of the items, named by `sources`. They
     are tensors with the dtypes that `collate` gives them. If the dataset, the loader or the sampler has a method
-    `set_epoch`, it is called with the number of each pass (0 for evaluations). Workers of a loader that persist have a
-    copy of the dataset and do not see this, unless the dataset keeps the number in shared memory.
+    `set_epoch`, it is called with the number of each pass (0 for evaluations), also inside of torch's `Subset`,
+    `ConcatDataset`, `StackDataset` and `ChainDataset`. Workers of a loader that persist have a copy of the dataset and
+    do not see this, unless the dataset keeps the number in shared memory.
 
     Random numbers that an item draws itself, as torchvision's transforms do, come from torch's global generator. With
     such items, a resume is exact only without `main_loop.buffer`, and never with a `DataLoader` with
@@ -88,7 +98,7 @@ class TorchDataset(AbstractDataset):
             check_names("sources", sources)
         if collate is not None and not callable(collate):
             raise ArgumentError("collate", f"{type(collate).__name__} is not a function; write {{import: NAME}}")
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _Items | _Iterable | _Loader] = {}
         for name, data in (("train", train), ("valid", valid), ("test", test)):
             if data is None and name != "train":
                 setattr(self, f"{name}_stream", None)
@@ -123,23 +133,17 @@ class TorchDataset(AbstractDataset):
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
         batches = self._parts[name].open(ctx)
-        named = _NamedWithState if isinstance(batches, _WithState) else _Named
-        return named(batches, self._sources, ctx.stream_name)
+        named = partial(_named, sources=self._sources, stream=ctx.stream_name)
+        if not isinstance(batches, _WithState):
+            return named(batches)
+        begin = batches.begin
+        batches.begin = lambda: named(begin())
+        return batches
 
 
-class _Part(Protocol):
-    """The data of one stream."""
-
-    def open(self, ctx: StreamContext) -> Iterable[Any]:
-        """Begin a pass; return its collated batches."""
-        ...
-
-    def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, or None if it is not known."""
-        ...
-
-
-def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any) -> _Part:
+def _part(
+    name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any
+) -> _Items | _Iterable | _Loader:
     is_loader = isinstance(data, DataLoader)
     is_plain = isinstance(data, Mapping | str | bytes) or hasattr(data, "__next__")
     is_iterable = not is_plain and hasattr(data, "__iter__")
@@ -153,11 +157,12 @@ def _part(name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], 
     if sampler is not None:
         raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
     if is_loader:
-        if name == "train" and data.persistent_workers and _hides_epoch(data.dataset):
+        hidden = next(filter(_hides_epoch, _with_epoch(data.dataset)), None)
+        if name == "train" and data.persistent_workers and hidden is not None:
             raise ArgumentError(
                 name,
                 "its DataLoader has persistent_workers=True, but such workers do not see what set_epoch of "
-                f"{type(data.dataset).__name__} sets, so all passes would have one order; set persistent_workers to "
+                f"{type(hidden).__name__} sets, so all passes would have one order; set persistent_workers to "
                 "False, or keep the epoch in a tensor in shared memory, torch.zeros(1).share_memory_()",
             )
         return _Loader(data)
@@ -313,11 +318,11 @@ class _WithState:
 
     def __init__(self, owner: Any, begin: Callable[[], Iterator[Any]], state: Any) -> None:
         self._owner = owner
-        self._begin = begin
+        self.begin = begin
         self._before: dict[str, Any] | None = {"state": state}
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._begin():
+        for batch in self.begin():
             self._before = None
             yield batch
 
@@ -332,46 +337,23 @@ class _WithState:
             self._owner.load_state_dict(state["state"])
 
 
-class _Named:
-    """Batches with names for their sources."""
-
-    def __init__(self, batches: Any, sources: list[str] | None, stream: str) -> None:
-        self._batches = batches
-        self._sources = sources
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._batches:
-            yield self._named(batch)
-
-    def _named(self, batch: Any) -> Batch:
+def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> Iterator[Batch]:
+    """Yield the batches with names for their sources."""
+    wrong = None
+    for batch in batches:
         is_tuple = isinstance(batch, tuple | list)
         fields = batch if is_tuple else (batch,)
         what = f"tuples of {len(fields)} fields" if is_tuple else f"of type {type(batch).__name__}"
         if isinstance(batch, Mapping):
-            if self._sources is not None:
-                raise self._error(f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`")
-            return batch
-        if self._sources is None:
-            raise self._error(f"batches are {what}; set `sources` to the names of the sources")
-        if len(fields) != len(self._sources):
-            raise self._error(f"batches are {what}, but `sources` has {len(self._sources)} names")
-        return dict(zip(self._sources, fields, strict=True))
-
-    def _error(self, message: str) -> StreamError:
-        return StreamError(f"stream {self._stream!r}: its {message}", first_batch=True)
-
-
-class _NamedWithState(_Named):
-    """Batches with names for their sources, of an object with a state."""
-
-    def state_dict(self) -> Any:
-        """Return the state after the last batch."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Any) -> None:
-        """Let the pass begin after the batch of a state."""
-        self._batches.load_state_dict(state)
+            if sources is not None:
+                wrong = f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`"
+        elif sources is None:
+            wrong = f"batches are {what}; set `sources` to the names of the sources"
+        elif len(fields) != len(sources):
+            wrong = f"batches are {what}, but `sources` has {len(sources)} names"
+        if wrong is not None:
+            raise StreamError(f"stream {stream!r}: its {wrong}", first_batch=True)
+        yield batch if sources is None else dict(zip(sources, fields, strict=True))
 
 
 def _length(data: Any) -> int | None:
@@ -381,15 +363,25 @@ def _length(data: Any) -> int | None:
         return None
 
 
-def _set_epoch(data: Any, ctx: StreamContext) -> None:
+def _with_epoch(data: Any) -> Iterator[Any]:
+    """Yield what has `set_epoch`: the data, or what torch's `Subset`, `ConcatDataset` and their like are made of."""
     if hasattr(data, "set_epoch"):
-        data.set_epoch(ctx.epoch)
+        yield data
+    elif isinstance(data, Subset):
+        yield from _with_epoch(data.dataset)
+    elif isinstance(data, ConcatDataset | ChainDataset | StackDataset):
+        parts: Any = data.datasets
+        for part in parts.values() if isinstance(parts, Mapping) else parts:
+            yield from _with_epoch(part)
+
+
+def _set_epoch(data: Any, ctx: StreamContext) -> None:
+    for each in _with_epoch(data):
+        each.set_epoch(ctx.epoch)
 
 
 def _hides_epoch(data: Any) -> bool:
-    """Return whether the copy of a dataset in a worker that persists does not see what `set_epoch` sets."""
-    if not hasattr(data, "set_epoch"):
-        return False
+    """Return whether the copy of a dataset in a worker that persists does not see what its `set_epoch` sets."""
     values: list[Any] = list(getattr(data, "__dict__", {}).values())
     tensors: list[Any] = [each for each in values if isinstance(each, torch.Tensor) and each.numel() == 1]
     return not any(each.is_shared() for each in tensors) and not any(

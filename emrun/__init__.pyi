@@ -10,7 +10,7 @@ from emrun.hook import UpdateSkipped as UpdateSkipped
 from emrun.loop.main_loop import MainLoop as MainLoop
 from emrun.model import AbstractModel as AbstractModel
 from emrun.models.torch_model import TorchModel as TorchModel
-from emrun.storage.step_columns import read_steps as read_steps
+from emrun.record.step_columns import read_steps as read_steps
 from emrun.training.build import Training as Training
 from emrun.training.create import create_dataset as create_dataset
 from emrun.training.create import create_hooks as create_hooks

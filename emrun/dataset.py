@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
 from emrun.base.errors import HookError, StreamError, reason_of
 from emrun.base.sources import is_nested, parts
+from emrun.base.tables import Table, width
 from emrun.base.types import parameters_of
 from emrun.base.wording import counted, did_you_mean, listed
 from emrun.stream_context import StreamContext
@@ -31,6 +32,8 @@ class AbstractDataset:
 
     fresh_batches = False
     """Whether each batch has arrays of its own, so that a batch that is read ahead need not be copied."""
+    read_ahead = 0
+    """How many batches a thread reads ahead if the config has neither `buffer` nor `workers`."""
 
     @property
     def num_batches(self) -> Mapping[str, int]:
@@ -45,15 +48,28 @@ class AbstractDataset:
         """
         return []
 
+    def use_classes(self, names: Mapping[str, Sequence[str]]) -> None:
+        """Number the classes as a run does: for a resume, an evaluation or a prediction, before anything is read.
+
+        For a dataset that finds its classes in the train rows, which may be others by then. Where the names stay
+        others than those of the run, the command ends with an error.
+
+        Args:
+            names: source -> the names of its classes when the run began, in the order of their numbers; of
+                `classes_names` as a list, the source is empty.
+        """
+
     def stream_info(self, max_batches: int = 100) -> str:
         """Return a table of all sources of all streams: dtype, shape without the batch axis (or `ragged`), range.
 
-        For each stream that raises an error, a line below the table describes the error.
+        For each stream that raises an error, a line below the table describes the error. The table is folded to the
+        width of standard output, if that is a terminal.
 
         Args:
             max_batches: how many batches of each stream to read.
         """
-        table, broken = describe_streams(self, max_batches)
+        rows, broken = describe_sources(self, max_batches)
+        table = Table(rows, SOURCE_COLUMNS).folded(width(sys.stdout))
         return "\n".join([table, *(line for line, _ in broken)])
 
 
@@ -61,17 +77,8 @@ SOURCE_COLUMNS = ("stream", "source", "dtype", "shape", "range")
 """What a row of `describe_sources` has; a stream without batches has a row with the source `no batches`."""
 
 
-def describe_streams(dataset: Any, max_batches: int = 100) -> tuple[str, list[tuple[str, BaseException]]]:
-    """Return a table of all sources of all streams, and a list of (line, error) of the streams that raised an error.
-
-    See `describe_sources`.
-    """
-    rows, broken = describe_sources(dataset, max_batches)
-    return tabulate(rows, headers=SOURCE_COLUMNS), broken
-
-
 def describe_sources(dataset: Any, max_batches: int = 100) -> tuple[list[list[str]], list[tuple[str, BaseException]]]:
-    """Return a row for each source of each stream, see `SOURCE_COLUMNS`, and what `describe_streams` returns of errors.
+    """Return a row for each source of each stream, see `SOURCE_COLUMNS`, and (line, error) of streams that raised one.
 
     Args:
         dataset: any object with methods `<name>_stream`.
@@ -123,6 +130,30 @@ def stream_function(dataset: Any, name: str) -> Any:
             f" (its streams: {listed(names)})"
         )
     return function
+
+
+def check_streams(names: Iterable[str], dataset: Any, extra: Iterable[str], owner: str, index: int) -> None:
+    """Check that a dataset has the streams that a hook or a model names in an argument `streams`.
+
+    Args:
+        names: the names.
+        dataset: the dataset.
+        extra: the extra streams of the main loop, which may have other names, such as `train_eval`.
+        owner: who names the streams, with a verb, for the message.
+        index: the index of the hook, or that of the model after the last hook.
+
+    Raises:
+        HookError: there is no such stream.
+    """
+    there = list(dict.fromkeys([*stream_names(dataset), *extra]))
+    for name in sorted(names):
+        if name not in there:
+            raise HookError(
+                f"{owner} stream {name!r}, which the dataset does not have{did_you_mean(name, there)} "
+                f"(its streams: {listed(there)})",
+                index,
+                (name, "streams"),
+            )
 
 
 def stream_lengths(dataset: Any) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from emrun.model import AbstractModel
 
 _MOST = 40  # statistics in a message; of more, such as those of each class, it has only the variables
 
-_MOST_CLASSES = 4  # that a table and the log have each by itself
+MOST_CLASSES = 4
+"""How many classes a table, the log and a page have each by itself."""
 
 RUNNING = ("mean", "sum", "min", "max", "std", "var", "count", "nancount", "nanfraction")
 """The aggregations that are computed from a few running totals."""
@@ -81,18 +83,30 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if streams is None and not is_variable:
                 continue
             whole = address, address.removesuffix("/mean")
-            if not is_variable and stream not in (streams or ()):
+            if not is_variable and streams is not None and stream not in streams:
                 why = (
                     f"but stream {stream!r} is not run{did_you_mean(stream, streams or ())} (the main loop runs "
                     f"{listed(streams or ())}); add it to main_loop.extra_streams"
                 )
+                code = "config.unknown-stream"
+                fix = f"override main_loop.extra_streams=[{stream}]" * (len(streams) == 1)  # others may have keys
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
-                raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream))
+                    code, fix = "config.unknown-statistic", f"set {streams[-1]}/{address}"
+                raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream), code, fix)
             if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
                 continue  # the loop writes it
             is_meant = _is_of_variable if is_variable else _is_statistic
             writers = [i for i, names in enumerate(writes) if any(is_meant(name, statistic) for name in names)]
+            others = [] if is_variable else [_only_in(hooks[i], statistic, stream) for i in writers]
+            if others and all(others):
+                raise HookError(
+                    f"{type(hook).__name__} monitors {address}, but {statistic!r} is only written for "
+                    f"{listed(sorted({name for names in others for name in names}))} (see `streams` of what writes it)",
+                    index,
+                    whole,
+                    "config.unknown-statistic",
+                )
             if any(isinstance(hooks[i], AbstractModel) for i in writers):
                 continue  # `stream_values` of the model come before what hooks write
             if not writers:
@@ -107,6 +121,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"or declare `writes = [{statistic!r}]` in the hook of yours that writes it",
                     index,
                     (*whole, statistic.partition("/")[0]),
+                    "config.unknown-statistic",
                 )
             if writers[0] > index:
                 writer = type(hooks[writers[0]]).__name__
@@ -114,6 +129,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"{type(hook).__name__} monitors {address}, which {writer} writes later; move this hook after "
                     f"{writer}",
                     index,
+                    code="config.hook-order",
+                    fix="move",
                 )
 
 
@@ -151,6 +168,14 @@ def _monitored(hook: Any, written: Sequence[str]) -> dict[str, bool]:
 def _is_of_variable(name: str, variable: str) -> bool:
     """Return whether a written name, `variable` or `variable/aggregation`, belongs to a variable."""
     return name.startswith(f"{variable}/") or (name == variable and "/" not in variable)
+
+
+def _only_in(hook: Any, statistic: str, stream: str) -> Sequence[str]:
+    """Return the streams for which a hook, or the model, writes a statistic, if that is not one of them; else ()."""
+    for variable, streams in getattr(hook, "only_in", {}).items():
+        if _is_statistic(variable, statistic) and stream not in streams:
+            return tuple(streams)
+    return ()
 
 
 def _is_statistic(name: str, statistic: str) -> bool:
@@ -200,7 +225,7 @@ def brief_statistics(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in variables.items():
         parts = value if isinstance(value, Mapping) else {}
         numbers = [(each, key) for key, each in parts.items() if key != "mean" and isinstance(each, int | float)]
-        if len(numbers) <= _MOST_CLASSES or any(key in (*RUNNING, "median") for _, key in numbers):
+        if len(numbers) <= MOST_CLASSES or any(key in (*RUNNING, "median") for _, key in numbers):
             yield from statistics({name: value})
             continue
         yield from ((name, each) for key, each in parts.items() if key == "mean")
@@ -252,3 +277,17 @@ def number_at(epoch_data: EpochData, address: str, owner: str) -> float | None:
     shape = getattr(value, "shape", None)
     shown = repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
     raise HookError(f"{owner} monitors {address}, which is not a number: {shown}")
+
+
+def numbers(value: Any) -> Any:
+    """Return numbers in types that JSON has: NaN and infinity as strings; values that are not numbers are left out."""
+    if isinstance(value, Mapping):
+        entries = {str(key): numbers(entry) for key, entry in value.items()}
+        return {key: entry for key, entry in entries.items() if entry is not None}
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor or an array with one number
+        value = value.item()
+    if isinstance(value, bool | int):
+        return int(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else json.dumps(value)
+    return None

@@ -31,14 +31,17 @@ import inspect
 import types
 import typing
 from collections import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
+from emrun.base.errors import HookError
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.model import AbstractModel
 from emrun.same_hooks import Arguments, noted
-from emrun.shown import Shown
+from emrun.shown import Shown, Text
 
 
 class TrainingTerminated(Exception):
@@ -65,6 +68,7 @@ class TrainingAborted(Exception):
     """Raised by a hook to end the training as failed, with exit status 3 and without a traceback."""
 
     exit_status = 3
+    code = "guard"
 
     def __init__(self, reason: str = "a hook aborted the training") -> None:
         self.reason = reason
@@ -90,117 +94,145 @@ class UpdateSkipped(Exception):
         super().__init__(reason)
 
 
-class Loop(Protocol):
-    """What hooks and models may use of the main loop they are registered in; `emrun.MainLoop` implements it."""
+class Loop:
+    """What hooks and models may ask of the main loop they are registered in: an `emrun.MainLoop`, which writes this.
 
-    @property
-    def model(self) -> AbstractModel:
-        """The model."""
+    A hook reads the attributes and calls the functions; only the loop sets them.
+    """
 
-    @property
-    def dataset(self) -> Any:
-        """The dataset."""
+    model: AbstractModel
+    """The model."""
+    dataset: Any
+    """The dataset."""
+    hooks: Sequence[AbstractHook] = ()
+    """The hooks, in the order in which they are called."""
+    train_stream_name: str = "train"
+    """The name of the stream that the model is trained on."""
+    seed: int = 0
+    """The seed of the run, for random numbers of your own; see `emrun.base.randomness.derived_seed`."""
+    has_run: bool = False
+    """Whether there is a run directory for checkpoints and metrics."""
+    training: bool = False
+    """Whether the model is trained on the current batches, rather than evaluated."""
+    evaluating: bool = False
+    """Whether the loop only evaluates, as in `emrun eval`."""
+    at_end: bool = False
+    """Whether the extra streams are evaluated once more, because a limit has ended the training since.
 
-    @property
-    def hooks(self) -> Sequence[AbstractHook]:
-        """The hooks, in the order in which they are called."""
+    Hooks that count epochs or evaluations leave this one out: a longer run does not have it.
+    """
+    training_epochs_done: int = 0
+    """Number of complete training epochs."""
+    iterations_done: int = 0
+    """Number of batches that the model was trained on; the current batch counts from `after_batch` on."""
+    updates_done: int = 0
+    """Number of updates of the weights. With `accumulate`, an update has several batches; it counts if skipped."""
+    stream_name: str | None = None
+    """The name of the current stream; None between streams."""
+    batch_length: int = 0
+    """Number of examples in the current batch."""
+    epoch_began: float = 0.0
+    """When the current epoch began in this process, in seconds of `time.perf_counter`."""
+    outcome: Any = None
+    """How the run ended, in `on_error` and `after_training`: `status` is `finished`, `interrupted` or `failed`, and
+    `reason` says why in one line. None before."""
+    capsule: Path | None = None
+    """The directory with the batch that made the training fail; None if there is none."""
+    rows: Any
+    """The rows that the run records, an `emrun.record.record.Record`: sinks are made from them."""
+    shown: dict[str, Shown]
+    """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
+    run: Any = None
+    streams: Any
+    time: Any
+    _length: Any  # this and what follows are parts of the loop
+    _steps: Any
+    _endings: Any
 
-    @property
-    def train_stream_name(self) -> str:
-        """The name of the stream that the model is trained on."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        """Return the loop itself: a copy of a model or of a hook belongs to the same loop."""
+        return self
 
     @property
     def extra_streams(self) -> list[str]:
         """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
+        return list(self.streams.extra)
 
     @property
     def fixed_epoch_size(self) -> int | None:
         """Number of batches of the train stream in an epoch; None for a whole pass."""
+        return self.streams.fixed_epoch_size  # type: ignore[no-any-return]
 
     @property
     def reading_ahead(self) -> Mapping[str, int]:
         """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
+        return {"buffer": self.streams.reading.buffer or 0, "workers": self.streams.reading.workers}
 
     @property
     def stream_sizes(self) -> Mapping[str, int]:
         """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
+        return self.streams.sizes  # type: ignore[no-any-return]
 
     @property
-    def training(self) -> bool:
-        """Whether the model is trained on the current batches, rather than evaluated."""
-
-    @property
-    def evaluating(self) -> bool:
-        """Whether the loop only evaluates, as in `emrun eval`."""
-
-    @property
-    def at_end(self) -> bool:
-        """Whether the extra streams are evaluated once more, because a limit has ended the training since.
-
-        Hooks that count epochs or evaluations leave this one out: a longer run does not have it.
-        """
-        ...
-
-    @property
-    def training_epochs_done(self) -> int:
-        """Number of complete training epochs."""
-
-    @property
-    def iterations_done(self) -> int:
-        """Number of batches that the model was trained on; the current batch counts from `after_batch` on."""
-
-    @property
-    def updates_done(self) -> int:
-        """Number of updates of the weights. With `accumulate`, an update has several batches; it counts if skipped."""
-
-    @property
-    def stream_name(self) -> str | None:
-        """The name of the current stream; None between streams."""
-
-    @property
-    def batch_length(self) -> int:
-        """Number of examples in the current batch."""
+    def training_seconds(self) -> float:
+        """The seconds in which this process has trained: without start and compilation, evaluations and checkpoints."""
+        return self.time.seconds  # type: ignore[no-any-return]
 
     @property
     def epoch_seconds(self) -> float:
         """Seconds since the current epoch began in this process, evaluations included."""
+        return perf_counter() - self.epoch_began
 
     @property
     def limits(self) -> Mapping[str, int]:
         """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
+        return self._length.limits  # type: ignore[no-any-return]
 
     @property
     def horizon(self) -> Horizon:
         """How many updates the run will make, as far as this is known."""
+        return self._length.horizon  # type: ignore[no-any-return]
 
     @property
     def passes_done(self) -> int:
         """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
-
-    @property
-    def outcome(self) -> Any:
-        """How the run ended, in `on_error` and `after_training`: `status` is `finished`, `interrupted` or `failed`, and
-        `reason` says why in one line. None before."""
-
-    @property
-    def has_run(self) -> bool:
-        """Whether there is a run directory for checkpoints and metrics."""
+        return self._length.passes_done  # type: ignore[no-any-return]
 
     @property
     def metrics(self) -> Sequence[Mapping[str, Any]]:
         """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
+        return self.rows.epochs  # type: ignore[no-any-return]
 
     @property
-    def records_steps(self) -> bool:
-        """Whether there is a step record: a run directory, and `main_loop.record_steps` is not 0."""
+    def recorded(self) -> Mapping[str, Any]:
+        """What hooks have recorded for the current iteration: name -> a number, or a tensor on its device.
 
-    @property
-    def last_step(self) -> tuple[int, Mapping[str, float]] | None:
-        """The last iteration in the step record, and its values: `loss`, `learning_rate`, ..., what hooks recorded.
-
-        In `after_batch`, this is the iteration before the current one; in `after_stream`, the last one of the stream.
-        This waits for the device. None if there is none, e.g. after a resume.
+        An iteration that neither `steps.jsonl` nor a hook with `every` records has nothing.
         """
+        return {**self.rows.intervals.recorded, **self._steps.given}
+
+    listens: Callable[[str], bool]
+    """Returns whether any hook or the model listens to an event."""
+    notify: Callable[..., None]
+    """Calls an event of all hooks that listen to it, then of the model: `notify("before_update", model=..., ...)`.
+
+    A model calls this for `before_update` and `after_update`. It raises `TrainingTerminated` if at least one hook ended
+    the training, and `UpdateSkipped` if at least one hook skips the update; all hooks have got the event then.
+    """
+    check_outputs: Callable[[Mapping[str, Any]], None]
+    """Checks the outputs for the first batch of a stream; a model calls this before its first update. It raises a
+    `StreamError` if an output has the name of a source, or a hook reads a variable that is neither of the two."""
+    wait_for_checkpoints: Callable[[], None]
+    """Waits until the checkpoints requested before this event are on disk, for a hook that reads or copies them. It
+    raises a `StorageError` if one that was requested with `on_failure="error"` could not be saved."""
+    evaluation_pass: Callable[[str], Iterator[Batch]]
+    """Yields the batches of a pass of a stream, which the model does not run on.
+
+    They are those of an evaluation of the stream, the same ones each time, after the `before_batch` of the hooks; of
+    the train stream, at most `fixed_epoch_size`. The stream function must return a new iterator for each call. The
+    training does not change: its position in the stream stays, and the random states are restored at the end. Until
+    then, random numbers are those of an evaluation. A signal ends the run in between, by a `TrainingTerminated`.
+    """
 
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
@@ -217,16 +249,21 @@ class Loop(Protocol):
             HookError: this is called outside of the batches of a stream, the value is not a number, or the loop itself
                 records something under the name.
         """
-
-    @property
-    def shown(self) -> Mapping[str, Shown]:
-        """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
+        if self.training and self.stream_name is not None:
+            self._steps.add(name, value)
+            self.rows.intervals.note(name, value)
+        elif self.stream_name is None and not self.evaluating:
+            raise HookError(
+                f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
+                "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
+            )
 
     def show(self, name: str, value: Shown) -> None:
         """Show a picture, a text or a histogram in the trackers that the config lists, e.g. `WriteTensorBoard`.
 
-        To be called in `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown before the end
-        of the train stream is lost if the run is interrupted in between.
+        Pictures and texts are kept without a tracker, too; the newest of each name are on the page of the run. To be
+        called in `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown before the end of the
+        train stream is lost if the run is interrupted in between.
 
         Args:
             name: the name, such as `valid/confusion`.
@@ -235,6 +272,11 @@ class Loop(Protocol):
         Raises:
             TypeError: the value is something else.
         """
+        if not isinstance(value, Shown):
+            raise TypeError(f"show({name!r}, ...): {value!r} is not a Picture, a Text or a Histogram of emrun.shown")
+        if isinstance(value, Text) and self.run is not None:
+            value = replace(value, text=self.run.censor(value.text))
+        self.shown[name] = value
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint.
@@ -252,45 +294,7 @@ class Loop(Protocol):
         Raises:
             HookError: the loop has no run directory.
         """
-
-    def wait_for_checkpoints(self) -> None:
-        """Wait until the checkpoints requested before this event are on disk, for a hook that reads or copies them.
-
-        Raises:
-            StorageError: a checkpoint that was requested with `on_failure="error"` could not be saved.
-        """
-
-    def evaluation_pass(self, name: str) -> Iterator[Batch]:
-        """Yield the batches of a pass of a stream, which the model does not run on.
-
-        They are those of an evaluation of the stream, the same ones each time, after the `before_batch` of the hooks;
-        of the train stream, at most `fixed_epoch_size`. The stream function must return a new iterator for each call.
-        The training does not change: its position in the stream stays, and the random states are restored at the end.
-        Until then, random numbers are those of an evaluation.
-
-        Raises:
-            TrainingTerminated: a signal ends the run.
-        """
-
-    def listens(self, event: str) -> bool:
-        """Return whether any hook or the model listens to an event."""
-
-    def notify(self, event: str, **arguments: Any) -> None:
-        """Call an event of all hooks that listen to it, then of the model.
-
-        A model calls this for `before_update` and `after_update`.
-
-        Raises:
-            TrainingTerminated: at least one hook ended the training. All hooks have got the event.
-            UpdateSkipped: at least one hook skips the update, in `before_update`. All hooks have got the event.
-        """
-
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream. A model calls this before its first update.
-
-        Raises:
-            StreamError: an output has the name of a source, or a hook reads a variable that is neither of the two.
-        """
+        self._endings.ask(name, on_failure, instead_of)
 
 
 class _NotesNames:
@@ -355,6 +359,9 @@ class AbstractHook(_NotesNames):
     """What this hook adds to the epoch data: `variable` or `variable/aggregation`. Each hook that adds something must
     declare it."""
 
+    only_in: Mapping[str, Sequence[str]] = {}
+    """Variable of `writes` -> the streams whose data get the variable, if not all do."""
+
     monitors: Sequence[str] = ()
     """What this hook reads from the epoch data: `variable` (in any stream), `stream/variable` or
     `stream/variable/aggregation`. An earlier hook must write it."""
@@ -365,7 +372,13 @@ class AbstractHook(_NotesNames):
     declare are not checked."""
 
     limits: Mapping[str, int] = {}
-    """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`."""
+    """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`. The loop
+    compares them and ends the training; schedules of learning rates depend on them."""
+
+    progress: Callable[[], float] | None = None
+    """Returns the share of a budget of time that is used, from 0 to 1, if this hook ends the training when it is used
+    up: schedules of learning rates go by this share. It must be the same on several ranks, as `Loop.training_seconds`
+    is."""
 
     every_rank: bool = False
     """Whether the hook runs on every rank, on the share of its rank in each batch. Hooks that listen to `before_batch`
@@ -488,7 +501,11 @@ class AbstractHook(_NotesNames):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint must hold, as plain types and tensors, without constructor arguments."""
+        """Return the state that a checkpoint must hold, without constructor arguments.
+
+        Plain types, tensors, arrays of numbers, `numpy.random.Generator` and `torch.Generator`, also in mappings, lists
+        and tuples; `load_state_dict` gets the same.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

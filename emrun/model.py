@@ -27,6 +27,9 @@ class AbstractModel(ABC):
     writes: Sequence[str] = ()
     """Names of the statistics that `stream_values` returns."""
 
+    only_in: Mapping[str, Sequence[str]] = {}
+    """Metric -> the streams in which there is one, for those of `metric_names` and `writes` that not all have."""
+
     has_updated: bool | None = None
     """Whether the last `run` with `train=True` changed the weights; None if that is not known."""
 

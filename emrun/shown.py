@@ -1,9 +1,9 @@
-"""What hooks show beside numbers: pictures, texts and histograms, which hooks such as `WriteTensorBoard` write."""
+"""What hooks show beside numbers: pictures, texts and histograms, for the page of the run and for trackers."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,9 +16,11 @@ class Picture:
 
     Args:
         png: the bytes of a PNG file.
+        has_file: whether the run directory already has a file of the picture; then it is not stored a second time.
     """
 
     png: bytes
+    has_file: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.png, bytes) or not self.png.startswith(b"\x89PNG\r\n\x1a\n") or len(self.png) < 24:
@@ -61,5 +63,33 @@ class Histogram:
         flat = np.asarray(values, dtype=np.float64).ravel()
         return flat[np.isfinite(flat)]
 
+    def counts(self, bins: int = 64) -> Counts | None:
+        """Return how many values are in each of some bins of equal width; None if no value is finite."""
+        import numpy as np
+
+        values = self.finite()
+        if not values.size:
+            return None
+        counts, edges = np.histogram(values, bins=bins)
+        return Counts(edges.tolist(), counts.tolist(), float(values.sum()), float(values @ values))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A histogram, as sinks get it.
+
+    Args:
+        edges: the edges of the bins, one more than there are bins.
+        counts: the number of values in each bin.
+        total: the sum of the values.
+        squares: the sum of their squares.
+    """
+
+    edges: list[float]
+    counts: list[int]
+    total: float
+    squares: float
+
 
 Shown = Picture | Text | Histogram
+Written = Picture | Text | Counts

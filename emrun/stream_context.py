@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,9 @@ class StreamContext:
         workers: the number of worker processes; 0 if the pass is read in the process of the loop.
         ranks: the ranks of the run; `batches` yields only the rows of this one.
     """
+
+    allocate: Callable[..., np.ndarray[Any, Any]] = np.empty
+    """Makes the arrays of `empty`; worker processes set another function."""
 
     def __init__(
         self,
@@ -85,9 +88,16 @@ class StreamContext:
         if self._torch_generator is None:
             import torch
 
-            self._torch_generator = torch.Generator()
-            self._torch_generator.manual_seed(self._place_seed() % 2**63)
+            self._torch_generator = torch.Generator().manual_seed(self._place_seed() % 2**63)
         return self._torch_generator
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+        """Return a new array, without values, for a batch; in a worker process, it lies in shared memory.
+
+        The loop gets the array itself when it is yielded, not a copy. So the array can then no longer be written to.
+        Views of the array, and an array that is yielded again, are copied.
+        """
+        return StreamContext.allocate(shape, dtype)
 
     def rng_for(self, index: int) -> np.random.Generator:
         """Return a NumPy generator for the example `index` of the data; it does not depend on the example's batch."""
@@ -195,6 +205,7 @@ class StreamContext:
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
             yield self._shared(batch) if self.ranks.several and isinstance(batch, Mapping) else batch
+            del batch  # not kept while the stream makes the next one
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:

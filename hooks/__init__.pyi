@@ -18,6 +18,7 @@ from emrun.hooks.save_latest import SaveLatest as SaveLatest
 from emrun.hooks.average_weights import AverageWeights as AverageWeights
 from emrun.hooks.clip_gradients import ClipGradients as ClipGradients
 from emrun.hooks.freeze import Freeze as Freeze
+from emrun.hooks.mixup import Mixup as Mixup
 from emrun.hooks.set_over_time import SetOverTime as SetOverTime
 from emrun.hooks.skip_spike import SkipSpike as SkipSpike
 
@@ -51,4 +52,4 @@ from emrun.hooks.write_tensorboard import WriteTensorBoard as WriteTensorBoard
 from emrun.hooks.write_trackio import WriteTrackio as WriteTrackio
 from emrun.hooks.write_wandb import WriteWandb as WriteWandb
 
-from emrun.hooks._tracker import AbstractTracker as AbstractTracker
+from emrun.record.trackers import AbstractTracker as AbstractTracker

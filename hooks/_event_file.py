@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import struct
+import hashlib
+import io
 import time
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import HookError, MissingExtra
-from emrun.shown import Histogram, Picture, Shown
-from emrun.storage.files import make_directory, storing, write_atomically
-
-_LOG = logging.getLogger(__name__)
+from emrun.base.errors import HookError
+from emrun.shown import Counts, Picture, Written
+from emrun.storage.files import check_guards, make_directory, storing, write_atomically
 
 _PREFIX, _SUFFIX = "events.out.tfevents.", ".emrun"
-_HEAD = struct.Struct("<QI")  # the length of a record and its checksum; another checksum follows the record
-_TAIL = 4
-
-
-def check_tensorboard(what: str) -> None:
-    """Raise `MissingExtra` unless tensorboard is installed.
-
-    Args:
-        what: the class that needs it.
-    """
-    try:
-        import tensorboard.summary.writer.record_writer  # noqa: F401 - takes a second, and most runs do not need it
-    except ImportError as error:
-        raise MissingExtra(what, "tensorboard", "tensorboard") from error
 
 
 class EventFile:
@@ -46,15 +30,17 @@ class EventFile:
         self._path: Path | None = None
         self.length = 0
         """The number of bytes."""
+        self._digest = hashlib.sha256()
 
-    def begin(self, length: int) -> bool:
-        """Begin with the records that the file had at a checkpoint.
+    def begin(self, length: int, digest: str | None) -> bool:
+        """Begin with the records that the file had at some time.
 
         Args:
             length: the number of bytes that the file had; 0 for a new file.
+            digest: the SHA-256 of these bytes; None if it does not matter.
 
         Returns:
-            Whether the file had all of them; if not, the complete records are kept.
+            Whether the file had them; if not, nothing is changed.
 
         Raises:
             HookError: the directory has an event file that is not emrun's.
@@ -69,28 +55,39 @@ class EventFile:
                     f"WriteTensorBoard: {foreign[0]} was not written by this hook; move it to another directory"
                 )
             content = max((path.read_bytes() for path in there), key=len, default=b"")
-            kept = content[:length] if len(content) >= length else _complete(content)
+            kept = content[:length]
+            self._digest = hashlib.sha256(kept)
+            if len(kept) < length or digest not in (None, self.digest):
+                return False
+            self.length = len(kept)
+            if kept and len(there) == 1 and len(content) == length:
+                self._path = there[0]
+                return True
             number = max((int(path.name.split(".")[3]) for path in there), default=int(time.time()) - 1) + 1
             self._path = self.directory / f"{_PREFIX}{number:010d}{_SUFFIX}"
             write_atomically(self._path, kept)
             for path in there:
                 path.unlink()
-        self.length = len(kept)
         if not kept:
             self._append({"file_version": "brain.Event:2", "wall_time": time.time()})
-        return len(content) >= length
+        return True
 
-    def add(self, step: int, *summaries: Any) -> None:
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file."""
+        return self._digest.hexdigest()
+
+    def add(self, step: int, now: float, *summaries: Any) -> None:
         """Append summaries of `torch.utils.tensorboard.summary`.
 
         Args:
             step: where they are on the x axis.
+            now: the time, in seconds since 1970.
             summaries: the summaries.
 
         Raises:
             StorageError: the file cannot be written.
         """
-        now = time.time()
         self._append(*({"step": step, "wall_time": now, "summary": each} for each in summaries))
 
     def _append(self, *events: dict[str, Any]) -> None:
@@ -98,18 +95,21 @@ class EventFile:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         assert self._path is not None
+        buffer = io.BytesIO()
+        writer = RecordWriter(buffer)
+        for each in events:
+            writer.write(Event(**each).SerializeToString())
+        check_guards(self._path)
         with storing(self._path, "write"), self._path.open("r+b") as file:
             file.truncate(self.length)  # what a failed write has left
             file.seek(self.length)
-            writer = RecordWriter(file)
-            for each in events:
-                writer.write(Event(**each).SerializeToString())
-            file.flush()
-            self.length = file.tell()
+            file.write(buffer.getvalue())
+        self._digest.update(buffer.getvalue())
+        self.length += len(buffer.getvalue())
 
 
-def summary_of(name: str, shown: Shown) -> Any:
-    """Return the summary of something that a hook shows; None for a histogram without a finite value."""
+def summary_of(name: str, shown: Written) -> Any:
+    """Return the summary of something that a hook shows."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import summary
 
@@ -117,18 +117,7 @@ def summary_of(name: str, shown: Shown) -> Any:
         width, height = shown.size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
         return Summary(value=[Summary.Value(tag=name, image=image)])
-    if isinstance(shown, Histogram):
-        values = shown.finite()
-        return summary.histogram(name, values, bins="auto", max_bins=64) if values.size else None
+    if isinstance(shown, Counts):
+        ends = shown.edges[0], shown.edges[-1], sum(shown.counts), shown.total, shown.squares
+        return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts)
     return summary.text(name, shown.text)
-
-
-def _complete(content: bytes) -> bytes:
-    """Return the complete records at the beginning of a file."""
-    end = 0
-    while end + _HEAD.size <= len(content):
-        following = end + _HEAD.size + _HEAD.unpack_from(content, end)[0] + _TAIL
-        if following > len(content):
-            break
-        end = following
-    return content[:end]

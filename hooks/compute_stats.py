@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, VariableName
-from emrun.base.wording import did_you_mean
+from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import RUNNING
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._parts.running_stats import RunningStats
+from emrun.hooks._parts.streams import Streams
+from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
 
 ByVariable = Mapping[VariableName, str | Sequence[str]]
 """Variable -> its aggregation, or a list of its aggregations."""
+MissingVariable = Literal["error", "skip"]
 
 
 class ComputeStats(AbstractHook):
@@ -45,40 +48,71 @@ class ComputeStats(AbstractHook):
     `example_weight` of shape (B,), the weights apply to `mean`, `std` and `var`; a scalar of a batch whose weights are
     all 0 counts only for `count`. If no batch has weight, the mean is NaN.
 
+    Streams may have different variables: list the hook several times, with `streams`. A variable that only some batches
+    have, such as the loss of a task, is one of `on_missing_variable: skip`; a stream of which no batch has it has no
+    statistic of it, and a warning says so:
+
+        - ComputeStats: {variables: [loss]}
+        - ComputeStats: {variables: [overlap], streams: [valid], on_missing_variable: skip}
+
     Args:
         variables: a list of names and mappings `{name: [aggregation, ...]}`; a name alone means the mean. A single
             mapping for all variables is allowed too: `{loss: [mean, std], accuracy: mean}`. None for the loss and the
             metrics of the model (`AbstractModel.metric_names`).
+        streams: the streams whose statistics are computed; by default all. A metric of the model that has `streams` of
+            its own is left out elsewhere.
+        on_missing_variable: what to do if a batch does not have a variable: `error`, or `skip` to compute the
+            statistics over the batches that have it.
 
     Raises:
-        ArgumentError: `variables` has another form, or an aggregation is unknown.
+        ArgumentError: `variables` has another form, an aggregation is unknown, or `streams` is not a list of names.
         HookError: a batch does not have one of `variables`, it is not a number, or its length differs from that of the
-            batch.
+            batch; or the dataset does not have one of `streams`.
     """
 
     every_rank = True
 
-    def __init__(self, variables: Sequence[VariableName | ByVariable] | ByVariable | None = None) -> None:
+    def __init__(
+        self,
+        variables: Sequence[VariableName | ByVariable] | ByVariable | None = None,
+        streams: Sequence[str] | None = None,
+        on_missing_variable: MissingVariable = "error",
+    ) -> None:
         super().__init__()
+        check_choice("on_missing_variable", on_missing_variable, MissingVariable)
         self._asks_model = variables is None
+        self._streams = Streams(streams)
+        self._skips = on_missing_variable == "skip"
+        self._there: dict[str, list[str]] = {}  # stream -> the variables of its first batch
         self._stats: dict[str, dict[str, RunningStats]] = {}
         self._left_out: set[tuple[str, str]] = set()  # streams and variables of which the log has told
         self._set(_read(["loss"] if variables is None else variables))
 
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
-        self.reads = () if self._asks_model else tuple(self._aggregations)
+        of_model = self.main_loop.model.only_in if hasattr(self, "main_loop") else {}
+        both = {name: [self._streams.names, of_model.get(name)] for name in aggregations}
+        limits = {name: [set(each) for each in found if each is not None] for name, found in both.items()}
+        self.only_in = {name: sorted(set.intersection(*each)) for name, each in limits.items() if each}
+        needed = [name for name in aggregations if name not in self.only_in]
+        self.reads = () if self._asks_model else None if self._skips or self._streams.names else tuple(needed)
+        self._named_by_arguments = tuple(each for each in self._named_by_arguments if each[1] in (self.reads or ()))
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Take the names of the metrics from the model, if no variables are given.
+        """Take the names of the metrics from the model, if no variables are given; check the streams.
 
         Raises:
-            HookError: another statistic than the mean is wanted of a metric of whole streams.
+            HookError: another statistic than the mean is wanted of a metric of whole streams; or none of the streams
+                has a metric.
         """
         super().register_mainloop(main_loop)
-        if self._asks_model:
-            self._set(_read(["loss", *main_loop.model.metric_names]))
+        self._streams.check(self, main_loop)
+        self._set(_read(["loss", *main_loop.model.metric_names]) if self._asks_model else self._aggregations)
+        nowhere = next((name for name, streams in self.only_in.items() if not streams), None)
+        if nowhere is not None and not self._asks_model:
+            streams = listed(list(main_loop.model.only_in[nowhere]))
+            raise self._error(f"ComputeStats: the model has {nowhere!r} only in {streams} (model.metrics)", nowhere)
         for name in main_loop.model.writes:
             self._leave_to_model(name)
 
@@ -86,13 +120,18 @@ class ComputeStats(AbstractHook):
         """Do not compute a statistic of whole streams, which the model writes and no batch has."""
         others = [each for each in self._aggregations.get(name, ()) if each != "mean"]
         if others:
-            raise HookError(
+            raise self._error(
                 f"ComputeStats: {name!r} is a metric of the whole stream, one number, so it has no {others[0]!r}; "
-                "write its name alone, or remove it: the model writes it anyway",
-                [each is self for each in self.main_loop.hooks].index(True),
+                "write its name alone, or remove it: the model writes it anyway"
             )
         self._set({each: names for each, names in self._aggregations.items() if each != name})
-        self._named_by_arguments = tuple(each for each in self._named_by_arguments if each[1] != name)
+
+    def _error(self, message: str, *about: str) -> HookError:
+        return HookError(message, [each is self for each in self.main_loop.hooks].index(True), about)
+
+    def _of(self, stream: str) -> dict[str, list[str]]:
+        """Return variable -> aggregations of a stream."""
+        return {name: each for name, each in self._aggregations.items() if stream in self.only_in.get(name, (stream,))}
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch."""
@@ -102,8 +141,10 @@ class ComputeStats(AbstractHook):
         """Add the values of a batch to the statistics of its stream."""
         stats = self._stats.get(stream_name)
         if stats is None:
-            stats = {name: RunningStats(each) for name, each in self._aggregations.items()}
-            self._stats[stream_name] = stats
+            stats = self._stats[stream_name] = {
+                name: RunningStats(each) for name, each in self._of(stream_name).items()
+            }
+            self._there[stream_name] = list(batch_data)
         weights = batch_data.get("example_weight")
         length = self.main_loop.batch_length
         name, items = "", iter(tuple(stats.items()))
@@ -113,8 +154,9 @@ class ComputeStats(AbstractHook):
                     running.add(batch_data[name], length, weights)
                 return
             except (KeyError, TypeError, ValueError) as error:
-                self._leave_out(stream_name, name, error)
-                del stats[name]
+                if not (self._skips and isinstance(error, KeyError)):
+                    self._leave_out(stream_name, name, error)
+                    del stats[name]
 
     def _leave_out(self, stream: str, name: str, error: Exception) -> None:
         """Log, once, that a stream has no statistic of a variable.
@@ -134,12 +176,21 @@ class ComputeStats(AbstractHook):
         """Add the statistics to the data of the epoch."""
         for stream, stats in self._stats.items():
             for name, running in stats.items():
-                epoch_data.setdefault(stream, {})[name] = running.result()
+                if running.count or not self._skips:
+                    epoch_data.setdefault(stream, {})[name] = running.result()
+                elif name not in epoch_data.get(stream, {}) and (stream, name) not in self._left_out:
+                    self._left_out.add((stream, name))
+                    there = self._there.get(stream, [])
+                    _LOG.warning(
+                        "ComputeStats: no batch of stream %r has a variable %r%s; there is no statistic of it (the "
+                        "first batch has %s)",
+                        *(stream, name, did_you_mean(name, there), listed(there)),
+                    )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the epoch so far."""
         return {
-            "aggregations": self._aggregations,
+            "aggregations": {stream: self._of(stream) for stream in self._stats},
             "stats": {
                 stream: {name: running.state_dict() for name, running in stats.items()}
                 for stream, stats in self._stats.items()
@@ -151,7 +202,7 @@ class ComputeStats(AbstractHook):
         for state in states:
             for stream, saved in state["stats"].items():
                 stats = self._stats.setdefault(
-                    stream, {name: RunningStats(each) for name, each in self._aggregations.items()}
+                    stream, {name: RunningStats(each) for name, each in self._of(stream).items()}
                 )
                 for name, running in stats.items():
                     if name in saved:
@@ -160,12 +211,11 @@ class ComputeStats(AbstractHook):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
         self._stats = {}
-        if state["aggregations"] != self._aggregations:
-            if state["stats"]:
-                _LOG.warning(
-                    "ComputeStats: the variables are not those of the checkpoint; the statistics of this epoch cover "
-                    "only the batches after the checkpoint"
-                )
+        if any(self._of(stream) != each for stream, each in state["aggregations"].items()):
+            _LOG.warning(
+                "ComputeStats: the variables are not those of the checkpoint; the statistics of this epoch cover only "
+                "the batches after the checkpoint"
+            )
             return
         for stream, saved in state["stats"].items():
             self._stats[stream] = {name: RunningStats(self._aggregations[name]) for name in saved}

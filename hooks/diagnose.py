@@ -71,6 +71,11 @@ class Diagnose(AbstractHook):
         if model is not None:
             module_of("Diagnose", model)
 
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The verdicts that this process has given: `update`, `verdict`, `layers`, and what usually `helps`."""
+        return self._verdicts.given
+
     def register_mainloop(self, main_loop: Loop) -> None:
         """Check the model."""
         super().register_mainloop(main_loop)

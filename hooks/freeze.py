@@ -31,8 +31,9 @@ class Freeze(AbstractHook):
     buffers match. Dropout still drops.
 
     Parameters that do not require gradients when the run begins are never trained. What several of these hooks match is
-    frozen until the last of them ends. The run begins with the weights of
-    the module or of `model.init_from`. A resume at any time continues with the same parameters frozen.
+    frozen until the last of them ends. The run begins with the weights of the module or of `model.init_from`. A resume
+    at any time continues with the same parameters frozen. A warning names a part that the module itself has frozen and
+    set to evaluation mode, if the training sets it to training mode.
 
     Args:
         match: a regular expression for the names of the parameters (`re.search`), or a list of them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from time import perf_counter
 
 import torch
 
+from emrun.base.cores import cores
 from emrun.base.types import Profile
 from emrun.base.wording import size_of, span
 from emrun.hook import AbstractHook
@@ -89,7 +89,7 @@ class LogProfile(AbstractHook):
 
     def _verdict(self, times: Times) -> tuple[str, str]:
         loop = self.main_loop
-        return verdict(times, loop.reading_ahead, loop.extra_streams, _cores())
+        return verdict(times, loop.reading_ahead, loop.extra_streams, cores())
 
     def _line(self, times: Times) -> str:
         shares = times.shares()
@@ -114,8 +114,3 @@ class LogProfile(AbstractHook):
         if isinstance(device, torch.device) and device.type == "cuda":
             text += f", on the GPU {size_of(torch.cuda.max_memory_allocated(device))}"
         return text
-
-
-def _cores() -> int:
-    """Return how many processors the process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

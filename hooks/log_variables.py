@@ -12,9 +12,10 @@ from emrun.base.errors import HookError
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean, short
 from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates
-from emrun.hook import AbstractHook
-from emrun.hooks._parts.intervals import Every
-from emrun.hooks._train_means import TrainMeans, written_by
+from emrun.hook import AbstractHook, Loop
+from emrun.record.interval_rows import written_by
+from emrun.record.intervals import Every
+from emrun.record.rows import Row
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,46 +65,32 @@ class LogVariables(AbstractHook):
         self.variables = variables
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
-        self._means = TrainMeans("LogVariables", variables)
-        if not self._every.is_within_epochs and type(self).after_batch is LogVariables.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
+        self._interval = ""
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Ask for the means between epochs."""
+        super().register_mainloop(main_loop)
+        self._interval = main_loop.rows.intervals.ask("LogVariables", self._every, self.variables)
 
     def before_training(self) -> None:
-        """Start the clock."""
-        self._every.start()
+        """Listen to the rows that the run records."""
+        if self._interval:
+            self.main_loop.rows.sinks.append(self._log_means)
 
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Add the batch to the means of the train stream; log them if a line is due within the epoch."""
-        loop = self.main_loop
-        if not (loop.training and self._every.is_within_epochs and stream_name == loop.train_stream_name):
-            return
-        self._means.add(loop, batch_data)
-        if self._every.is_batch_due(loop):
-            self._log_means(stream_name)
-
-    def after_stream(self, stream_name: str) -> None:
-        """Log the means of the train stream if a line is due with its last update."""
-        if self._every.is_stream_due(self.main_loop, stream_name):
-            self._log_means(stream_name)
-
-    def _log_means(self, stream_name: str) -> None:
+    def _log_means(self, row: Row) -> None:
         """Log the means of the train stream since the last line."""
-        parts = [f"{name} {_readable(value)}" for name, value in self._means.take().items()]
+        if row.every != self._interval:
+            return
+        parts = [
+            f"{name} {_readable(value)}"
+            for name, value in row.means.items()
+            if not is_rate(name) and (self.variables is None or name in self.variables)
+        ]
         parts += self._rates()
-        epoch, iteration = self.main_loop.training_epochs_done + 1, self.main_loop.iterations_done
-        _LOG.info("epoch %d  iteration %d  %s  %s", epoch, iteration, stream_name, "  ".join(parts))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values since the last line."""
-        return {"means": self._means.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the values since the last line."""
-        self._means.load_state_dict(state["means"] if self._every.is_within_epochs else {})
+        _LOG.info("epoch %d  iteration %d  %s  %s", row.epoch, row.iteration, row.stream, "  ".join(parts))
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Log one line per stream."""
-        self._means.forget()
         is_due = self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs
         if not (is_due or self.main_loop.evaluating or self.main_loop.at_end):
             return

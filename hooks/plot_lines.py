@@ -139,7 +139,7 @@ class PlotLines(SavesExamples):
     def after_stream(self, stream_name: str) -> None:
         """Show the first picture in the trackers."""
         if self._first is not None and self.looks_at(stream_name):
-            self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(self._first))
+            self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(self._first, has_file=True))
             self._first = None
 
     def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:

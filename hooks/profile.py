@@ -9,10 +9,10 @@ from pathlib import Path
 from time import monotonic
 
 import torch
-from tabulate import tabulate
 
 from emrun.base.arguments import check_count, check_flag
 from emrun.base.errors import ArgumentError
+from emrun.base.tables import Table
 from emrun.base.types import Batch, Interval
 from emrun.base.wording import counted, size_of
 from emrun.hook import AbstractHook
@@ -152,7 +152,7 @@ class Profile(AbstractHook):
         _LOG.info("Profile: the trace is in %s", place)
 
 
-def _table(profiler: torch.profiler.profile, with_memory: bool) -> str:
+def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     """Return the ten operations that take the most time by themselves, of all threads together."""
     found = [each for each in profiler.key_averages() if not each.key.startswith("ProfilerStep")]
     on_device = any(each.self_device_time_total for each in found)
@@ -163,7 +163,7 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> str:
     rows = [
         [
             each.key if len(each.key) <= _LONGEST else f"{each.key[: _LONGEST - 3]}...",
-            each.count,
+            str(each.count),
             f"{getattr(each, time) / 1000:.2f}",
             f"{getattr(each, time) / whole:.1%}",
             *([size_of(max(0, getattr(each, memory)))] if with_memory else []),
@@ -171,4 +171,4 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> str:
         for each in dearest
     ]
     head = ["operation", "calls", f"ms on the {'GPU' if on_device else 'CPU'}", "share", *["memory"] * with_memory]
-    return tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
+    return Table(rows, head, ("left", *["right"] * (len(head) - 1)))

@@ -10,7 +10,8 @@ from typing import Any
 from emrun.base.arguments import check_count, safe_component
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Policy
-from emrun.base.wording import listed
+from emrun.base.wording import listed, short
+from emrun.epoch_data import named
 from emrun.hooks._parts.statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 
@@ -156,7 +157,7 @@ class _Best:
         self.kept.insert(rank, (value, epoch_id))
         del self.kept[self.keep :]
         if rank == 0:
-            _LOG.info("new best %s: %g", self.statistic.address, value)
+            _LOG.info("new best %s: %s", "/".join(named(self.statistic.address)), short(value))
         return [self.name] * (rank == 0) + [f"{self.name}-{epoch_id}"] * (self.keep > 1)
 
     def loses(self, before: Sequence[Mapping[str, Any]]) -> str:

@@ -124,7 +124,7 @@ class SaveConfusionMatrix(ClassHook):
             picture = png(pixels)
             write_atomically(file, picture)
             write_atomically(file.with_suffix(".csv"), _table(matrix, names))
-            self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture))
+            self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture, has_file=True))
 
 
 def draw_matrix(

@@ -9,8 +9,8 @@ from typing import Any
 from emrun.base.arguments import check_count, safe_component
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Period, Policy
-from emrun.hooks._parts.intervals import Every
 from emrun.hooks.save_latest import SaveLatest
+from emrun.record.intervals import Every
 
 
 class SaveEvery(SaveLatest):

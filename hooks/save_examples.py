@@ -18,7 +18,7 @@ from emrun.base.arguments import check_choice, check_count, check_names
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import length
 from emrun.base.types import Units
-from emrun.base.wording import counted
+from emrun.base.wording import counted, from_here
 from emrun.dataset import classes_of
 from emrun.hooks._parts.aside import Aside
 from emrun.hooks._parts.columns import plain
@@ -174,8 +174,11 @@ class SaveExamples(SavesExamples):
             folder.finish()
         finally:
             folder.drop()
-        self.main_loop.show(f"{stream_name}/examples_{'first' if self._by is None else self._by}", Picture(picture))
-        _LOG.info("saved %s of stream %r in %s", counted(len(kept), "example"), stream_name, place)
+        self.main_loop.show(
+            f"{stream_name}/examples_{'first' if self._by is None else self._by}", Picture(picture, has_file=True)
+        )
+        shown = counted(len(kept), "example"), stream_name, from_here(place)
+        _LOG.info("saved %s of stream %r in %s", *shown, extra={"once": f"{self.root}/{stream_name}"})
 
     def _read(self, examples: Examples, rows: Sequence[int], keys: Sequence[tuple[float, ...]]) -> list[_Kept]:
         """Return some examples of a batch, as copies."""

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from emrun.base.errors import ArgumentError, MissingExtra
+from emrun.base.errors import ArgumentError, needing
 from emrun.base.types import Units
-from emrun.base.wording import counted
+from emrun.base.wording import counted, from_here
 from emrun.hooks._parts.aside import Aside
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import file_stem
@@ -72,10 +72,8 @@ class SaveMasks(SavesExamples):
         super().__init__(streams, every, needed(mask_variable, id_variable), root_dir, dataset, output_dir)
         if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0):
             raise ArgumentError("factor", f"{factor!r} is not a number above 0")
-        try:
+        with needing(type(self).__name__, "pillow", "data"):
             import PIL  # noqa: F401 - the package, without its heavy parts
-        except ImportError as error:
-            raise MissingExtra(type(self).__name__, "pillow", "data") from error
         self._mask, self._id, self._factor = mask_variable, id_variable, factor
         self._folder: Aside | None = None
         self._files: dict[str, str] = {}  # id -> file
@@ -127,7 +125,8 @@ class SaveMasks(SavesExamples):
             folder.finish()
         finally:
             self._drop()
-        _LOG.info("saved %s of stream %r in %s", counted(len(files), "mask"), stream_name, folder.place)
+        shown = counted(len(files), "mask"), stream_name, from_here(folder.place)
+        _LOG.info("saved %s of stream %r in %s", *shown, extra={"once": str(folder.place)})
 
     def after_training(self, success: bool) -> None:
         """Drop an incomplete folder."""

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emrun.base.arguments import check_names
+from emrun.base.errors import StreamError
 from emrun.base.sources import POSITION
 from emrun.base.wording import listed
+from emrun.dataset import classes_of, named_classes
 from emrun.hooks._parts.columns import Column
 from emrun.hooks._parts.examples import Examples
 from emrun.hooks._parts.rows import WritesRows
@@ -39,6 +43,8 @@ class SavePredictions(WritesRows):
         stream: the stream. Batches that the model is trained on are not written.
         file: the file, relative to the run directory.
         variables: outputs and sources that are written; by default all outputs with one value for each example.
+        classes: add a column `class`, the number of the class with the largest value in the output of shape (B, C), of
+            several in `logits`, and `name`, its name, if the dataset has `classes_names`.
 
     Attributes:
         rows: the number of rows of the last file that was written.
@@ -59,12 +65,15 @@ class SavePredictions(WritesRows):
         file: str | Path,
         variables: Sequence[str] | None = None,
         output_dir: str | Path | None = None,
+        dataset: Any = None,
+        classes: bool = False,
     ) -> None:
-        super().__init__(stream, file, "file", None, None, output_dir)
+        super().__init__(stream, file, "file", None, dataset, output_dir)
         if variables is not None:
             check_names("variables", variables)
         self._variables = None if variables is None else list(dict.fromkeys(variables))
         self._names: list[str] = []  # of the variables that are written
+        self._has_classes = classes
 
     def before_batch(self, stream_name: str, batch: Mapping[str, Any]) -> None:
         """Note which names are sources."""
@@ -79,18 +88,53 @@ class SavePredictions(WritesRows):
         columns = {name: ids}
         if (numbers := examples.numbers()) is not None:
             columns[POSITION] = numbers
-        return columns | {each: examples.column(each) for each in self._names}
+        columns |= {each: examples.column(each) for each in self._names}
+        return columns | self._classes(examples, columns) if self._has_classes else columns
+
+    def _classes(self, examples: Examples, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """Return the column of the classes, and that of their names."""
+        outputs = {name: examples.batch[name] for name in examples.batch if name not in self._sources}
+        wide = [name for name, each in outputs.items() if getattr(each, "ndim", 0) == 2 and each.shape[1] > 1]
+        chosen = wide if len(wide) == 1 else [name for name in wide if name == "logits"]
+        if not chosen:
+            raise examples.error(
+                f"classes: no output, or more than one, has the shape (B, C): {listed(wide) or 'none'}"
+            )
+        numbers = np.asarray(examples.column(chosen[0])).argmax(axis=1)
+        found: dict[str, Column] = {"class": numbers}
+        known = named_classes(self.dataset)
+        source = next(iter(known), "label") if isinstance(known, Mapping) and len(known) == 1 else "label"
+        if (names := classes_of(self.dataset, source)) is not None:
+            if len(names) != outputs[chosen[0]].shape[1]:
+                count = f"{chosen[0]!r} has {outputs[chosen[0]].shape[1]} classes"
+                raise examples.error(f"classes: {count}, but the dataset has {len(names)} names")
+            found["name"] = [names[each] for each in numbers]
+        if twice := found.keys() & columns.keys():
+            raise examples.error(f"classes: there is a variable {min(twice)!r} too; choose others with `variables`")
+        return found
 
     def _chosen(self, examples: Examples) -> list[str]:
         """Return the names of the variables to write, from the first batch of a pass."""
         if self._variables is not None:
             return self._variables
         outputs = [name for name in examples.batch if name not in self._sources]
-        whole = [name for name in outputs if not examples.have(name)]
-        if whole:
-            _LOG.info("SavePredictions leaves out %s: not a value for each example", listed(whole))
-        names = [name for name in outputs if name not in whole]
+        left_out = {name: why for name in outputs if (why := self._obstacle(examples, name))}
+        for name, why in left_out.items():
+            _LOG.info("SavePredictions leaves out %s: %s", name, why)
+        names = [name for name in outputs if name not in left_out]
         if not names:
-            there = listed(list(examples.batch))
-            raise examples.error(f"no output has a value for each example (there is {there}); set `variables`")
+            why = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items()) or "there is none"
+            raise examples.error(f"no output can be a column ({why}); set `variables`")
         return names
+
+    def _obstacle(self, examples: Examples, name: str) -> str:
+        """Return why an output cannot be a column; an empty string if it can."""
+        if not examples.have(name):
+            return "not a value for each example"
+        try:
+            values = examples.column(name)
+        except StreamError as error:
+            return str(error).rpartition(f"{name!r}: ")[2]
+        is_ragged = isinstance(values, list) and not all(isinstance(each, str) for each in values)
+        is_ragged = is_ragged and self.path.suffix in (".csv", ".npz")
+        return f"{self.path.suffix} cannot hold lists of different lengths" * is_ragged

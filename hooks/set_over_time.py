@@ -195,7 +195,8 @@ class SetOverTime(AbstractHook):
         loop = self.main_loop
         self._schedule.updates_done = loop.updates_done
         with self._errors():
-            factor = self._factor = self._schedule.plan(loop.horizon)
+            factor = self._schedule.plan(loop.horizon)
+        self._factor = self._schedule.by_time(factor, loop.horizon)
         self._find(loop.model)
         places, found = self._places(loop.model), self._found or []
         keeps_zeros = self._target.startswith("optimizer.") and any(found)
@@ -205,7 +206,7 @@ class SetOverTime(AbstractHook):
             if number or not keeps_zeros
         ]
         total, done = loop.horizon.updates, loop.updates_done
-        if total is not None and done < total and not self._is_logged:
+        if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
             _, value, end, _ = self._numbers[0]
             points = (done, (done + total - 1) // 2, total - 1)

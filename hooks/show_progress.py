@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.std import Bar  # type: ignore[attr-defined]  # its stubs lack the class
 
+from emrun.base.tables import width
 from emrun.base.wording import short
 from emrun.dataset import stream_lengths
 from emrun.hook import AbstractHook
@@ -117,7 +118,6 @@ class ShowProgress(AbstractHook):
             desc=f"epoch {self._epoch} {stream}",
             leave=False,
             file=sys.stderr,
-            **_size(),
             mininterval=0,
             miniters=1,
         )
@@ -169,15 +169,6 @@ def _next_minute(minutes: float) -> int:
     return next((each for each in _MINUTES if each > minutes), 10 * (int(minutes / 10) + 1))
 
 
-def _size() -> dict[str, Any]:
-    """Return the size of the bar: that of the terminal, or 80 columns if the terminal does not know its size."""
-    try:
-        is_known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # 0 within `script`, for example
-    except (OSError, ValueError):  # not a file
-        is_known = True
-    return {"dynamic_ncols": True} if is_known else {"ncols": 80, "nrows": 24}
-
-
 class _Bar(tqdm):  # type: ignore[type-arg]
     """A bar that fits into the terminal: the rate, the time of the run and the times are left out where it is narrow.
 
@@ -201,11 +192,11 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         pace = "" if not rate else f"{short(rate)} batches/s" if rate >= 1 else f"{short(1 / rate)} s/batch"
         is_known = bool(total) and n <= total
         head = f"{self.desc}: {100 * n / total:3.0f}%|" if is_known else f"{self.desc}: "
-        width = facts["ncols"]
+        columns = width(self.fp)
         for parts in ([times, pace, loss, run], [times, loss, run], [times, loss], [loss], []):
             shown = ", ".join(filter(None, parts))
             end = f"{f'| {n}/{total}' if is_known else f'{n} batches'}{shown and f' [{shown}]'}"
-            space = 10 if width is None else width - len(head) - len(end)
+            space = 10 if columns is None else columns - len(head) - len(end)
             if space >= _LEAST * is_known:
                 break
         if not is_known:

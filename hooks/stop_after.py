@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import EpochData
 from emrun.base.wording import counted, listed
 from emrun.hook import AbstractHook, TrainingTerminated
 
@@ -17,8 +16,11 @@ class StopAfter(AbstractHook):
         hooks:
           - StopAfter: {epochs: 20, minutes: 30}
 
-    The limits, except for `minutes`, also say how long the run will be: schedules of learning rates depend on it. A
-    limit other than `epochs` ends the run in the middle of an epoch if need be. The end is measured: a limit that is
+    The limits, except for `minutes`, also say how long the run will be: schedules of learning rates depend on it. With
+    `training_minutes: 5`, a schedule whose lengths are shares follows the time: `warmup: 5%` are 15 seconds. Two such
+    runs never have the same rates; those that were used are in `steps.jsonl`.
+
+    A limit other than `epochs` ends the run in the middle of an epoch if need be. The end is measured: a limit that is
     reached with the last batch of an epoch ends the run after the epoch, with its evaluations. Otherwise the extra
     streams are evaluated once more, also those with an interval, when the checkpoint `latest` has been saved.
 
@@ -27,12 +29,17 @@ class StopAfter(AbstractHook):
         passes: the number of passes of the train stream. Without `main_loop.fixed_epoch_size`, these are epochs; with
             it, the dataset must tell the number of batches of a pass, by `num_batches` or `ctx.batches`.
         updates: the number of updates of the weights.
-        iterations: the number of batches of the train stream.
+        iterations: the number of batches that the model is trained on.
         minutes: the time since the start of the training; in a resumed run, the time before the checkpoint counts too.
-        train_stream_name: the stream whose iterations count; by default the train stream of the main loop.
+        training_minutes: the time in which the model is trained, from the first to the last batch of each epoch,
+            waiting for data included. Evaluations and checkpoints do not count, nor does the first batch of a process,
+            with which start and compilation end. In a resumed run, the time before the checkpoint counts too. On
+            several ranks, it is the longest time of a rank, as of the last batch but one.
+        train_stream_name: the only stream whose iterations count, of several that the model is trained on.
 
     Raises:
-        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (all except minutes).
+        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (all except minutes and
+            `training_minutes`).
     """
 
     reads = ()
@@ -47,6 +54,7 @@ class StopAfter(AbstractHook):
         updates: int | None = None,
         iterations: int | None = None,
         minutes: float | None = None,
+        training_minutes: float | None = None,
         train_stream_name: str | None = None,
     ) -> None:
         super().__init__()
@@ -56,6 +64,7 @@ class StopAfter(AbstractHook):
             "updates": updates,
             "iterations": iterations,
             "minutes": minutes,
+            "training_minutes": training_minutes,
         }
         if all(limit is None for limit in limits.values()):
             raise ArgumentError("epochs", f"give at least one of {listed(list(limits))}")
@@ -63,99 +72,67 @@ class StopAfter(AbstractHook):
             is_number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0
             if limit is not None and not is_number:
                 raise ArgumentError(name, f"{limit!r} is not a number of at least 0")
-            if limit is not None and name != "minutes" and limit % 1:
+            if limit is not None and not name.endswith("minutes") and limit % 1:
                 raise ArgumentError(name, f"{limit!r} is not a whole number")
-        self._epochs = epochs
-        self._passes = passes
-        self._updates = updates
-        self._iterations = iterations
-        self._minutes = minutes
-        self._stream = train_stream_name
-        del limits["minutes"]
+        del limits["minutes"], limits["training_minutes"]
         if train_stream_name is not None:
             del limits["iterations"]  # another stream may not be part of each epoch
+        self._minutes, self._training_minutes = minutes, training_minutes
+        if training_minutes is not None:
+            self.progress = lambda: self._trained() / max(60 * training_minutes, 1e-9)
+        self._stream, self._iterations = train_stream_name, iterations
         self.limits = {unit: int(limit) for unit, limit in limits.items() if limit is not None}
         self._iterations_done = 0
-        self._is_update_open = False  # whether the last batch did not end its update
         self._began = 0.0
-        self._seconds = 0.0  # that the training took before a resume
-        ends_in_epoch = any(limit is not None for limit in (passes, updates, iterations, minutes))
-        if not ends_in_epoch and type(self).after_batch is StopAfter.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
+        self._seconds = self._trained_before = 0.0  # that the training took before a resume
+        if (
+            minutes is training_minutes is None
+            and train_stream_name is None
+            and type(self).after_batch is StopAfter.after_batch
+        ):
+            self.after_batch = None  # type: ignore[method-assign, assignment]  # the loop compares what it counts
 
     def before_training(self) -> None:
-        """Start the clock; end a resumed run that is at a limit already."""
+        """Start the clock; end a resumed run that is at a limit of another stream already."""
         self._began = self.clock() - self._seconds
         if self.main_loop.iterations_done:
-            self._check_counts()
-
-    def before_epoch(self, epoch_id: int) -> None:
-        """End a run that is at a limit before its first batch, as with `epochs: 0` and no zeroth epoch."""
-        if epoch_id > self.main_loop.training_epochs_done:
-            self._check_counts()
+            self._check_iterations()
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Count the iteration; end the training if it is at a limit other than epochs."""
-        if self.main_loop.training:
-            if stream_name == (self._stream or self.main_loop.train_stream_name):
-                self._iterations_done += 1
-                self._check_iterations()
-            self._is_update_open = self.main_loop.model.is_accumulating
-            self._check_updates()
-            self._check_passes()
-        self._check_minutes()
+        """Count the iteration of another stream; end the training if its iterations or the minutes are done."""
+        if self.main_loop.training and stream_name == self._stream:
+            self._iterations_done += 1
+            self._check_iterations()
+        if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
+            reason = f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})"
+            raise TrainingTerminated(reason, alike=False, limit=True)
+        if self._training_minutes is not None and self._trained() >= 60 * self._training_minutes:
+            reason = (
+                f"trained for {self._training_minutes} minutes (StopAfter training_minutes: {self._training_minutes})"
+            )
+            raise TrainingTerminated(reason, limit=True)
 
-    def after_stream(self, stream_name: str) -> None:
-        """End the training if the last update of the train stream was the last one."""
-        if self._is_update_open and stream_name == self.main_loop.train_stream_name:
-            self._is_update_open = False
-            self._check_updates()
-
-    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """End the training if it is at the limit of epochs or passes."""
-        self._check_epochs()
-        self._check_passes()
+    def _trained(self) -> float:
+        """Return the seconds of training."""
+        return self._trained_before + self.main_loop.training_seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counted iterations and the elapsed seconds."""
-        counted = self._iterations_done if self.after_batch is not None else None
-        return {"iterations_done": counted, "seconds": self.clock() - self._began}
+        counted = self._iterations_done if self._stream is not None else None
+        trained = None if self._training_minutes is None else self._trained()
+        return {"iterations_done": counted, "seconds": self.clock() - self._began, "training_seconds": trained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counted iterations and the elapsed seconds."""
         counted = state["iterations_done"]
-        if counted is None and self.after_batch is not None:  # iterations were not counted before the checkpoint
+        if counted is None and self._stream is not None:  # iterations were not counted before the checkpoint
             counted = self.main_loop.iterations_done
         self._iterations_done = counted or 0
         self._seconds = state["seconds"]
-
-    def _check_counts(self) -> None:
-        self._check_epochs()
-        self._check_passes()
-        self._check_updates()
-        self._check_iterations()
-
-    def _check_epochs(self) -> None:
-        done = self.main_loop.training_epochs_done
-        if self._epochs is not None and done >= self._epochs:
-            raise TrainingTerminated(f"{counted(done, 'epoch')} done (StopAfter epochs: {self._epochs})", limit=True)
-
-    def _check_passes(self) -> None:
-        if self._passes is not None and (done := self.main_loop.passes_done) >= self._passes:
-            raise TrainingTerminated(
-                f"{counted(done, 'pass', 'es')} done (StopAfter passes: {self._passes})", limit=True
-            )
-
-    def _check_updates(self) -> None:
-        if self._updates is not None and (done := self.main_loop.updates_done) >= self._updates:
-            raise TrainingTerminated(f"{counted(done, 'update')} done (StopAfter updates: {self._updates})", limit=True)
+        if self._training_minutes is not None:
+            self._trained_before = (state.get("training_seconds") or 0.0) - self.main_loop.training_seconds
 
     def _check_iterations(self) -> None:
-        if self._iterations is not None and self._iterations_done >= self._iterations:
+        if self._stream is not None and self._iterations is not None and self._iterations_done >= self._iterations:
             done = counted(self._iterations_done, "iteration")
             raise TrainingTerminated(f"{done} done (StopAfter iterations: {self._iterations})", limit=True)
-
-    def _check_minutes(self) -> None:
-        if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
-            reason = f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})"
-            raise TrainingTerminated(reason, alike=False, limit=True)

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from emrun.base.arguments import check_choice, safe_component
-from emrun.base.errors import ArgumentError, HookError, StateError
-from emrun.base.fields import shown
-from emrun.base.types import EpochData, EpochVariable, Period
-from emrun.epoch_data import is_rate, learning_rates
-from emrun.hook import AbstractHook
-from emrun.hooks._parts.intervals import Every
-from emrun.hooks._train_means import TrainMeans, written_by
-from emrun.storage.lines import Change, Lines
+from emrun.base.errors import ArgumentError, HookError
+from emrun.base.types import EpochVariable, Period
+from emrun.epoch_data import is_rate
+from emrun.record.facts import Facts
+from emrun.record.interval_rows import written_by
+from emrun.record.intervals import Every
+from emrun.record.record import Record
+from emrun.record.rows import Row, as_floats
+from emrun.record.sinks import FileSink
+from emrun.storage.files import opened_regular, write_atomically
+from emrun.storage.lines import Lines
 
 _LOG = logging.getLogger(__name__)
 
 
-UnknownType = Literal["error", "warn", "default"]
-MissingVariable = Literal["error", "warn", "default"]
+Otherwise = Literal["error", "warn", "default"]
 
 
-class WriteCSV(AbstractHook):
+class WriteCSV(FileSink):
     """Writes one line per epoch to a CSV file in the run directory, with the columns `epoch_id` and `STREAM_VARIABLE`.
 
         hooks:
@@ -36,44 +38,40 @@ class WriteCSV(AbstractHook):
           - WriteCSV: {output_file: training.csv}
 
     If a variable has several aggregations, only its mean is written. If there is no mean, each aggregation gets a
-    column `STREAM_VARIABLE_AGGREGATION`. For an array, the mean of its entries without NaNs is written.
+    column `STREAM_VARIABLE_AGGREGATION`. Integers have no decimal point. Two columns that would have the same name are
+    written `STREAM/VARIABLE`.
 
-    The first epoch determines the columns. A variable that comes only later gets no column, and a warning names it; to
-    get the column, list `variables` and set `on_missing_variable: default`.
+    The first epoch determines the columns. A variable that comes later gets a column at the end, with `default_value`
+    in the lines before, and where it is missing again.
 
     With `every: 50 updates`, there is also a line after every 50 updates. It has the means of the train stream since
-    the last line, for the variables that the batches have, and `default_value` in the columns of other streams and
-    aggregations. The second column is then `iteration`. The end of an epoch always has its own line, with the means of
-    the whole epoch, so that two lines have the same iteration if an interval ends there, too:
+    the last line, for the variables that the batches have and the values that hooks record, and `default_value` in the
+    columns of other streams and aggregations. The second column is then `iteration`. The end of an epoch always has its
+    own line, with the means of the whole epoch, so that two lines have the same iteration if an interval ends there,
+    too:
 
         - WriteCSV: {output_file: curves.csv, every: 50 updates}
 
-    A resumed run continues the same file and writes no line twice. If the file has lost lines since the checkpoint, it
-    is rebuilt from `metrics.jsonl`; if that is incomplete, or there are lines between epochs, the complete lines of the
-    file are kept.
+    The lines are made from what the run records. A resumed run continues the file and writes no line twice; a file that
+    was edited is kept under another name, and made again.
 
     Args:
         output_file: the name of the file.
         delimiter: the character between the columns.
         default_value: what is written if there is no value.
-        variables: which variables are written, of every stream; by default all of the first epoch.
+        variables: which variables are written, of every stream; by default all.
         on_unknown_type: what to do if a value is not a number: `error`, `warn` (and write `default_value`) or
             `default` (write `default_value`).
-        on_missing_variable: what to do if a stream of the epoch lacks a variable: `error`, `warn` or `default`, as
-            above.
+        on_missing_variable: what to do if a stream of the epoch lacks a variable that it had in the first one, or that
+            is listed: `error`, `warn` or `default`, as above.
         every: how often lines are written: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes`
             for lines between epochs too. A number without a unit means epochs.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: a value is missing or not a number and the policy is `error`; an integer is too large for a float; a
-            name has a character that cannot be written; or the file exists and this hook did not write it.
-        StateError: `output_file`, `delimiter` or `variables` differ from those of the checkpoint, or only one of them
-            has lines between epochs.
-        StorageError: the file cannot be written.
+        HookError: a value is missing or not a number and the policy is `error`; or a name has a character that cannot
+            be written.
     """
-
-    reads = ()
 
     def __init__(
         self,
@@ -82,13 +80,12 @@ class WriteCSV(AbstractHook):
         delimiter: str = ",",
         default_value: str = "",
         variables: Sequence[EpochVariable] | None = None,
-        on_unknown_type: UnknownType = "default",
-        on_missing_variable: MissingVariable = "error",
+        on_unknown_type: Otherwise = "default",
+        on_missing_variable: Otherwise = "error",
         every: Period = 1,
     ) -> None:
-        super().__init__(output_dir=output_dir)
-        check_choice("on_unknown_type", on_unknown_type, UnknownType)
-        check_choice("on_missing_variable", on_missing_variable, MissingVariable)
+        check_choice("on_unknown_type", on_unknown_type, Otherwise)
+        check_choice("on_missing_variable", on_missing_variable, Otherwise)
         if not isinstance(output_file, str) or safe_component("output_file", output_file) != output_file:
             raise ArgumentError(
                 "output_file", f"{output_file!r} is not a file name of letters, digits, '.', '_' and '-'"
@@ -102,269 +99,182 @@ class WriteCSV(AbstractHook):
                 raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
         if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
             raise ArgumentError("variables", f"{variables!r} is not a list of variables")
-        self._path = Path(output_dir or ".") / output_file
-        self._lines = Lines(self._path)
+        super().__init__(Path(output_dir or ".") / output_file, output_dir=output_dir)
+        self._every = Every("every", every)
+        self._is_within = self._every.is_within_epochs  # whether there may be lines between epochs
         self._delimiter = delimiter
         self._default = default_value
         self._variables = list(variables) if variables is not None else None
-        self._on_unknown_type = on_unknown_type
-        self._on_missing_variable = on_missing_variable
+        self._policies = {"on_unknown_type": on_unknown_type, "on_missing_variable": on_missing_variable}
+        self._lines = Lines(self.path)
         self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
-        self._left_out: set[tuple[str, str]] = set()  # stream and variable of the warnings about missing columns
-        self._checkpoint: tuple[int, str | None] | None = None  # length and digest of the file
-        self._gone_back_to: tuple[int, str | None] | None = None
-        self._is_known = False
-        self._every = Every("every", every)
-        self._means = TrainMeans("WriteCSV", self._variables)
-        if not self._every.is_within_epochs and type(self).after_batch is WriteCSV.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
+        self._is_changed = False  # by somebody else, since it was begun
+        self._first = 0  # columns of the first epoch
 
-    def before_training(self) -> None:
-        """Restore the content that the file had at the checkpoint.
+    def ask(self, record: Record) -> None:
+        """Ask a record for the rows between epochs."""
+        self._interval = record.intervals.ask("WriteCSV", self._every, self._variables)
 
-        Raises:
-            HookError: the file exists, but the checkpoint has no state of this hook.
-        """
-        self._every.start()
-        if not self._is_known and self.main_loop.iterations_done and self._path.exists():
-            raise HookError(
-                f"WriteCSV: {self._path} exists, but this hook did not write it; choose another output_file"
-            )
-        self._is_known = True
-        position, self._checkpoint = self._checkpoint or (self._lines.length, self._lines.digest), None
-        self._gone_back_to = position
-        change = self._lines.go_back_to(
-            *position, is_wanted=self._is_wanted, rebuilt=lambda: self._rebuilt(position[0])
-        )
-        if change is Change.REBUILT:
-            _LOG.warning("WriteCSV: %s has changed since the checkpoint; rebuilt from metrics.jsonl", self._path)
-        elif change is Change.LOST:
-            _LOG.warning(
-                "WriteCSV: %s has lost lines since the checkpoint, and metrics.jsonl does not have all of them; the "
-                "complete lines are kept, and the next epoch is appended",
-                self._path,
-            )
-        elif change is Change.EDITED:
-            _LOG.warning("WriteCSV: %s was edited after the checkpoint; the edited file is continued", self._path)
+    def wants(self, row: Row) -> bool:
+        """Return whether a row is one to write: with an interval of epochs, the end of a run is too."""
+        if row.every is not None or self._every is None or self._every.is_within_epochs or row.at_end:
+            return row.every in (None, self._interval)
+        return self._every.is_epoch_due(row.epoch) or self._is_evaluation()
 
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Add the batch to the means of the train stream; write them if a line is due within the epoch."""
-        loop = self.main_loop
-        if not (loop.training and self._every.is_within_epochs and stream_name == loop.train_stream_name):
-            return
-        self._means.add(loop, batch_data)
-        if self._every.is_batch_due(loop):
-            self._write_means(stream_name)
+    def _is_evaluation(self) -> bool:
+        return hasattr(self, "main_loop") and self.main_loop.evaluating
 
-    def after_stream(self, stream_name: str) -> None:
-        """Write the means of the train stream if a line is due with its last update."""
-        if self._every.is_stream_due(self.main_loop, stream_name):
-            self._write_means(stream_name)
+    def begin(self, facts: Facts, identity: Any) -> bool:
+        """Begin the file anew, or cut it down to its content at a place."""
+        columns, first, length, digest = identity or ([], 0, 0, hashlib.sha256().hexdigest())
+        lines = Lines(self.path)
+        if not lines.go_back_to(length, digest):
+            return False
+        self._lines, self._columns, self._is_changed = lines, [list(each) for each in columns], False
+        self._first = first
+        return True
 
-    def _write_means(self, stream_name: str) -> None:
-        """Write a line with the means of the train stream since the last one."""
-        loop = self.main_loop
-        rates = learning_rates(loop.model)
-        if not self._columns:  # there was no zeroth epoch
-            written = written_by(loop.hooks)
-            streams = dict.fromkeys([stream_name, *loop.extra_streams], written)
-            self._columns = self._find_columns({**streams, stream_name: {**rates, **written}})
-        means = {**rates, **self._means.take()}
-        cells = [
-            repr(means[name]) if stream == stream_name and name in means and not aggregation else self._default
-            for stream, name, *aggregation in self._columns
-        ]
-        self._append(self._joined([str(loop.training_epochs_done + 1), str(loop.iterations_done), *cells]))
+    def place(self) -> Any:
+        """Return the columns, the length of the file in bytes and its SHA-256; None if somebody has changed it."""
+        return None if self._is_changed else [self._columns, self._first, self._lines.length, self._lines.digest]
 
-    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Write the line of the epoch, if it is due."""
-        loop = self.main_loop
-        self._means.forget()
-        if self._every.is_epoch_due(epoch_id) or self._every.is_within_epochs or loop.evaluating or loop.at_end:
-            if not self._columns:
-                self._columns = self._find_columns(epoch_data)
-            line = self._line(epoch_id, loop.iterations_done, epoch_data)
-            self._warn_of_left_out(epoch_data)
-            self._append(line)
-
-    def _append(self, line: str) -> None:
-        """Append a line, after the header if the file is empty."""
-        self._lines.look()
+    def write(self, row: Row) -> None:
+        """Write the line of a row, after the header if the file is empty."""
+        if not self._columns:
+            self._columns = self._find_columns(row)
+            self._first = len(self._columns)
+        self._is_changed |= self._lines.look()
+        new = self._later_columns(row) if self._variables is None else []
+        self._columns += new
+        if new and self._lines.length:
+            write_atomically(self.path, self._with_columns(len(new)))
+            self._lines.count()
         if not self._lines.length:
-            self._lines.append(self._header())
-        self._lines.append(line)
+            self._append(self._header())
+        where = [row.epoch, row.iteration] if self._is_within else [row.epoch]
+        self._append([*map(str, where), *(self._cell(number, row) for number in range(len(self._columns)))])
+        if new and row.is_new:
+            self._note_place()  # otherwise, a process that is killed leaves a file that looks edited
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the columns, the length of the file in bytes, its SHA-256, the format, which must not change, and the
-        values since the last line.
-        """
-        length, digest = self._checkpoint or (self._lines.length, self._lines.digest)
-        return {
-            "columns": self._columns,
-            "length": length,
-            "digest": digest,
-            "format": self._format(),
-            "means": self._means.state_dict(),
-        }
+    def _header(self) -> list[str]:
+        return ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the columns and the position in the file.
+    def _with_columns(self, count: int) -> bytes:
+        """Return the content of the file with the present header, and default values in the last columns."""
+        with opened_regular(self.path) as file:
+            content = file.read().decode(errors="surrogateescape")
+        lines = list(csv.reader(io.StringIO(content), delimiter=self._delimiter))
+        wider = [self._header(), *(line + [self._default] * count for line in lines[1:])]
+        return "".join(f"{self._line(each)}\n" for each in wider).encode(errors="surrogateescape")
 
-        Raises:
-            StateError: the format of the file has changed, or a field of the state is damaged.
-        """
-        before = state["format"]
-        if before["has_iterations"] != self._every.is_within_epochs:
-            kind = "lines" if before["has_iterations"] else "no lines"
-            raise StateError(
-                f"WriteCSV: every is {self._every.interval}, but the file of the checkpoint has {kind} between epochs; "
-                "a resume cannot change that. Add another WriteCSV at the end of the hooks"
-            )
-        for name, value in self._format().items():
-            if before[name] != value:
-                raise StateError(
-                    f"WriteCSV: {name} is {value!r}, but was {before[name]!r} at the checkpoint; a resume "
-                    "cannot change the format of a CSV file. Add another WriteCSV at the end of the hooks"
-                )
-        self._columns, self._is_known = [list(column) for column in state["columns"]], True
-        self._means.load_state_dict(state["means"])
-        position = state["length"], state["digest"]
-        if position != self._gone_back_to:  # a checkpoint in the middle of an epoch is loaded twice
-            self._checkpoint = position
+    def _append(self, cells: Sequence[str]) -> None:
+        self._lines.append(self._line(cells))
 
-    def _format(self) -> dict[str, Any]:
-        return {
-            "output_file": self._path.name,
-            "delimiter": self._delimiter,
-            "variables": self._variables,
-            "has_iterations": self._every.is_within_epochs,
-        }
-
-    def _find_columns(self, epoch_data: EpochData) -> list[list[str]]:
-        found = dict.fromkeys(name for variables in epoch_data.values() for name in variables)
-        names = self._variables if self._variables is not None else sorted(found, key=is_rate)
-        extra = [] if self.main_loop.evaluating else self.main_loop.extra_streams
-        streams = list(dict.fromkeys([*epoch_data, *extra]))
-        return [
-            [stream, name, *aggregation]
-            for stream in streams
-            for name in names
-            if (self._variables is not None or name in epoch_data.get(stream, found))
-            and (name in epoch_data.get(stream, {}) or not is_rate(name))  # only train streams have learning rates
-            for aggregation in _without_mean(stream, name, epoch_data)
-        ]
-
-    def _warn_of_left_out(self, epoch_data: EpochData) -> None:
-        """Log a warning, once, about each variable that has no column because the first epoch lacked it."""
-        written = {(stream, name) for stream, name, *_ in self._columns}
-        all_pairs = {(stream, name) for stream, variables in epoch_data.items() for name in variables}
-        for stream, name in sorted(all_pairs - written - self._left_out if self._variables is None else ()):
-            self._left_out.add((stream, name))
-            names = dict.fromkeys([*(column[1] for column in self._columns), name])
-            _LOG.warning(
-                "WriteCSV: %s/%s is not written to %s, because the first epoch, which determines the columns, did not "
-                "have it; to get the column, set variables: [%s] and on_missing_variable: default",
-                *(stream, name, self._path.name, ", ".join(names)),
-            )
-
-    def _value(self, column: Sequence[str], epoch_data: EpochData) -> str:
-        stream, name, *aggregation = column
-        if stream not in epoch_data:  # not evaluated in this epoch
-            return self._default
-        if name not in epoch_data[stream]:
-            return self._complain("on_missing_variable", f"stream {stream!r} has no variable {name!r}")
-        value = epoch_data[stream][name]
-        if isinstance(value, Mapping):
-            (wanted,) = aggregation or ["mean"]
-            if wanted not in value:
-                return self._complain("on_missing_variable", f"{stream}/{name} has no {wanted}")
-            value = value[wanted]
-        try:
-            array = np.asarray(value if value is not None else "", dtype=np.float64)
-            return repr(float(np.nanmean(array) if array.ndim else array))
-        except OverflowError as error:
-            raise HookError(
-                f"WriteCSV: {'/'.join(column[:2])} is {shown(value)}, which is too large for a floating-point number; "
-                "write a smaller number, or leave the variable out (variables: [...])"
-            ) from error
-        except (TypeError, ValueError):
-            return self._complain("on_unknown_type", f"{stream}/{name} is {type(value).__name__}, not a number")
-
-    def _complain(self, argument: str, message: str) -> str:
-        policy = self._on_missing_variable if argument == "on_missing_variable" else self._on_unknown_type
-        if policy == "error":
-            raise HookError(f"WriteCSV: {message}; to write {self._default!r} instead, set {argument}: default")
-        if policy == "warn":
-            _LOG.warning("WriteCSV: %s", message)
-        return self._default
-
-    def _header(self) -> str:
-        names = ["_".join(column) for column in self._columns]
-        for column, name in zip(self._columns, names, strict=True):
-            if _has_surrogates(name):
-                raise HookError(
-                    f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
-                    "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
-                )
-        return self._joined(["epoch_id", *(["iteration"] if self._every.is_within_epochs else []), *names])
-
-    def _line(self, epoch_id: int, iteration: int, epoch_data: EpochData) -> str:
-        where = [epoch_id, iteration] if self._every.is_within_epochs else [epoch_id]
-        return self._joined([*map(str, where), *(self._value(column, epoch_data) for column in self._columns)])
-
-    def _joined(self, cells: Sequence[str]) -> str:
+    def _line(self, cells: Sequence[str]) -> str:
         text = io.StringIO()
         csv.writer(text, delimiter=self._delimiter, lineterminator="").writerow(cells)
         return text.getvalue()
 
-    def _rebuilt(self, length: int) -> bytes | None:
-        """Return the content made from `metrics.jsonl`: the header, and the last epochs until `length` is reached."""
-        if self._every.is_within_epochs or not (self.main_loop.has_run and self._columns):
-            return None
-        header = f"{self._header()}\n".encode()
-        try:
-            lines = [
-                f"{self._line(each['epoch'], each['iteration'], _as_written(each['streams']))}\n"
-                for each in self.main_loop.metrics
-                if self._every.is_epoch_due(each["epoch"])
-            ]
-        except (HookError, TypeError):  # metrics.jsonl lacks a value
-            return None
-        kept: list[bytes] = []
-        found = len(header)
-        for line in reversed(lines):
-            if found >= length:
-                break
-            kept.append(line.encode())
-            found += len(kept[-1])
-        return header + b"".join(reversed(kept))
+    def _find_columns(self, row: Row) -> list[list[str]]:
+        loop, record = getattr(self, "main_loop", None), self._record
+        recorded = [] if record is None else [as_floats(each["streams"]) for each in record.epochs]
+        extra = list(dict.fromkeys(itertools.chain(*recorded)))  # of a run that has ended
+        if loop is not None:
+            extra = [] if loop.evaluating else loop.extra_streams
+        streams: Mapping[str, Mapping[str, Any]] = row.streams
+        if row.every is not None:  # there was no zeroth epoch
+            of_train: Mapping[str, Any] = next((each[row.stream] for each in recorded if row.stream in each), {})
+            written = {
+                stream: written_by(loop.hooks, stream) if loop is not None else of_train
+                for stream in [row.stream, *extra]
+            }
+            rates = {name: value for name, value in row.means.items() if is_rate(name)}
+            streams = {
+                stream: {name: value for name, value in found.items() if not is_rate(name)}
+                for stream, found in written.items()
+            }
+            streams[row.stream] = {**rates, **streams[row.stream]}
+        streams = {
+            stream: {**variables, **{name: None for at, name in row.unknown if at == stream and name not in variables}}
+            for stream, variables in streams.items()
+        }
+        found = dict.fromkeys(name for variables in streams.values() for name in variables)
+        names = self._variables if self._variables is not None else sorted(found, key=is_rate)
+        return [
+            [stream, name, *aggregation]
+            for stream in dict.fromkeys([*streams, *extra])
+            for name in names
+            if (self._variables is not None or name in streams.get(stream, found))
+            and (name in streams.get(stream, {}) or not is_rate(name))  # only train streams have learning rates
+            for aggregation in _without_mean(stream, name, streams)
+        ]
 
-    def _is_wanted(self, line: bytes) -> bool:
-        """Return whether a line is complete and not of an epoch, or an iteration, after the checkpoint."""
-        cells = [cell.strip('"\r\n') for cell in line.decode(errors="replace").split(self._delimiter, 2)]
-        loop, within = self.main_loop, self._every.is_within_epochs and len(cells) > 1
-        place, done = (cells[1], loop.iterations_done) if within else (cells[0], loop.training_epochs_done)
-        is_later = place.isdecimal() and int(place) > done
-        return line.endswith(b"\n") and not is_later
+    def _later_columns(self, row: Row) -> list[list[str]]:
+        """Return the columns of what a row has and the rows before did not have."""
+        there = {(stream, name) for stream, name, *_ in self._columns}
+        recorded = {name: value for name, value in row.means.items() if name != "loss"}  # which is there anyway
+        streams = row.streams if row.every is None else {row.stream: recorded}
+        return [
+            [stream, name, *aggregation]
+            for stream, variables in streams.items()
+            for name in variables
+            if (stream, name) not in there
+            for aggregation in _without_mean(stream, name, streams)
+        ]
+
+    def _cell(self, number: int, row: Row) -> str:
+        stream, name, *aggregation = self._columns[number]
+        missing = "on_missing_variable" if number < self._first else "default"
+        if row.every is not None:
+            is_mean = stream == row.stream and name in row.means and not aggregation
+            return repr(row.means[name]) if is_mean else self._default
+        if stream not in row.streams:  # not evaluated in this epoch
+            return self._default
+        value = row.streams[stream].get(name)
+        if isinstance(value, Mapping) and value:
+            (wanted,) = aggregation or ["mean"]
+            if wanted not in value and (stream, name) not in row.unknown:
+                return self._complain(row, missing, f"{stream}/{name} has no {wanted}")
+            value = value.get(wanted)
+        if isinstance(value, int | float):
+            return repr(value)
+        kind = row.unknown.get((stream, name)) or (type(value).__name__ if value is not None else None)
+        if kind is None:
+            return self._complain(row, missing, f"stream {stream!r} has no variable {name!r}")
+        return self._complain(row, "on_unknown_type", f"{stream}/{name} is {kind}, not a number")
+
+    def _complain(self, row: Row, argument: str, message: str) -> str:
+        policy = self._policies.get(argument)
+        if policy == "error" and row.is_new:
+            raise HookError(f"WriteCSV: {message}; to write {self._default!r} instead, set {argument}: default")
+        if policy == "warn" and row.is_new:
+            _LOG.warning("WriteCSV: %s", message)
+        return self._default
 
 
-def _as_written(value: Any) -> Any:
-    """Return the values of `metrics.jsonl` as hooks wrote them: that file has non-finite numbers as strings."""
-    if isinstance(value, Mapping):
-        return {name: _as_written(each) for name, each in value.items()}
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+def _names(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return the names of the columns; those that would be the same have slashes."""
+    short = ["_".join(column) for column in columns]
+    names = [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
+    for column, name in zip(columns, names, strict=True):
+        if _has_surrogates(name):
+            raise HookError(
+                f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
+                "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
+            )
+    return names
 
 
 def _has_surrogates(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _without_mean(stream: str, name: str, epoch_data: EpochData) -> list[list[str]]:
+def _without_mean(stream: str, name: str, streams: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Return a list for each column of a variable: empty for its mean or number, else with one of its aggregations.
 
     A stream without the variable in this epoch gets the columns of the other streams.
     """
-    own = epoch_data.get(stream, {})
-    found = own if name in own else next((each for each in epoch_data.values() if name in each), {})
+    own = streams.get(stream, {})
+    found = own if name in own else next((each for each in streams.values() if name in each), {})
     value = found.get(name)
     return [[str(key)] for key in value] if isinstance(value, Mapping) and value and "mean" not in value else [[]]

@@ -5,24 +5,24 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from emrun.base.errors import ArgumentError, HookError, MissingExtra
-from emrun.hooks._tracker import AbstractTracker, TrackedRow
+from emrun.base.errors import ArgumentError, HookError, needing
+from emrun.record.facts import Facts
+from emrun.record.rows import Row
+from emrun.record.trackers import AbstractTracker
 from emrun.shown import Picture, Text
-from emrun.storage.facts import Facts
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _PARAMETERS, _VALUE, _METRICS = 100, 6000, 1000  # MLflow's limits of a request, a value, and metrics of a request
 
 
 class WriteMLflow(AbstractTracker):
-    """Sends the statistics of each epoch, and values of steps, to MLflow.
+    """Sends the statistics of each epoch, and means between epochs, to MLflow.
 
         hooks:
           - ComputeStats: {variables: [loss, accuracy]}
@@ -39,7 +39,7 @@ class WriteMLflow(AbstractTracker):
         uri: the address of the server, or a database such as `sqlite:///mlflow.db`.
         experiment: the name of the experiment, which is created if it does not exist.
         tags: name -> value.
-        every: how often values of steps are sent: `50 updates` or `500 iterations`; by default never.
+        every: how often means between epochs are sent: `50 updates`, `500 iterations` or `5 minutes`; by default never.
         timeout: how many seconds to wait for the server at the start and at the end.
 
     Raises:
@@ -65,14 +65,13 @@ class WriteMLflow(AbstractTracker):
             raise ArgumentError(
                 "uri", f"{uri!r} is not an address such as http://127.0.0.1:5000 or sqlite:///mlflow.db"
             )
-        try:
+        with needing("WriteMLflow", "mlflow", "mlflow"):
             import mlflow  # noqa: F401 - takes a second, and most runs do not need it
-        except ImportError as error:
-            raise MissingExtra("WriteMLflow", "mlflow", "mlflow") from error
         self._uri = uri
         self._experiment = experiment
         self._tags = {str(name): str(value) for name, value in (tags or {}).items()}
         self._client: Any = None
+        self._metrics: list[Any] = []  # that are not sent yet
         self._run = ""
 
     def before_training(self) -> None:
@@ -85,7 +84,7 @@ class WriteMLflow(AbstractTracker):
                 MlflowClient(self._uri).search_experiments(max_results=1)
         super().before_training()
 
-    def start(self, facts: Facts, identity: str | None) -> str:
+    def begin(self, facts: Facts, identity: str | None) -> str:
         """Create the run of MLflow, or set the one that exists to running."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
@@ -116,7 +115,7 @@ class WriteMLflow(AbstractTracker):
         values = [Param(_key(name), str(value)[:_VALUE]) for name, value in facts.config.items()]
         for first in range(0, len(values), _PARAMETERS):
             client.log_batch(self._run, params=values[first : first + _PARAMETERS])
-        return self._run
+        return str(self._run)
 
     def newest(self) -> int | None:
         """Return the largest step of the run's metrics."""
@@ -124,25 +123,25 @@ class WriteMLflow(AbstractTracker):
         steps = [each.step for name in names for each in self._client.get_metric_history(self._run, name)]
         return max(steps, default=None)
 
-    def send(self, rows: Sequence[TrackedRow]) -> None:
-        """Send the rows as metrics, each row whole, and pictures and texts as artifacts."""
+    def write(self, row: Row) -> None:
+        """Collect the row as metrics, and send pictures and texts as artifacts."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics: list[Metric] = []
-        for row in rows:
-            more = [Metric(_key(name), value, now, row.iteration) for name, value in row.values.items()]
-            if len(metrics) + len(more) > _METRICS:
-                self._client.log_batch(self._run, metrics=metrics)
-                metrics = []
-            metrics += more
-        self._client.log_batch(self._run, metrics=metrics)
-        for row in rows:
-            for name, shown in row.shown.items():
-                if isinstance(shown, Picture | Text):
-                    content = shown.png if isinstance(shown, Picture) else shown.text.encode()
-                    kind = "png" if isinstance(shown, Picture) else "md"
-                    self._add_file(f"shown/{_key(name)}", f"it-{row.iteration:08d}.{kind}", content)
+        more = [Metric(_key(name), value, int(row.time * 1000), row.iteration) for name, value in row.values.items()]
+        if len(self._metrics) + len(more) > _METRICS:
+            self.flush()
+        self._metrics += more
+        for name, shown in row.shown.items():
+            if isinstance(shown, Picture | Text):
+                content = shown.png if isinstance(shown, Picture) else shown.text.encode()
+                kind = "png" if isinstance(shown, Picture) else "md"
+                self._add_file(f"shown/{_key(name)}", f"it-{row.iteration:08d}.{kind}", content)
+
+    def flush(self) -> None:
+        """Send the metrics, each row whole."""
+        metrics, self._metrics = self._metrics, []
+        if metrics:
+            self._client.log_batch(self._run, metrics=metrics)
 
     def _add_file(self, place: str, name: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -168,5 +167,13 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def _key(name: str) -> str:
-    """Return a name with the letters that MLflow allows."""
-    return "".join(each if each.isalnum() or each in "_-. :/" else "_" for each in name)
+    """Return a name for MLflow, with the letters that it allows and no part `.` or `..`.
+
+    Brackets and quotes become `_`; other letters become their code, so that names that differ stay apart.
+    """
+    parts = "".join(each if each.isalnum() or each in "_-. :/" else _code(each) for each in name).split("/")
+    return "/".join(part.replace(".", _code(".")) if part in (".", "..") else part for part in parts)
+
+
+def _code(letter: str) -> str:
+    return "_" if letter in "()[]{}'\"" else f"_x{ord(letter):02x}"

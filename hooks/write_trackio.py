@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import ArgumentError, MissingExtra
-from emrun.hooks._tracker import AbstractTracker, TrackedRow
-from emrun.shown import Histogram, Picture
-from emrun.storage.facts import Facts
+from emrun.base.errors import ArgumentError, needing
+from emrun.record.facts import Facts
+from emrun.record.rows import Row
+from emrun.record.trackers import AbstractTracker
 
 
 class WriteTrackio(AbstractTracker):
-    """Writes the statistics of each epoch, and values of steps, to trackio.
+    """Writes the statistics of each epoch, and means between epochs, to trackio.
 
         hooks:
           - ComputeStats: {variables: [loss, accuracy]}
@@ -33,7 +33,8 @@ class WriteTrackio(AbstractTracker):
     Args:
         project: the name of the project.
         group: the name of a group of runs.
-        every: how often values of steps are written: `50 updates` or `500 iterations`; by default never.
+        every: how often means between epochs are written: `50 updates`, `500 iterations` or `5 minutes`; by default
+            never.
         timeout: how many seconds to wait for trackio at the start and at the end.
 
     Raises:
@@ -53,16 +54,15 @@ class WriteTrackio(AbstractTracker):
         super().__init__(every=every, timeout=timeout, output_dir=output_dir)
         if not isinstance(project, str) or not project.strip():
             raise ArgumentError("project", f"{project!r} is not the name of a project")
-        try:
+        with needing("WriteTrackio", "trackio", "trackio"):
             import trackio  # noqa: F401 - takes a second, and most runs do not need it
-        except ImportError as error:
-            raise MissingExtra("WriteTrackio", "trackio", "trackio") from error
         self._project = project
         self._group = group
         self._name = ""
         self._config: dict[str, Any] = {}
+        self._entries: list[tuple[int, dict[str, Any]]] = []  # that are not written yet
 
-    def start(self, facts: Facts, identity: str | None) -> str:
+    def begin(self, facts: Facts, identity: str | None) -> str:
         """Choose the name of the run, which `send` begins."""
         self._name = identity or f"{facts.name}-{uuid.uuid4().hex[:6]}"
         about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
@@ -77,22 +77,16 @@ class WriteTrackio(AbstractTracker):
         found = SQLiteStorage.get_max_step_for_run(self._project, self._name)
         return -1 if found is None else int(found)
 
-    def send(self, rows: Sequence[TrackedRow]) -> None:
-        """Write the rows, with what hooks have shown."""
+    def write(self, row: Row) -> None:
+        """Collect a row, with what hooks have shown."""
         import trackio
 
-        entries = []
-        for row in rows:
-            more: dict[str, Any] = {}
-            for name, shown in row.shown.items():
-                if isinstance(shown, Picture):
-                    more[name] = trackio.Image(shown.image())
-                elif isinstance(shown, Histogram):
-                    values = shown.finite()
-                    more |= {name: trackio.Histogram(values)} if values.size else {}
-                else:
-                    more[name] = trackio.Markdown(shown.text)
-            entries.append((row.iteration, {**row.values, **more}))
+        shown = self.objects_of(row, trackio.Image, trackio.Histogram, trackio.Markdown)
+        self._entries.append((row.iteration, {**row.values, **shown}))
+
+    def flush(self) -> None:
+        """Write the rows."""
+        entries, self._entries = self._entries, []
         self._log(entries)
 
     def _log(self, entries: Sequence[tuple[int, dict[str, Any]]]) -> None:

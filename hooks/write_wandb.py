@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emrun.base.arguments import check_choice, check_names
-from emrun.base.errors import ArgumentError, MissingExtra
-from emrun.hooks._tracker import AbstractTracker, TrackedRow
+from emrun.base.errors import ArgumentError, needing
 from emrun.hooks._wandb_files import newest_step
-from emrun.shown import Histogram, Picture
-from emrun.storage.facts import Facts
+from emrun.record.facts import Facts
+from emrun.record.rows import Row
+from emrun.record.trackers import AbstractTracker
 
 Mode = Literal["online", "offline"]
 
 
 class WriteWandb(AbstractTracker):
-    """Sends the statistics of each epoch, and values of steps, to Weights & Biases.
+    """Sends the statistics of each epoch, and means between epochs, to Weights & Biases.
 
         hooks:
           - ComputeStats: {variables: [loss, accuracy]}
@@ -39,7 +39,7 @@ class WriteWandb(AbstractTracker):
         entity: the user or team; by default yours.
         tags: a list of tags.
         mode: `online` or `offline`.
-        every: how often values of steps are sent: `50 updates` or `500 iterations`; by default never.
+        every: how often means between epochs are sent: `50 updates`, `500 iterations` or `5 minutes`; by default never.
         timeout: how many seconds to wait for W&B at the start and at the end.
 
     Raises:
@@ -63,17 +63,15 @@ class WriteWandb(AbstractTracker):
             raise ArgumentError("project", f"{project!r} is not the name of a project, without / \\ # ? % :")
         check_choice("mode", mode, Mode)
         check_names("tags", list(tags) if isinstance(tags, tuple) else tags)
-        try:
+        with needing("WriteWandb", "wandb", "wandb"):
             import wandb  # noqa: F401 - takes a second, and most runs do not need it
-        except ImportError as error:
-            raise MissingExtra("WriteWandb", "wandb", "wandb") from error
         self._project = project
         self._entity = entity
         self._tags = list(tags)
         self._mode: Mode = mode
         self._run: Any = None
 
-    def start(self, facts: Facts, identity: str | None) -> str:
+    def begin(self, facts: Facts, identity: str | None) -> str:
         """Begin a run of W&B, or continue one."""
         import wandb
 
@@ -106,22 +104,14 @@ class WriteWandb(AbstractTracker):
             return -1 if found is None else found
         return int(self._run.step) - 1 if self._run.resumed else None
 
-    def send(self, rows: Sequence[TrackedRow]) -> None:
-        """Log the rows, with what hooks have shown."""
+    def write(self, row: Row) -> None:
+        """Log a row, with what hooks have shown."""
         import wandb
 
-        for row in rows:
-            more: dict[str, Any] = {}
-            for name, shown in row.shown.items():
-                if isinstance(shown, Picture):
-                    more[name] = wandb.Image(shown.image())
-                elif isinstance(shown, Histogram):
-                    values = shown.finite()
-                    more |= {name: wandb.Histogram(values.tolist())} if values.size else {}
-                else:
-                    more[name] = wandb.Html(f"<pre>{html.escape(shown.text)}</pre>")
-            epoch = {} if row.epoch is None else {"epoch": row.epoch}
-            self._run.log({**row.values, **more, **epoch}, step=row.iteration)
+        text = lambda content: wandb.Html(f"<pre>{html.escape(content)}</pre>")  # noqa: E731
+        shown = self.objects_of(row, wandb.Image, wandb.Histogram, text)
+        epoch = {"epoch": row.epoch} if row.every is None else {}
+        self._run.log({**row.values, **shown, **epoch}, step=row.iteration)
 
     def finish(self, status: str, reason: str | None) -> None:
         """End the run of W&B, as failed unless it has finished."""

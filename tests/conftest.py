@@ -27,7 +27,7 @@ import campaign
 import memory
 import parsing
 import pytest
-from cpu_seconds import Meter
+from cpu_seconds import Meter, longest_first
 from tabulate import tabulate
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,8 @@ def pytest_collection(session):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests that start the installed command, make whole runs or cause faults as slow; plan a campaign."""
+    """Sort the tests, and mark those that start the installed command, make whole runs or cause faults as slow."""
+    longest_first(items)
     for item in items:
         if not COMMANDS.isdisjoint(item.fixturenames) or any(item.path.is_relative_to(each) for each in WHOLE_RUNS):
             item.add_marker("slow")

@@ -6,6 +6,7 @@ the longest files in `cpu_seconds.md` is written by `python tests/cpu_seconds.py
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from tabulate import tabulate
 
 TESTS = Path(__file__).parent
 TABLE = TESTS / "cpu_seconds.md"
-LONG = 3.0  # CPU seconds of a file that the table lists
+LONG = 2.0  # CPU seconds of a file that the table lists
+SLOW = 0.05  # CPU seconds of a test in the mean of its file, above which the file is slow
 _TICK = os.sysconf("SC_CLK_TCK")
 _KEY = "cpu_seconds"
 
@@ -38,6 +40,20 @@ def of_process_tree():
         total += seconds.get(pid, 0.0)
         left += children.get(pid, ())
     return total
+
+
+def longest_first(items):
+    """Sort tests by the CPU seconds of their files in the table, so that no worker ends with a long file alone.
+
+    Tests of files whose mean is more than `SLOW` are marked as slow.
+    """
+    rows = re.findall(r"^\| `(.+?)` +\| +(\d+) \| +([\d.]+) \|", TABLE.read_text(), re.MULTILINE)
+    seconds = {name: float(each) for name, _, each in rows}
+    slow = {name for name, count, each in rows if float(each) > SLOW * int(count)}
+    items.sort(key=lambda item: seconds.get(item.nodeid.partition("::")[0], 0.0), reverse=True)
+    for item in items:
+        if item.nodeid.partition("::")[0] in slow:
+            item.add_marker("slow")
 
 
 class Meter:

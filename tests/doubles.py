@@ -313,7 +313,6 @@ def wrapped(
     buffer=0,
     epoch_size=-1,
     name="unnamed",
-    profile=None,
     *,
     seed=0,
     training=True,
@@ -323,7 +322,7 @@ def wrapped(
 ):
     """Return what reads a stream; further arguments are those of `Reading`."""
     interrupted = interrupted or (lambda: False)
-    options = {"epoch_size": epoch_size, "profile": profile, "seed": seed, "training": training, "ranks": ranks}
+    options = {"epoch_size": epoch_size, "seed": seed, "training": training, "ranks": ranks}
     return StreamWrapper(function, name, reading=Reading(buffer, **how), interrupted=interrupted, **options)
 
 

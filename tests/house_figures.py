@@ -18,33 +18,34 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 855,
-    "base": 876,
-    "cli": 2_430,
-    "config": 2_768,
-    "diagnosis": 1_942,
-    "launch": 1_134,
-    "loop": 2_717,
-    "models": 4_328,
-    "ranks": 417,
-    "runs": 2_135,
-    "storage": 2_540,
-    "streams": 1_105,
-    "training": 963,
-    "hooks": 5_464,
-    "datasets": 2_105,
+    "root": 927,
+    "base": 1_084,
+    "cli": 2_807,
+    "config": 2_763,
+    "diagnosis": 2_054,
+    "launch": 1_254,
+    "loop": 2_768,
+    "models": 4_682,
+    "ranks": 427,
+    "record": 1_260,
+    "runs": 2_223,
+    "storage": 2_199,
+    "streams": 1_138,
+    "training": 981,
+    "hooks": 4_859,
+    "datasets": 2_393,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
-    "commands": 19,
-    "options": 105,
+    "commands": 20,
+    "options": 126,
     "keys of main_loop": 20,
     "keys of model": 16,
-    "hooks": 40,
+    "hooks": 41,
     "datasets": 11,
 }
 """Kind of public names -> the most of them."""
-FILES = {"emrun": 16, "emrun/config": 21}
+FILES = {"emrun": 16}
 """Folder -> the most files; in other folders 20, but in those of `MANY`."""
 MANY = ("emrun/cli", "emrun/models", "emrun/loop", "hooks", "datasets")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -4,15 +4,15 @@ import ast
 import functools
 from types import FunctionType
 
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 
-LOOKUP = Sources._lookup
+LOOKUP = Unimported._lookup
 """What a new process has: it knows nothing of what other tests have found."""
 
 
 def remember():
     """Parse equal sources once, and find what a config names in emrun or PyTorch once."""
-    parse, lookup, found = ast.parse, Sources._lookup, {}
+    parse, lookup, found = ast.parse, Unimported._lookup, {}
     remembered = functools.cache(parse)
 
     def parsed(source, *arguments, **named):
@@ -32,4 +32,4 @@ def remember():
             found[path] = what
         return what
 
-    ast.parse, Sources._lookup = parsed, looked_up
+    ast.parse, Unimported._lookup = parsed, looked_up

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from emrun.config.yaml_tree import parse
+from emrun.record.record import Record
 from emrun.storage.files import flush_lines
 from emrun.storage.run import create_run
 
@@ -37,12 +38,15 @@ def make_run(tmp_path, monkeypatch):
         place = tmp_path / where / name
         options = {"seed": 42, "clock": lambda: next(times), "plain": parse(config, "").plain()}
         run = create_run(config, name, output_root=place.parent, output_dir=place, **options)
+        record = Record(run.directory)
         for epoch, accuracy in enumerate(accuracies):
             statistics = {"loss": {"mean": 1.0 - accuracy}, "accuracy": {"mean": accuracy, "std": 0.5}}
-            run.record_epoch(epoch, 10 * epoch, 1.5, {"train": {"loss": {"mean": 0.5}}, "valid": statistics})
-        run.steps.begin()
+            run.trace.count(epoch, 10 * epoch)
+            data = {"train": {"loss": {"mean": 0.5}}, "valid": statistics}
+            record.add_epoch(epoch, 10 * epoch, 10 * epoch, 1.5, data)
+        record.steps.begin()
         for chunk in steps:
-            run.steps.append(chunk)
+            record.steps.append(chunk)
         if status == "killed":
             flush_lines()
             run.release()

@@ -1,23 +1,41 @@
 """A training step executes no more Python bytecodes of emrun's own code than its budget."""
 
 import sys
+from collections import OrderedDict
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-CEILINGS = {"bare": 1366, "typical": 1768, "window": 1493}
-"""With up to 12 bytecodes for the hook of torch's optimizers that other tests in the process leave (`Traces`)."""
+CEILINGS = {"bare": 650, "typical": 1075, "window": 835, "ranks": 2150}
+"""Case -> bytecodes of a step; on several ranks some more, which depend on how often they look for news."""
+
+PARAMETER = 40
+"""For each further parameter on several ranks."""
 
 
-@pytest.mark.parametrize("case", CEILINGS)
-def test_bytecodes_of_a_step_stay_within_the_budget(case, monkeypatch):
+@pytest.fixture
+def count(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     import bytecodes
 
+    optimizer = import_module("torch.optim.optimizer")
+    monkeypatch.setattr(optimizer, "_global_optimizer_pre_hooks", OrderedDict())  # of other tests in the process
     before = sys.gettrace()
-    try:
-        counted = bytecodes.count(case)
-    finally:
-        sys.settrace(before)
+    yield bytecodes.count
+    sys.settrace(before)
+
+
+@pytest.mark.parametrize("case", CEILINGS)
+def test_bytecodes_of_a_step_stay_within_the_budget(count, case):
+    for _ in range(3):  # a step in which the loop looks for news, which it does by the clock, executes more
+        counted = count(case)
+        if sum(counted.values()) <= CEILINGS[case]:
+            break
     assert counted["models/torch_model.py"] > 0
     assert sum(counted.values()) <= CEILINGS[case], counted
+
+
+def test_a_further_parameter_on_several_ranks_stays_within_its_budget(count):
+    shallow, deep = (sum(count(case).values()) for case in ("ranks", "deep"))
+    assert 0 < deep - shallow <= 2 * PARAMETER + 10  # the ranks look for news at other iterations

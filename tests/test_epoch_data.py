@@ -86,6 +86,15 @@ def test_what_is_not_written_before_is_an_error(hooks, message):
     assert str(caught.value).startswith("Monitors monitors ")
 
 
+@pytest.mark.parametrize(
+    ("streams", "fix"), [(["train"], "override main_loop.extra_streams=[valid]"), (["train", "train_eval", "test"], "")]
+)
+def test_a_stream_that_is_not_run_has_a_fix_unless_that_would_change_other_entries(streams, fix):
+    with pytest.raises(HookError, match="stream 'valid' is not run") as caught:
+        check_monitors([Writes("loss"), Monitors("valid/loss")], streams)
+    assert caught.value.fix == fix
+
+
 MODULE = """
 from __future__ import annotations
 from collections.abc import Mapping, Sequence

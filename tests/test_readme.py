@@ -28,7 +28,7 @@ from emrun.config.calls import check_type
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
 from emrun.config.sections import SECTIONS, SUPPLIED_TO_LOOP
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.yaml_tree import node_of
 from emrun.hook import EVENTS
 from emrun.loop.main_loop import MainLoop
@@ -270,7 +270,7 @@ def test_the_sections_of_a_config_are_listed(name, heading):
 
 
 def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
-    parameters = Sources().parameters(MainLoop).named
+    parameters = Unimported().parameters(MainLoop).named
     keys = [name for name in parameters if name not in SUPPLIED_TO_LOOP]
     assert sorted(rows(page("config.md"), "The main loop")) == sorted(keys)
     defaults = dict(re.findall(r"^\| `(\w+)` \|.*\| `([^`]*)` \|$", page("config.md"), re.MULTILINE))
@@ -284,7 +284,7 @@ def test_the_keys_of_the_main_loop_are_listed_with_their_defaults():
 
 
 def test_the_keys_of_the_model_are_listed():
-    parameters = Sources().parameters(Sources().find("emrun.models.torch_model.TorchModel")).named
+    parameters = Unimported().parameters(Unimported().find("emrun.models.torch_model.TorchModel")).named
     assert rows(page("models.md"), "Models") == [name for name in parameters if name != "self"]
 
 

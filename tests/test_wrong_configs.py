@@ -4,6 +4,7 @@ The first comment of each config says when the mistake is found: while `reading`
 phase `two` (classes imported), or while `building`. A second comment may hold overrides.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -14,16 +15,20 @@ import pytest
 
 from emrun import create_training
 from emrun.base.errors import ConfigError
-from emrun.config.config import load_config
+from emrun.cli.problems import fix_of
+from emrun.config.config import load_config, read_config
+from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 
 HOME = Path(__file__).parent / "wrong_configs"
 SEVERAL = ("five_mistakes", "hook_intervals", "mistakes_in_the_structure")
 """The configs with more than one mistake."""
 COMMANDS = {*SEVERAL, "not_utf_8", "extends_broken", "override_twice", "hook_class", "call_of_a_constant", "hook_order"}
 """The configs for which every test run starts the command; a campaign starts it for all."""
-SOURCES = Sources()  # which reads the files of torch once
+SOURCES = Unimported()  # which reads the files of torch once
+CODES = json.loads((HOME / "codes.json").read_text(encoding="utf-8"))
+"""Config -> for each of its problems the code, and the overrides that make the problem go away."""
 NAMES = sorted(path.stem for path in HOME.glob("*.yaml"))
 
 
@@ -38,7 +43,7 @@ def phase_is(*phases):
     return pytest.mark.parametrize("name", [name for name in NAMES if comment(name, "phase") in phases])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def place(tmp_path_factory):
     """A directory with the files that wrong configs refer to; one for all, since `SOURCES` remembers their places."""
     place = tmp_path_factory.mktemp("wrong_configs")
@@ -65,6 +70,35 @@ def loaded(name, folder):
     return load_config(f"{name}.yaml", shlex.split(comment(name, "overrides")))
 
 
+def check_codes_and_fixes(name, folder, error):
+    """Check the codes of the problems, and that the overrides of each `fix` make the problem go away."""
+    overrides = shlex.split(comment(name, "overrides"))
+    try:
+        tree = read_config(f"{name}.yaml", overrides).root
+    except ConfigError:
+        tree = None
+    found = [[problem.code, *(fix_of(problem, tree) or {}).get("overrides", [])] for problem in error.problems]
+    assert found == CODES[name]
+    for problem, (_, *fix) in zip(error.problems, found, strict=True):
+        left = still_wrong(name, folder, [*overrides, *fix]) if fix else []
+        assert (problem.key, problem.message) not in left
+
+
+def still_wrong(name, folder, overrides):
+    """Return the key and the message of each problem that a config with overrides has."""
+    try:
+        config = load_config(f"{name}.yaml", overrides)
+        phase = comment(name, "phase")
+        Plan.with_evaluations(config, Imported() if phase == "two" else SOURCES)
+        if phase == "building":
+            training = create_training(config, folder / "log")
+            training.main_loop.run.release()
+            shutil.rmtree(folder / "log")
+    except ConfigError as error:
+        return [(problem.key, problem.message) for problem in error.problems]
+    return []
+
+
 def printed(error):
     """Return what the command prints for an error."""
     return f"{error}\n" + (f"{len(error.problems)} errors\n" if len(error.problems) > 1 else "")
@@ -87,6 +121,7 @@ def test_the_mistake_is_found_without_importing_anything(folder, name):
     with pytest.raises(ConfigError) as caught:
         Plan.with_evaluations(loaded(name, folder), SOURCES)
     assert printed(caught.value) == expected(name, folder)
+    check_codes_and_fixes(name, folder, caught.value)
     assert "parts.classes" not in sys.modules
 
 
@@ -97,10 +132,12 @@ def test_the_mistake_is_found_when_everything_is_built_and_not_before(folder, na
     with pytest.raises(ConfigError) as caught:
         create_training(config, folder / "log")
     assert printed(caught.value) == expected(name, folder)
+    check_codes_and_fixes(name, folder, caught.value)
     assert not (folder / "log").exists()
 
 
-def test_every_wrong_config_has_its_text_and_its_phase():
+def test_every_wrong_config_has_its_text_its_codes_and_its_phase():
+    assert sorted(CODES) == NAMES
     assert sorted(path.stem for path in HOME.glob("*.txt")) == NAMES
     assert {comment(name, "phase") for name in NAMES} == {"reading", "one", "two", "building"}
     assert len(NAMES) >= 100

@@ -32,7 +32,7 @@ import numpy as np
 import parsing
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-SLOW = ("click", "ruamel.yaml", "safetensors.torch", "tabulate", "torch", "torch._dynamo", "tqdm")
+SLOW = ("click", "ruamel.yaml", "safetensors.torch", "torch", "torch._dynamo", "tqdm")
 """What most commands import, but for emrun."""
 PROGRAMS = ("emrun.sample_configs", "emrun.__main__")
 """What is not imported but run."""

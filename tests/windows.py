@@ -17,6 +17,8 @@ class Net(nn.Module):
         losses = ((self.layers(x).squeeze(1) - y) ** 2).float()
         if self.kind == "mean":
             return {"loss": losses.mean()}
+        if self.kind == "loss_weight":
+            return {"loss": losses, "scalar": losses.detach().mean(), "loss_weight": tokens}
         return {"loss": losses} if self.kind == "examples" else {"loss": losses, "example_weight": tokens}
 
 

@@ -22,7 +22,7 @@ def nothing(losses) -> float:
 
 
 def emrun(losses) -> float:
-    from emrun.hooks._parts.running_stats import RunningStats
+    from emrun.record.running_stats import RunningStats
 
     stats = RunningStats(["mean"])
     for each in losses:

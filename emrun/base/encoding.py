@@ -20,6 +20,9 @@ from emrun.base.types import Batch
 _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
+_KIND = "emrun.kind"
+"""The key of an encoded mapping that stands for a value of another kind; see `decode`."""
+_BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _MAPPINGS: Mapping[str, type] = {"mapping": dict, "ordered": OrderedDict, "counter": Counter}
 
 
@@ -27,7 +30,9 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
-        value: plain types, tensors, NumPy numbers, and mappings, lists and tuples of these.
+        value: plain types, tensors, NumPy numbers and arrays of numbers, generators of random numbers
+            (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these. `decode` restores
+            arrays and generators.
         key: the name of the value in messages.
         copied: copy the tensors, so that later changes in place do not change the result.
 
@@ -43,7 +48,8 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     if is_nested(value):
         raise StateError(f"{key} is a nested tensor, which cannot be saved; use a list of tensors")
     if isinstance(value, torch.Tensor):
-        there = value.detach().as_subclass(torch.Tensor)
+        there = value.detach()
+        there = there if type(there) is torch.Tensor else there.as_subclass(torch.Tensor)  # sparse ones refuse
         return there.clone() if copied and there.is_cpu else there.cpu()
     if isinstance(value, Mapping):
         for name in value:
@@ -53,8 +59,43 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     if isinstance(value, list | tuple):
         entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
-    hint = "convert it with torch.from_numpy" if isinstance(value, np.ndarray) else "use plain types and tensors"
-    raise StateError(f"{key} is {type(value).__name__}, which cannot be saved; {hint}")
+    if type(value) in (np.ndarray, np.memmap) and value.dtype.kind in "biufc":
+        return {_KIND: "array", "values": pack(np.asarray(value), key)[1]}
+    if isinstance(value, torch.Generator):
+        return {_KIND: "torch", "device": str(value.device), "state": value.get_state()}
+    bits: Any = value.bit_generator if type(value) is np.random.Generator else None
+    if type(bits).__name__ in _BITS_OF and isinstance(seed := bits.seed_seq, np.random.SeedSequence):
+        origin = [seed.entropy, seed.spawn_key, seed.n_children_spawned]  # for `spawn`
+        return {_KIND: "numpy", "seed": encode(origin, key), "state": encode(bits.state, key)}
+    what = f"ndarray of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise StateError(f"{key} is {what}, which cannot be saved; use plain types, tensors and arrays of numbers")
+
+
+def decode(value: Any) -> Any:
+    """Return what `encode` encoded, with arrays and generators, which share no memory with those before.
+
+    Raises:
+        Exception: the value does not have the form that `encode` returns.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(map(decode, value))
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get(_KIND)
+    if kind == "array":
+        return value["values"].numpy()
+    if kind == "torch":
+        generator = torch.Generator(value["device"])
+        generator.set_state(value["state"])
+        return generator
+    found = {name: decode(each) for name, each in value.items()}
+    if kind != "numpy":
+        return found
+    entropy, spawn_key, spawned = found["seed"]
+    seed = np.random.SeedSequence(entropy, spawn_key=spawn_key, n_children_spawned=spawned)
+    bits = getattr(np.random, _BITS_OF[_BITS_OF.index(found["state"]["bit_generator"])])(seed)
+    bits.state = found["state"]
+    return np.random.Generator(bits)
 
 
 def _python_state() -> Any:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from emrun.base.wording import listed
 
 
 class EmrunError(Exception):
-    """Base class of emrun's errors; `exit_status` is the exit status of the command."""
+    """Base class of emrun's errors.
+
+    `exit_status` is the exit status of the command, `code` what programs know the error by (docs/errors.md), and
+    `retry` whether the same command may succeed later.
+    """
 
     exit_status = 1
+    code = "failed"
+    retry = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +39,22 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a config: its position, its key, and a message that says what to do."""
+    """One mistake in a config: its position, its key, and a message that says what to do.
+
+    Args:
+        position: the place; None if it is not known.
+        key: the key.
+        message: what is wrong, and what to do.
+        code: what programs know the mistake by; docs/errors.md lists all codes.
+        fix: what to change at this place: `set VALUE`, `delete`, or `move` a hook to the end; or
+            `override KEY=VALUE`, or `command WORDS`; empty if only the message tells, or only the user knows.
+    """
 
     position: Position | None
     key: str
     message: str
+    code: str = "config.value"
+    fix: str = ""
 
     def __str__(self) -> str:
         return ": ".join(part for part in (str(self.position or ""), self.key, self.message) if part)
@@ -70,14 +89,17 @@ class ConfigError(EmrunError, ValueError):
 class ArgumentError(EmrunError, ValueError):
     """An argument that a constructor cannot use. If it comes from a config, it is reported at its line.
 
-    Classes of users may raise this error too. `argument` may point into the argument: `groups[0].match`.
+    Classes of users may raise this error too. `argument` may point into the argument: `groups[0].match`. `fix` is
+    that of a `Problem`.
     """
 
     exit_status = 2
+    code = "config.value"
 
-    def __init__(self, argument: str, message: str) -> None:
+    def __init__(self, argument: str, message: str, fix: str = "") -> None:
         self.argument = argument
         self.message = message
+        self.fix = fix
         super().__init__(f"{argument}: {message}")
 
 
@@ -86,13 +108,23 @@ class HookError(EmrunError, ValueError):
 
     `hook_index` is the index of the hook; `about` has the values that its arguments may have, in this order, because of
     which it cannot work. If one of its arguments has such a value, the error is reported at the line of the argument.
+    `code` and `fix` are those of a `Problem`.
     """
 
     exit_status = 2
 
-    def __init__(self, message: str, hook_index: int | None = None, about: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        hook_index: int | None = None,
+        about: Sequence[str] = (),
+        code: str = "config.hook",
+        fix: str = "",
+    ) -> None:
         self.hook_index = hook_index
         self.about = about
+        self.code = code
+        self.fix = fix
         super().__init__(message)
 
 
@@ -100,15 +132,31 @@ class UsageError(EmrunError, ValueError):
     """A command or a call that makes no sense, such as an evaluation of a directory that is not a run."""
 
     exit_status = 2
+    code = "usage"
 
 
 class MissingExtra(EmrunError, ImportError):
     """An optional library that a hook, dataset or model needs is not installed; the message has the install command."""
 
     exit_status = 2
+    code = "extra.missing"
 
     def __init__(self, what: str, library: str, extra: str) -> None:
+        self.fix = f"command pip install emrun[{extra}]"
         super().__init__(f"{what} needs {library}, which is not installed: pip install 'emrun[{extra}]'")
+
+
+@contextmanager
+def needing(what: str, library: str, extra: str) -> Iterator[None]:
+    """Let the block import an optional library.
+
+    Raises:
+        MissingExtra: it is not installed; see there.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(what, library, extra) from error
 
 
 class StreamError(EmrunError, ValueError):
@@ -117,6 +165,8 @@ class StreamError(EmrunError, ValueError):
     An error in the first batch of a stream is a mistake in the config or the dataset, found before any update: exit
     status 2. An error in a later batch is a failure: exit status 1.
     """
+
+    code = "stream.contract"
 
     def __init__(self, message: str, *, first_batch: bool = False) -> None:
         self.exit_status = 2 if first_batch else 1
@@ -127,6 +177,7 @@ class StorageError(EmrunError, OSError):
     """A file of a run that cannot be read or written: full disk, read-only directory, damaged checkpoint."""
 
     exit_status = 74
+    code = "storage"
 
     def __str__(self) -> str:
         return str(self.strerror or super().__str__())  # without Python's `[Errno 28]`
@@ -135,19 +186,29 @@ class StorageError(EmrunError, OSError):
 class ReadTimeout(StorageError):
     """A file that a (network) file system did not deliver in time; the file may be intact."""
 
+    code = "storage.timeout"
+    retry = True
+
 
 class DownloadError(EmrunError):
     """A download that failed: no answer, a wrong file, or an archive that is damaged or not safe to unpack."""
 
+    code = "download"
+    retry = True
+
 
 class RunExists(UsageError):
     """The directory for a new run already holds a run."""
+
+    code = "usage.run-exists"
 
 
 class RunInUse(EmrunError):
     """Another process, or another main loop in this process, is writing this run."""
 
     exit_status = 75
+    code = "run.in-use"
+    retry = True
 
 
 class RankFailed(EmrunError):
@@ -156,6 +217,8 @@ class RankFailed(EmrunError):
     `exit_status` is that of the other process, as far as it is known. `is_cause` is true if that process hangs, so that
     only this one can report it.
     """
+
+    code = "ranks.failed"
 
     def __init__(self, message: str, exit_status: int = 1, *, is_cause: bool = False) -> None:
         self.exit_status = exit_status
@@ -166,11 +229,14 @@ class RankFailed(EmrunError):
 class DifferentRanks(EmrunError):
     """The processes that train together have different batches or parameters."""
 
+    code = "ranks.different"
+
 
 class StateError(EmrunError, ValueError):
     """A state that cannot be saved, or that does not fit the object that loads it."""
 
     exit_status = 2
+    code = "state"
 
 
 def reason_of(error: BaseException) -> str:
@@ -216,5 +282,20 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
         inputs: its inputs as they are shown, e.g. `x: float32 (32, 10)`.
     """
     if not isinstance(error, EmrunError) and not getattr(error, "has_inputs", False):
-        error.add_note(f"{what} got {listed(list(inputs))}")
+        limit = _limit_of(error) if str(error).startswith(("Target ", "index out of range in self")) else ""
+        error.add_note(f"{what} got {listed(list(inputs))}{limit}")
         error.__dict__["has_inputs"] = True
+
+
+_LIMITS = {"cross_entropy": ("input", 1), "nll_loss": ("input", 1), "embedding": ("weight", 0)}
+"""Function of torch -> its argument, and the axis of it that limits the whole numbers that it takes."""
+
+
+def _limit_of(error: Exception) -> str:
+    """Return what the function of torch takes that has refused a whole number; nothing if it was another function."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        argument, axis = _LIMITS.get(frame.f_code.co_name, ("", 0))
+        shape = getattr(frame.f_locals.get(argument), "shape", ())
+        if len(shape) > axis and frame.f_globals.get("__name__") == "torch.nn.functional":
+            return f"; {frame.f_code.co_name} takes whole numbers from 0 to {shape[axis] - 1} here"
+    return ""

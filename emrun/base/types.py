@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
@@ -118,6 +118,10 @@ class Interval:
         return f"{self.count:g} {_singular(self.unit) if self.count == 1 else self.unit}"
 
 
+TICKS = 1_000_000
+"""The number of updates of a run that time ends, for schedules; see `Horizon`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Horizon:
     """How many updates a run will make, as far as this is known.
@@ -127,12 +131,16 @@ class Horizon:
         updates_per_pass: number of updates in a pass of the train stream; None if it is not known.
         missing: why `updates` will not be known before the first update, and what to do; empty if it will.
         is_awaited: whether the zeroth epoch will tell `updates_per_pass`.
+        share: returns the share of the run that is over after a number of updates, from 0 to 1, if time ends the run;
+            then `updates` is `TICKS`, of which a schedule takes this share for the updates done. None if updates end
+            the run.
     """
 
     updates: int | None
     updates_per_pass: int | None = None
     missing: str = ""
     is_awaited: bool = False
+    share: Callable[[int], float] | None = None
 
 
 def _singular(unit: str) -> str:
@@ -220,15 +228,6 @@ class Factory:
         self._args = args
         self._is_import = is_import
         self.kwargs = kwargs
-
-    @classmethod
-    def of(
-        cls, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Factory:
-        """Return a factory whose keyword arguments may have any names."""
-        factory = cls(target, *args, options=options)
-        factory.kwargs = dict(kwargs)
-        return factory
 
     def __call__(self, *supplied: Any) -> Any:
         """Call the target with the supplied arguments first; for an `import` form, return the target itself."""

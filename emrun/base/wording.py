@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+IN_TABLE = 40
+"""The most characters of a list of names in a table; see `few`."""
 NO_OPTIMIZER = "training needs an optimizer, e.g. {class: AdamW, lr: 1.0e-3}"
 
 
@@ -14,7 +16,7 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'epochs'?` for the name nearest to `name`, or an empty string if no name is near.
 
     The nearest name is the first that is found of: a name with almost the same letters, another common word for the
-    same thing (`learning_rate`, `lr`), a name with similar letters, the only name that begins like this (`acc`).
+    same thing (`learning_rate`, `lr`), the only name that begins like this (`acc`), a name with similar letters.
     """
     near = nearest(name, allowed)
     return f"; did you mean {near!r}?" if near is not None else ""
@@ -28,10 +30,12 @@ def meant_of(name: object, names: Iterable[str]) -> str:
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name nearest to `name`, None if no name is near; see `did_you_mean`."""
-    found = sure(name, allowed := list(allowed))
-    found = found if found is not None else _most_alike(name, allowed, 0.6)
-    longer = [each for each in allowed if len(name) > 2 and normalised(each).startswith(normalised(name))]
-    return longer[0] if found is None and len(longer) == 1 else found
+    found, word = sure(name, allowed := list(allowed)), normalised(name)
+    begins = [(normalised(each)[: len(word) + 1], each) for each in allowed if len(word) > 2]
+    longer = [each for begin, each in begins if difflib.SequenceMatcher(None, begin, word).ratio() > 0.85]
+    if found is None and len(longer) == 1:
+        return longer[0]
+    return found if found is not None else _most_alike(name, allowed, 0.6)
 
 
 def sure(name: str, allowed: Iterable[str]) -> str | None:
@@ -101,6 +105,20 @@ _SAME = (
 def listed(names: Sequence[str]) -> str:
     """Return names for a message: `a, b, c`, or `nothing`."""
     return ", ".join(names) if names else "nothing"
+
+
+def few(names: Iterable[str], longest: int = 80) -> str:
+    """Return the first names, as far as they fit, and how many more there are: `layers.0.weight, +37`, or `nothing`."""
+    names = [in_one_line(each) for each in names]
+    fitting = (n for n in range(len(names), 1, -1) if len(", ".join(names[:n])) <= longest)
+    shown = next(fitting, min(1, len(names)))
+    return listed([*names[:shown], *([f"+{len(names) - shown}"] if shown < len(names) else [])])
+
+
+def last_parts(keys: Sequence[str]) -> list[str]:
+    """Return the last part of each key for a heading; where two are equal, the whole key."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [each if last.count(each) == 1 else key for key, each in zip(keys, last, strict=True)]
 
 
 def from_here(path: Path) -> Path:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from emrun.cli import early
+
+# isort: split
+
 import os
 import signal
+import sys
 from typing import Any
 
 import click
 
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
+from emrun.cli.as_json import errors_as_json, print_json
 from emrun.cli.bench import bench
 from emrun.cli.check import check
+from emrun.cli.compare import compare
 from emrun.cli.completion import completion, register
 from emrun.cli.config import show_config
 from emrun.cli.dataset import dataset
@@ -22,6 +29,7 @@ from emrun.cli.habits import answer
 from emrun.cli.init import init
 from emrun.cli.ls import ls
 from emrun.cli.predict import predict
+from emrun.cli.problems import problems_of
 from emrun.cli.prune import prune
 from emrun.cli.ranks import tell_failure
 from emrun.cli.replay import replay
@@ -38,7 +46,7 @@ from emrun.ranks.group import end_process
 GROUPS = {
     "Train": (init, train, resume, evaluate, predict, sweep),
     "Look": (check, show_config, show, bench, dataset, completion),
-    "Compare": (ls, diff, trace, write_report, prune),
+    "Compare": (compare, ls, diff, trace, write_report, prune),
     "Prove": (verify_resume, replay),
 }
 """The commands in the groups and the order in which the help shows them."""
@@ -72,7 +80,10 @@ def emrun() -> None:
 
 for _commands in GROUPS.values():
     for _command in _commands:
+        if all("--json" not in each.opts for each in _command.params):
+            errors_as_json(_command)
         emrun.add_command(_command)
+early.end()
 
 
 def main() -> int:
@@ -91,6 +102,8 @@ def _run() -> int:
         except click.ClickException as error:
             answer(error)
             error.show()
+            if "--json" in sys.argv[1:]:
+                print_json({"status": "failed", "exit_status": error.exit_code, "problems": problems_of(error)})
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             report_and_end_by_signal(signal.SIGINT)

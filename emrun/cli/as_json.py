@@ -12,8 +12,39 @@ from typing import Any
 
 import click
 
-with_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+AS_JSON = "emrun.json"
+"""Key of `click.Context.meta`: the arguments of the command, if the option `--json` was given."""
+
+
+def _note(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.meta[AS_JSON] = context.params if value else None
+    return value
+
+
+with_json = click.option("--json", "as_json", is_flag=True, callback=_note, help="Print the result as JSON.")
 """Adds the option; the command gets `as_json`."""
+errors_as_json = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_note, help="Print an error as JSON."
+)  # fmt: skip
+"""Adds the option to a command whose result is a file."""
+
+
+def arguments() -> dict[str, Any] | None:
+    """Return the arguments of the command by the names of their parameters; None if it is not to print JSON."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(AS_JSON) if context is not None else None
+
+
+def wants_json() -> bool:
+    """Return whether the current command is to print JSON."""
+    return arguments() is not None
+
+
+def so_far() -> dict[str, Any]:
+    """Return what the command knows by now, which is also part of the object that it prints if it fails."""
+    context = click.get_current_context(silent=True)
+    found: dict[str, Any] = {} if context is None else context.meta.setdefault(f"{AS_JSON}.so_far", {})
+    return found
 
 
 def print_json(result: Any) -> None:

@@ -36,6 +36,7 @@ def bench(
     """Measure how fast the streams of CONFIG are read, and recommend how to read them.
 
     Each stream is read without read-ahead, by a thread (main_loop.buffer) and by worker processes (main_loop.workers).
+    Images as bytes (dataset.dtype) are tried too, and more threads if EMRUN_THREADS is less than the number of cores.
     A step of the model is measured too. The recommendation is the simplest setting with which training waits hardly
     longer for its batches than with the best setting.
     """
@@ -55,6 +56,7 @@ def bench(
 
 def _in_json(found: Bench) -> dict[str, Any]:
     step = found.step
+    better = None if step is None else found.streams[0].change(found.present, step)[1]
     return {
         "step_seconds": step,
         "why_no_step": found.no_step,
@@ -79,11 +81,15 @@ def _in_json(found: Bench) -> dict[str, Any]:
             for stream in found.streams
         ],
         "recommended": None if step is None else _setting(found.streams[0].chosen(step)),
+        "change": None if step is None or better is None else _setting(better),
     }
 
 
-def _setting(reading: Speed) -> dict[str, int]:
-    return {"buffer": reading.setting.buffer, "workers": reading.setting.workers}
+def _setting(reading: Speed) -> dict[str, Any]:
+    setting = reading.setting
+    others = {"threads": setting.threads, "dtype": setting.dtype}
+    named = {key: value for key, value in others.items() if value is not None}
+    return {"buffer": setting.buffer or 0, "workers": setting.workers, **named}
 
 
 def _shown(found: Bench) -> str:
@@ -123,9 +129,24 @@ def _choice(found: Bench) -> str:
     waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
     why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
     if best is first:
-        return f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
+        choice = f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
+        return f"{choice}\n{_change(found, stream, found.step)}"
     given = str(best.setting).replace(", ", " main_loop.").replace(": ", "=")
     return (
         f"choose `{best.setting}` (main_loop.{given}): {why}, without read-ahead "
-        f"{stream.waiting(first, found.step):.0%}; simpler settings are slower"
+        f"{stream.waiting(first, found.step):.0%}; simpler settings are slower\n{_change(found, stream, found.step)}"
     )
+
+
+def _change(found: Bench, stream: StreamBench, step: float) -> str:
+    """Return the line that says how far the stream is from feeding the step, and which one change helps most."""
+    now, better = stream.change(found.present, step)
+    says = f"as the config is ({found.present}), the stream cannot be read"
+    if now is not None:
+        rate = f"{1 / now.seconds_per_batch:.3g} batches" if now.seconds_per_batch else "one batch"
+        waits = f"training waits {stream.waiting(now, step):.0%} of its time"
+        says = f"as the config is ({now.setting}), the stream gives {rate}/s, the model takes {1 / step:.3g}: {waits}"
+    if better is None:
+        return f"{says}, and no other setting that was tried waits less"
+    scaled = "; the model then needs `scale: 255` in `inputs`" * (better.setting.dtype is not None)
+    return f"{says}; what helps most is `{better.setting}`: {stream.waiting(better, step):.0%}{scaled}"

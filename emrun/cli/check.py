@@ -5,24 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from emrun.base.censor import for_terminal
-from emrun.base.errors import ConfigError, Problem, reason_of
-from emrun.base.wording import in_one_line, size_of
-from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.base.tables import folded_line, width
+from emrun.base.wording import IN_TABLE, few, in_one_line, size_of
+from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
-from emrun.cli.environment import check_environment
-from emrun.cli.failures import fail
+from emrun.cli.failures import fail, print_error
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 
 _MOST_ROWS = 30
-_MOST_NAMES = 4  # of the parameters of a group
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
@@ -36,8 +35,9 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: b
     """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
 
     The config is checked against everything that it names. Then the first two batches of every stream are read, and a
-    copy of the model makes a training step and evaluations with them, and is saved and loaded again. Nothing is written
-    and nothing is changed. Hooks are built, but get no events, except hooks that may change batches.
+    copy of the model makes a training step and evaluations with them, and is saved and loaded again. Then a training of
+    one epoch, with two batches of each stream and all hooks except trackers, is interrupted and resumed. Its directory
+    is temporary and is deleted.
 
     With --data, every stream is read once. Found are examples that are in two streams or twice in one, the same inputs
     with different labels, sources that are constant or not finite, labels that only one stream has, and a train stream
@@ -52,7 +52,7 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: b
     if config is None:
         if static or data:
             raise click.UsageError(f"--{'static' if static else 'data'} needs a CONFIG", click.get_current_context())
-        return check_environment(as_json)
+        return _check_environment(as_json)
     if static and data:
         raise click.UsageError("--static imports nothing, so that it cannot read data; leave out --data or --static")
     with terminal_log(quiet=True):
@@ -64,22 +64,47 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: b
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
-            if as_json:
-                print_json({"problems": _problems(error), "contract": None})
-            return error.exit_status if as_json and isinstance(error, ConfigError) else fail(error)
+            so_far()["contract"] = None
+            return fail(error)
     if as_json:
         print_json({"problems": [], "contract": contract, **({} if looked is None else {"data": looked})})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
         _show(contract)
-        tried = "tried a step, evaluations, saving and loading"
+        tried = "tried a short epoch with all hooks, saving and loading"
         if looked is not None:
             _show_data(looked)
             tried += ", and read all data"
         if looked is None or not looked["findings"]:
             click.echo(f"\n{config}: nothing is wrong; {tried}")
     return 1 if looked is not None and looked["findings"] else 0
+
+
+def _check_environment(as_json: bool) -> int:
+    """Print the environment and what is wrong with it; return the exit status."""
+    with unwound_by_sigterm():
+        try:
+            import_torch()
+            from emrun.diagnosis.environment import inspect_environment
+        except (ImportError, OSError) as error:  # also a shared library that torch does not find
+            raise click.ClickException(f"{error}; install emrun and PyTorch again") from error
+        found = inspect_environment(Path.cwd())
+    if as_json:
+        problems = [
+            {"file": None, "line": None, "column": None, "key": None, "message": each} for each in found.problems
+        ]
+        print_json({**asdict(found), "problems": problems})
+    else:
+        click.echo(table(list(found.facts.items())))
+        click.echo("\n" + table([list(row.values()) for row in found.devices], list(found.devices[0])) + "\n")
+        for message in found.warnings:
+            click.echo(f"warning: {message}", err=True)
+        for message in found.problems:
+            print_error(f"{click.style('error:', fg='red', bold=True)} {message}")
+        counts = f"{len(found.problems)} errors, {len(found.warnings)} warnings"
+        click.echo(counts if found.problems or found.warnings else "nothing is wrong")
+    return 1 if found.problems else 0
 
 
 def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str, Any]:
@@ -137,26 +162,12 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
     check_statically(config, evaluations=True)
     if not static:
         import_torch()
-        from emrun.diagnosis.trial import try_out
+        from emrun.diagnosis.tryout import try_out
 
         return try_out(with_statistics(config))
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None
-
-
-def _problems(error: BaseException) -> list[dict[str, Any]]:
-    problems = error.problems if isinstance(error, ConfigError) else [Problem(None, "", reason_of(error))]
-    return [
-        {
-            "file": problem.position and problem.position.source,
-            "line": problem.position and problem.position.line,
-            "column": problem.position and problem.position.column,
-            "key": problem.key if isinstance(error, ConfigError) else None,
-            "message": for_terminal(problem.message),
-        }
-        for problem in problems
-    ]
 
 
 def _show(contract: dict[str, Any]) -> None:
@@ -172,6 +183,8 @@ def _show(contract: dict[str, Any]) -> None:
         if not stream["sources"]:
             rows.append([*head, "no batches", "", "", "", ""])
     click.echo(table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"]))
+    if used := ", ".join(f"{key}: {count}" for key, count in contract["reading"].items() if count):
+        click.echo(f"\nstreams are read ahead with {used}")
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     for stream, found in contract["statistics"].items():
@@ -185,7 +198,8 @@ def _show(contract: dict[str, Any]) -> None:
     if contract["initial_weights"]:
         _show_initial(contract["initial_weights"])
     if contract["schedule"] is not None:
-        click.echo("\n" + "\n".join(contract["schedule"]["lines"]))
+        space = width(sys.stdout)
+        click.echo("\n" + "\n".join(folded_line(line, space) for line in contract["schedule"]["lines"]))
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
     click.echo(f"\nmemory: {memory}")
     seconds = contract["seconds_per_epoch"]
@@ -204,12 +218,14 @@ def _numbers(found: dict[str, Any]) -> str:
 
 def _show_parameters(parameters: list[dict[str, Any]]) -> None:
     rows = []
-    for part in parameters[:_MOST_ROWS]:
-        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
+    for part in parameters:
+        shapes = few(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
         trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
         rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
-    if rest := parameters[_MOST_ROWS:]:
-        rows.append([f"{len(rest)} more", "", "(--json lists all)", f"{sum(each['count'] for each in rest):,}", ""])
+    half = _MOST_ROWS // 2
+    if len(rows) > _MOST_ROWS + 1:  # the last ones stay, such as a new head
+        count = sum(part["count"] for part in parameters[half:-half])
+        rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(--json lists all)", f"{count:,}", ""]]
     total = sum(part["count"] for part in parameters)
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]
@@ -221,8 +237,8 @@ def _show_groups(groups: list[dict[str, Any]]) -> None:
     for each in groups:
         numbers = ["" if each[key] is None else f"{each[key]:g}" for key in ("lr", "weight_decay")]
         names = each["parameters"]
-        shown = ", ".join(names[:_MOST_NAMES]) + f", ... ({len(names)})" * (len(names) > _MOST_NAMES)
-        rows.append([each["optimizer"], each["class"], each["group"], *numbers, f"{each['count']:,}", shown])
+        group = str(each["group"])
+        rows.append([each["optimizer"], each["class"], group, *numbers, f"{each['count']:,}", few(names, IN_TABLE)])
     headers = ["optimizer", "class", "group", "lr", "weight decay", "parameters", ""]
     click.echo("\n" + table(rows, headers, ("left", "left", "right", "right", "right", "right", "left")))
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.tables import Table, folded_line, width
 from emrun.base.terminal import outlived
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.ranks.group import rank_of
@@ -27,23 +29,28 @@ DISPLAY = ("LogVariables", "ShowProgress")
 
 
 class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes log lines to standard error, above a progress bar if there is one; does not repeat those marked `once`."""
+    """Writes log lines to standard error, above a progress bar if there is one; with equal `once`, the first."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "once", False):
-            if record.getMessage() in self._told:
+        if once := getattr(record, "once", None):
+            key = record.getMessage() if once is True else once
+            if key in self._told:
                 return
-            self._told.add(record.getMessage())
+            self._told.add(key)
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)  # None if tqdm is not imported: then no bar is shown
         with tqdm.external_write_mode(file=self.stream) if tqdm else nullcontext():
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        space = width(self.stream)
+        args = record.args if isinstance(record.args, tuple) else ()
+        folded = tuple(each.folded(space) if isinstance(each, Table) else each for each in args)
+        text = str(record.msg) % folded if folded else record.getMessage()
+        text = "\n".join(folded_line(line, space) for line in text.split("\n"))
         if record.levelno <= logging.INFO:
             return text
         word = f"{record.levelname.lower()}:"
@@ -127,7 +134,37 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        yield
+        with _warnings_once():
+            yield
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
+
+
+@contextmanager
+def _warnings_once() -> Iterator[None]:
+    """Show each warning of Python once, unless `-W` or PYTHONWARNINGS says how often.
+
+    Python shows one again after any `warnings.catch_warnings`, such as those of libraries in each epoch.
+    """
+    show, told = warnings.showwarning, set()
+
+    def once(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        key = (str(message), category, filename, lineno)
+        if key not in told:
+            told.add(key)
+            show(message, category, filename, lineno, file, line)
+
+    if not sys.warnoptions:
+        warnings.showwarning = once
+    try:
+        yield
+    finally:
+        warnings.showwarning = show

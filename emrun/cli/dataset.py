@@ -24,7 +24,7 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...], as_json: bool
     """Build the dataset of CONFIG, call its METHOD without arguments and print the result.
 
     Every dataset has the method stream_info, which shows the sources of its streams; when a stream fails, the exit
-    status is 1. A method named bench cannot be called.
+    status is 1.
     """
     with terminal_log():
         import_torch()

@@ -36,7 +36,7 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
     Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
     """
     from emrun.runs.comparison import compare
-    from emrun.runs.search import find_run
+    from emrun.runs.finding import find_run
 
     found = compare(find_run(expanded(a)), find_run(expanded(b)))
     if as_json:
@@ -52,8 +52,18 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
         done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
         yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
     was_long = True
-    for section in (_config, _modules, _packages, _device, _data, _statistics, _steps, _verdict):
-        lines = list(section(found))
+    for title, part, section in (
+        ("config", "config", _config),
+        ("code", "code", _modules),
+        ("packages", "code", _packages),
+        ("device", "device", _device),
+        ("data", "data", _data),
+        ("statistics", "statistics", _statistics),
+        ("steps", "steps", _steps),
+        ("", "", _verdict),
+    ):
+        reason = found["not_compared"].get(part)
+        lines = list(section(found)) if reason is None else [f"{title}: not compared: {reason}"]
         if was_long or len(lines) > 1:
             yield ""
         yield from lines
@@ -65,9 +75,6 @@ def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("config")) is not None:
-        yield f"config: not compared: {reason}"
-        return
     rows = [
         [in_one_line(each["key"], _LONGEST), *(_side(each[name]) for name in "ab"), _origin(each)]
         for each in found["config"]
@@ -96,22 +103,17 @@ def _origin(row: Mapping[str, Any]) -> str:
 
 
 def _packages(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("code")) is not None:
-        yield f"packages: not compared: {reason}"
-    else:
-        versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
-        versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
-        rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
-        yield from _table("packages", rows, ["package", "a", "b"])
-        if found["repositories"] is not None:
-            for name in "ab":
-                yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
+    versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
+    versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
+    rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
+    yield from _table("packages", rows, ["package", "a", "b"])
+    if found["repositories"] is not None:
+        for name in "ab":
+            yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
 
 
 def _device(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("device")) is not None:
-        yield f"device: not compared: {reason}"
-    elif found["device"] is not None:
+    if found["device"] is not None:
         yield f"device: {in_one_line(found['device']['a'])} and {in_one_line(found['device']['b'])}"
     else:
         yield "device: equal"
@@ -124,9 +126,6 @@ def _repository(entry: Mapping[str, Any]) -> str:
 
 
 def _modules(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("code")) is not None:
-        yield f"code: not compared: {reason}"
-        return
     modules = found["modules"]
     rows = [[in_one_line(each["name"], _LONGEST), each["change"]] for each in modules]
     yield from _table("code", rows, ["module", ""])
@@ -140,9 +139,6 @@ def _modules(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _data(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("data")) is not None:
-        yield f"data: not compared: {reason}"
-        return
     rows = []
     for each in found["data"]:
         sources = listed([in_one_line(name, _LONGEST) for name in each["sources"]])
@@ -151,9 +147,7 @@ def _data(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
-    if (reason := found["not_compared"].get("statistics")) is not None:
-        yield f"statistics: not compared: {reason}"
-    elif found["epochs"] is None:
+    if found["epochs"] is None:
         yield "statistics: equal"
     else:
         epochs = found["epochs"]
@@ -179,9 +173,6 @@ def _entry(summary: Mapping[str, Any] | None, which: str) -> str:
 
 def _steps(found: Mapping[str, Any]) -> Iterator[str]:
     steps = found["steps"]
-    if steps is None:
-        yield f"steps: not compared: {found['not_compared'].get('steps')}"
-        return
     last = [each and f"{each:,}" for each in steps["last"]]
     first, count = steps["first"], f"{steps['compared']:,}"
     if None in last:

@@ -9,12 +9,12 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import listed
-from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import Directory, is_follower, with_terminal_log
 from emrun.cli.failures import users_code
-from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
-from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
+from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
+from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import results
 from emrun.ranks.group import leave
 
@@ -61,9 +61,8 @@ def evaluate(
         known = streams_of(read_config(config or directory))
         raise click.UsageError(f"name a stream to evaluate: {listed(known) if known else 'such as valid'}")
     check_streams_of_eval(overrides, streams)
-    if config is not None or (directory / "config.yaml").exists():
-        for stream in streams:
-            check_statically(read_config(config or directory).overlaid(stream, overrides))
+    for stream in streams:
+        check_statically(read_config(config or directory).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()
@@ -76,16 +75,14 @@ def evaluate(
             with only_json(as_json), unwound_by_sigterm(), users_code():
                 found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
-        if not is_follower():
-            click.echo(f"{error.reason}; the evaluation is not complete", err=True)
-        leave()
-        end_by_signal(error.signal)
+        end_interrupted(f"{error.reason}; the evaluation is not complete", error.signal)
     finally:
         if is_follower():
             found.clear()
-        if as_json and found:
-            print_json({"streams": found})
-        elif found:
-            click.echo(results(found))
+        if found:
+            so_far()["streams"] = found
+            click.echo(results(found), err=as_json)
     leave()
+    if as_json and found:
+        print_json({"status": "finished", "exit_status": 0, **so_far()})
     return 0

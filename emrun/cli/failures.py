@@ -15,7 +15,10 @@ import click
 import emrun
 from emrun.base.errors import ConfigError, EmrunError, Problem, exit_status
 from emrun.base.wording import from_here
-from emrun.cli.console import VERBOSE, has_colours
+from emrun.cli.as_json import print_json, so_far, wants_json
+from emrun.cli.console import VERBOSE, has_colours, is_follower
+from emrun.cli.problems import problems_of
+from emrun.ranks.group import meeting_place
 
 _NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
 _SITES = {"site-packages", "dist-packages"}  # also the user's, which is not in `INSTALLED`
@@ -72,7 +75,14 @@ def fail(error: BaseException, *, has_log: bool = True) -> int:
             "sys.exit() in a dataset, a model or a hook is a failure of that code; to end a run successfully, raise "
             "emrun.TrainingTerminated in a hook"
         )
+    tell_json(error, status)
     return status
+
+
+def tell_json(error: BaseException, status: int) -> None:
+    """Print an error as the object that `--json` promises, unless the command that started the ranks does so."""
+    if wants_json() and not is_follower() and meeting_place() is None:
+        print_json({**so_far(), "status": "failed", "exit_status": status, "problems": problems_of(error)})
 
 
 def print_failure(error: BaseException, *, has_log: bool = True) -> None:

@@ -28,6 +28,9 @@ def answer(error: click.ClickException) -> None:
             options = (each.partition("=")[0] for each in written if each.startswith("-"))
             option = next((each for each in options if each not in known), None)
     elif isinstance(context.command, click.Group) and (wanted := sys.argv[1:2]):
+        if advice := instead(wanted[0], "no_command"):
+            error.possibilities = []  # type: ignore[attr-defined]
+            error.message += f" {advice}"  # type: ignore[misc]
         command = instead(wanted[0].replace("-", "_"), "command")
         written = (
             None if command is None else [*sys.argv[2:], command] if command == "--help" else [command, *sys.argv[2:]]
@@ -36,6 +39,7 @@ def answer(error: click.ClickException) -> None:
         return
     if written is not None:
         error.possibilities = []  # type: ignore[attr-defined]
+        error.fix = f"command {shlex.join(['emrun', *written])}"  # type: ignore[attr-defined]
         error.message += f" Write: {shlex.join(['emrun', *written])}"  # type: ignore[misc]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from emrun.runs.columns import Column, Row
 
 _SHORT = ("name", "status", "epochs", "best", "age", "duration", "size")
-_LONG = ("best_epoch", "iterations", "model", "dataset", "reason")
+_LONG = ("best_epoch", "iterations", "looks", "config_looks", "model", "dataset", "reason")
 _MOST_PROBLEMS = 10
 
 
@@ -51,14 +50,16 @@ def ls(
 ) -> int:  # fmt: skip
     """List the runs in DIRECTORY (by default log), or the run in it. Nothing is imported, and nothing is written.
 
-    NAME is a fact (name, status, epochs, iterations, best, best_epoch, age, duration, size, begin, end, reason, host,
-    model, dataset), the key of a value of the config, such as model.optimizer.lr or hooks.StopAfter.epochs, or a
-    statistic: valid/loss is its mean in the last epoch, min:valid/loss the lowest, valid/loss/std another aggregation.
-    best is the best value of the statistic of SaveBest, or else the lowest valid/loss.
+    NAME is a fact (name, status, epochs, iterations, best, best_epoch, age, duration, size, looks, config_looks,
+    begin, end, reason, host, model, dataset), the key of a value of the config, such as model.optimizer.lr or
+    hooks.StopAfter.epochs, or a statistic: valid/loss is its mean in the last epoch, min:valid/loss the lowest,
+    valid/loss/std another aggregation. best is the best value of the statistic of SaveBest, or else the lowest
+    valid/loss. looks counts the evaluations of a run on streams that its training does not use; config_looks is the
+    sum over all runs of the list whose configs differ only in seed and name.
     """
     from emrun.runs.columns import FACTS, check_known, column, rows_of
     from emrun.runs.conditions import Condition
-    from emrun.runs.search import find_runs
+    from emrun.runs.finding import find_runs
     from emrun.runs.stored_run import MISSING
 
     root = expanded(directory)
@@ -180,15 +181,7 @@ def _plain(value: Any) -> Any:
 
     if value is MISSING:
         return None
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and value - value != 0:
-        return json.dumps(value)
-    return value
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditions: bool) -> None:

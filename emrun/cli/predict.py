@@ -12,8 +12,8 @@ from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_runs, complete_streams
 from emrun.cli.console import is_follower, with_terminal_log
 from emrun.cli.failures import users_code
-from emrun.cli.ranks import run_ranks, starts_ranks, with_ranks
-from emrun.cli.signals import end_by_signal, import_torch, unwound_by_sigterm
+from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
+from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.ranks.group import leave
 
 
@@ -26,6 +26,7 @@ from emrun.ranks.group import leave
     help="The file to write: .parquet, .csv, .jsonl or .npz.",
 )  # fmt: skip
 @click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")
+@click.option("--classes", is_flag=True, help="Add the number and the name of the predicted class.")
 @click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
 @click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
@@ -38,6 +39,7 @@ def predict(
     overrides: tuple[str, ...],
     output: Path,
     variables: str | None,
+    classes: bool,
     config: Path | None,
     checkpoint: str | None,
     overwrite: bool,
@@ -56,8 +58,7 @@ def predict(
 
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
-    if config is not None or (directory / "config.yaml").exists():
-        check_statically(read_config(config or directory).overlaid(stream, overrides))
+    check_statically(read_config(config or directory).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()
@@ -68,13 +69,10 @@ def predict(
     try:
         with only_json(as_json), unwound_by_sigterm(), users_code():
             made = predict_stream(
-                directory, stream, output, overrides, config, checkpoint, names, overwrite=overwrite
+                directory, stream, output, overrides, config, checkpoint, names, classes=classes, overwrite=overwrite
             )  # fmt: skip
     except Interrupted as error:
-        if not is_follower():
-            click.echo(f"{error.reason}; {output} is not written", err=True)
-        leave()
-        end_by_signal(error.signal)
+        end_interrupted(f"{error.reason}; {output} is not written", error.signal)
     leave()
     if is_follower():
         return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.base.arguments import expanded
-from emrun.base.wording import counted, did_you_mean, in_one_line, listed, size_of
+from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
 
@@ -98,39 +98,34 @@ def _chosen(
     statuses: Sequence[str], kept: int | None, by: str | None,
 ) -> tuple[list[Row], Column]:  # fmt: skip
     """Return the runs that all options choose, and the column by which they are judged."""
-    from emrun.runs.columns import FACTS, check_known, column, rows_of
+    from emrun.runs.columns import FACTS, Column, check_known, column, rows_of
     from emrun.runs.conditions import Condition, time_of
+    from emrun.runs.finding import find_runs
     from emrun.runs.pruning import better, without_best
-    from emrun.runs.search import find_runs
-    from emrun.runs.stored_run import STATUSES
+    from emrun.runs.stored_run import MISSING
 
     wanted = [Condition.parse(each) for each in conditions]
-    seconds = None if older is None else time_of(older, "--older")
-    for each in statuses:
-        if each not in STATUSES:
-            near = did_you_mean(each, STATUSES)
-            raise click.UsageError(f"--status: {each!r} is not a status{near} (there are {listed(STATUSES)})")
+    if epochs is not None:
+        wanted.append(Condition(FACTS["epochs"], "<", epochs))
+    if older is not None:
+        ended = Column("end", lambda row: MISSING if row.run.end is None else (row.now - row.run.end).total_seconds())
+        wanted.append(Condition(ended, ">", time_of(older, "--older")))
+    standing = [Condition.parse(f"status={each}") for each in statuses]
     compared = [] if by is None else [column(by)]
     judged = FACTS["best"]
     found = rows_of(
         find_runs(root, deep=recursive), root, [FACTS["best"], *compared, *(each.column for each in wanted)]
     )
     is_run = len(found) == 1 and found[0].run.directory == root
-    if not (is_run or wanted or statuses or any(each is not None for each in (epochs, older, kept))):
+    if not (is_run or wanted or standing or kept is not None):
         raise click.UsageError(
             "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"
         )
     check_known((*compared, *(each.column for each in wanted)), found)
     for condition in wanted:
         condition.check(found)
-    rows = []
-    for row in found:
-        end = row.run.end
-        is_old = seconds is None or (end is not None and (row.now - end).total_seconds() > seconds)
-        is_short = epochs is None or row.run.epochs_done < epochs
-        is_it = not statuses or row.run.status in statuses
-        if is_old and is_short and is_it and all(each.holds(row) for each in wanted):
-            rows.append(row)
+    rows = [row for row in found if all(each.holds(row) for each in wanted)]
+    rows = [row for row in rows if not standing or any(each.holds(row) for each in standing)]
     if kept is not None and rows:
         address, which = better(rows, by)
         judged = judged if by is None else column(f"{which}:{address}")

@@ -6,20 +6,22 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, suppress
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from emrun.base.errors import RankFailed, RunInUse, reason_of
 from emrun.base.terminal import leave_closed_terminal
 from emrun.base.wording import from_here
+from emrun.cli.as_json import print_json, wants_json
 from emrun.cli.console import is_follower
 from emrun.cli.failures import fail, print_error
+from emrun.cli.problems import problems_of
+from emrun.cli.run_json import run_as_json
 from emrun.cli.signals import end_by_signal
 from emrun.ranks.group import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
 
@@ -65,6 +67,10 @@ def run_ranks(nproc: int, max_restarts: int = 0, *, removes: bool = False) -> in
         print_error(f"restart {number} of {max_restarts}: resuming {ended.directory}")
         ended = launch(nproc, ["resume", ended.directory, "--nproc", str(nproc), *_log_options()])
         _print(ended)
+    if ended.status and wants_json():
+        found = {} if ended.directory is None else run_as_json(Path(ended.directory))
+        status = ended.status if ended.status > 0 else 128 - ended.status
+        print_json({"status": "failed", **found, "exit_status": status, "problems": ended.problems})
     if removes and ended.directory is not None:
         remove(Path(ended.directory), ended.status)
     if -ended.status in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -93,9 +99,14 @@ def _print(ended: Ended) -> None:
 
 
 def _log_options() -> list[str]:
-    """Return the options of this command that say how much of the log is shown."""
+    """Return the options of this command that say how much of the log is shown, and `--json`."""
     given = click.get_current_context().params
-    return ["--verbose"] * given["verbose"] + ["--quiet"] * given["quiet"] + ["--no-progress"] * (not given["progress"])
+    return (
+        ["--verbose"] * given["verbose"]
+        + ["--quiet"] * given["quiet"]
+        + ["--no-progress"] * (not given["progress"])
+        + ["--json"] * wants_json()
+    )
 
 
 def tell_directory(directory: Path) -> None:
@@ -111,7 +122,7 @@ def tell_directory(directory: Path) -> None:
 
 
 @contextmanager
-def last_words(error: BaseException) -> Iterator[Callable[[], None]]:
+def last_words(error: BaseException) -> Iterator[Callable[[], object]]:
     """Print what a block prints about an error of this process, if it is the one to speak.
 
     A rank that `emrun --nproc` has started leaves the text to that process, which prints the cause first. Other ranks
@@ -125,12 +136,12 @@ def last_words(error: BaseException) -> Iterator[Callable[[], None]]:
     texts = [io.StringIO(), io.StringIO()]
     with ExitStack() as stack:
         stack.enter_context(redirect_stderr(texts[0]))
-        yield partial(_enter, stack, redirect_stderr(texts[1]))
+        yield lambda: stack.enter_context(redirect_stderr(texts[1]))
     leave(waits=False)
     cause, survived = (each.getvalue().rstrip("\n") for each in texts)
     if isinstance(error, RankFailed) and not error.is_cause and (meeting_place() or is_follower()):
         cause = ""
-    if leave_words(cause, survived):
+    if leave_words(cause, survived, problems_of(error) if cause else ()):
         return
     if cause:
         print_error(f"rank {rank_of()}: {cause}" if is_follower() else cause)
@@ -138,26 +149,31 @@ def last_words(error: BaseException) -> Iterator[Callable[[], None]]:
         print_error(survived)
 
 
-def leave_words(cause: str = "", survived: str = "") -> bool:
+def leave_words(cause: str = "", survived: str = "", problems: Sequence[Any] = ()) -> bool:
     """Leave last words to the command that started the ranks; return False if there is none, or no space for them.
 
     Args:
         cause: what to print about an error of this rank; empty if it ends for another reason.
         survived: what to print about the run.
+        problems: the error for programs.
     """
     place = meeting_place()
     if place is not None:
         words = place / f"{rank_of()}.json"
         with suppress(OSError):
-            text = json.dumps({"cause": cause, "survived": survived, "time": time()})
+            text = json.dumps({"cause": cause, "survived": survived, "problems": problems, "time": time()})
             words.with_suffix(".part").write_text(text, encoding="utf-8")
             words.with_suffix(".part").rename(words)  # this rank may be killed while it writes
             return True
     return False
 
 
-def _enter(stack: ExitStack, block: AbstractContextManager[Any]) -> None:
-    stack.enter_context(block)
+def end_interrupted(what: str, number: int) -> NoReturn:
+    """Say what is not complete, if this process is the one to speak, and end it by a signal."""
+    if not is_follower():
+        click.echo(what, err=True)
+    leave()
+    end_by_signal(number)
 
 
 def tell_failure(error: BaseException) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
     "--by", metavar="STATISTIC", help="What runs are compared by, e.g. max:valid/accuracy; by default that of SaveBest."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the file also if it is not a page of emrun.")
-def write_report(directories: tuple[Path, ...], output: Path | None, by: str | None, overwrite: bool) -> int:
+@click.option("--follow", is_flag=True, help="Write the page again as the runs go on; in a browser, it reloads itself.")
+def write_report(
+    directories: tuple[Path, ...], output: Path | None, by: str | None, overwrite: bool, follow: bool
+) -> int:
     """Write one HTML file about runs: how they ended, their curves, configs, checkpoints, failures, and what differs.
 
     RUN is a run directory, or a directory with runs, such as that of a sweep. The file needs no network and no other
@@ -37,16 +41,22 @@ def write_report(directories: tuple[Path, ...], output: Path | None, by: str | N
 
     Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
     """
+    from emrun.runs.following import followed
     from emrun.runs.report.page import REPORT, write_page
 
     places = [expanded(each) for each in directories]
-    found = [run for place in places for run in _runs_in(place)]
+
+    def find() -> Sequence[StoredRun]:
+        return [run for place in places for run in _runs_in(place)]
+
+    first = find()
     if output is None and len(places) > 1:
         raise UsageError("several directories: name the file, such as -o report.html")
     file = places[0] / REPORT if output is None else expanded(output)
-    is_sweep = len(places) == 1 and len(found) > 1
+    is_sweep = len(places) == 1 and len(first) > 1
     title = in_one_line(places[0].resolve().name, 80) if is_sweep else None
-    size = write_page(file, found, overwrites=overwrite, title=title, by=by)
+    for found, is_running in followed(find) if follow else [(first, False)]:
+        size = write_page(file, found, overwrites=overwrite, title=title, by=by, reloads=is_running)
     problems = sum(len(run.problems) for run in found)
     more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""
     click.echo(f"{file} ({counted(len(found), 'run')}, {size_of(size)}){more}")
@@ -59,7 +69,7 @@ def _runs_in(directory: Path) -> list[StoredRun]:
     Raises:
         UsageError: there are none.
     """
-    from emrun.runs.search import find_runs
+    from emrun.runs.finding import find_runs
 
     found = list(find_runs(directory))
     if not found:

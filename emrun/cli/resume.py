@@ -11,13 +11,14 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
+from emrun.cli.as_json import only_json, with_json
 from emrun.cli.completers import complete_overrides, complete_runs
 from emrun.cli.console import DISPLAY, Directory, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
-from emrun.cli.train import run
-from emrun.ranks.group import leave, number_of_ranks
+from emrun.cli.train import end_finished, run
+from emrun.ranks.group import number_of_ranks
 
 
 @click.command(short_help="Resume a run.")
@@ -33,6 +34,7 @@ from emrun.ranks.group import leave, number_of_ranks
     help="Train in N processes on this machine; by default as many as before.",
 )  # fmt: skip
 @with_restarts
+@with_json
 @with_terminal_log
 def resume(
     directory: Path,
@@ -41,6 +43,7 @@ def resume(
     fork: Path | None,
     nproc: int | None,
     max_restarts: int,
+    as_json: bool,
 ) -> int:
     """Resume the run in DIRECTORY exactly where its newest checkpoint was saved.
 
@@ -55,19 +58,17 @@ def resume(
     from emrun.training.directories import check_run
 
     check_run(expanded(directory))
-    if (directory / "config.yaml").exists():
-        check_statically(read_config(directory, overrides))
+    check_statically(read_config(directory, overrides))
     nproc = nproc or _ranks_before(expanded(directory))
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
     import_torch()
     from emrun.training.resume import resume_training
 
-    with unwound_by_sigterm(), users_code():
+    with only_json(as_json), unwound_by_sigterm(), users_code():
         training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv, added_hooks=DISPLAY)
     if training is None:
-        leave()
-        return 0
+        return end_finished(directory)
     return run(training)
 
 
@@ -77,7 +78,7 @@ def _ranks_before(directory: Path) -> int:
     Raises:
         UsageError: this machine has fewer cores and fewer GPUs.
     """
-    from emrun.launch.jobs import cores
+    from emrun.base.cores import cores
     from emrun.training.directories import ranks_of
 
     count = ranks_of(directory)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import textwrap
 
 import click
 
+from emrun.base.tables import width
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_names
 from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
 
-_ITEM = re.compile(r"[-*] |\d+\. ")
+_ITEM = r" *(?:[-*]|\d+\.) "
 """The beginning of a list item in a docstring."""
-_HEADING = re.compile(r"\w+:")
-"""A line such as `Args:`, before indented entries."""
 
 
 @click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
@@ -35,8 +33,7 @@ def show(name: str | None, as_json: bool) -> int:
     """
     from emrun.base.user_modules import find_user_modules
     from emrun.base.wording import did_you_mean
-    from emrun.config.catalogue import PLACES, explanation, listing
-    from emrun.config.docstrings import explained
+    from emrun.config.catalogue import PLACES, explained, explanation, listing
     from emrun.config.import_finder import locate
     from emrun.config.names import NotThere, dotted_path
 
@@ -78,7 +75,7 @@ def show(name: str | None, as_json: bool) -> int:
 
 def _width() -> int:
     """Return how long lines may be: in a pipe, each name has one line."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    return width(sys.stdout) or 10_000
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -92,28 +89,21 @@ def _wrapped(text: str, width: int) -> str:
 
 def _filled(block: str, width: int) -> str:
     """Fill a paragraph, the items of a list, or the entries of a section such as `Args:`."""
-    entries: list[list[str]] = []
-    for line in block.split("\n"):
-        last = entries[-1] if entries else [""]
-        deeper = _indent(line) - _indent(last[0])
-        follows_heading = deeper > 0 and len(last) == 1 and _HEADING.fullmatch(last[0].strip())
-        is_next = deeper < 0 or deeper == 0 < _indent(line) or _ITEM.match(line.lstrip())
-        if not entries or follows_heading or is_next:
-            entries.append([line])
-        else:
-            last.append(line)
-    return "\n".join(_one_filled(entry, width) for entry in entries)
+    section = re.match(r"\w+:\n( +)", block)
+    begins = rf"{_ITEM}|{section[1]}\S" if section is not None else _ITEM
+    return "\n".join(_one_filled(entry, width) for entry in re.split(rf"\n(?={begins})", block))
 
 
-def _one_filled(entry: list[str], width: int) -> str:
-    first = _indent(entry[0])
-    by_default = 2 if _ITEM.match(entry[0].lstrip()) else 4 * (first > 0)
-    rest = _indent(entry[1]) if len(entry) > 1 else first + by_default
+def _one_filled(entry: str, width: int) -> str:
+    first, *others = entry.split("\n")
+    indent = _indent(first)
+    by_default = "  " if re.match(_ITEM, first) else indent and "    "
+    rest = _indent(others[0]) if others else indent + by_default
     return textwrap.fill(
-        " ".join(line.strip() for line in entry), width,
-        initial_indent=" " * first, subsequent_indent=" " * rest, break_long_words=False, break_on_hyphens=False,
+        " ".join(line.strip() for line in (first, *others)), width,
+        initial_indent=indent, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]

@@ -71,7 +71,11 @@ def import_torch() -> None:
     """
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     numbers = [each for each in ending if callable(signal.getsignal(each))]  # not one that is ignored
-    with handled(dict.fromkeys(numbers, signal.SIG_DFL)), NamedWhenSlow("importing PyTorch"):
+
+    def end(number: int, frame: Any) -> None:
+        end_by_signal(number) if number_of_ranks() > 1 else report_and_end_by_signal(number)
+
+    with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"):
         import torch  # noqa: F401 - here, so that --help does not wait for it
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import sys
@@ -14,21 +13,23 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
-from emrun.base.wording import counted, from_here, listed
-from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.base.wording import counted, from_here, last_parts, listed
+from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
+from emrun.cli.failures import tell_json
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
+    from emrun.launch.jobs import Jobs
     from emrun.launch.results import Result
     from emrun.launch.search import Search
     from emrun.launch.settings import Sweep
     from emrun.launch.sweep import Ending
     from emrun.launch.trials import Experiment, Trial, Trials
 
-_WAYS = ("--status", "--best", "--dry-run", "--rerun")
+_WAYS = ("--status", "--dry-run", "--rerun")
 
 
 @click.command(short_help="Train a config with many combinations of values.")
@@ -44,8 +45,7 @@ _WAYS = ("--status", "--best", "--dry-run", "--rerun")
     help="Create the directory of the sweep, NAME_sweep, in this directory.",
 )  # fmt: skip
 @click.option("--output-dir", type=Directory(), help="The directory of the sweep itself.")
-@click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand.")
-@click.option("--best", "shows_best", is_flag=True, help="Only show the best combination.")
+@click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand, the best first.")
 @click.option(
     "--rerun", is_flag=True, help="Remove the trials whose code has changed, or is not recorded, and train them again."
 )
@@ -61,7 +61,6 @@ def sweep(
     output_root: Path,
     output_dir: Path | None,
     shows_status: bool,
-    shows_best: bool,
     rerun: bool,
     dry_run: bool,
     as_json: bool,
@@ -76,7 +75,7 @@ def sweep(
     Exit status: 0 all trials are finished or pruned, 1 a trial failed, 2 wrong usage or config, 74 the disk is full,
     130 or 143 interrupted.
     """
-    if shows_status + shows_best + dry_run + rerun > 1:
+    if shows_status + dry_run + rerun > 1:
         raise click.UsageError(f"use one of {', '.join(_WAYS)}")
     from emrun.config.config import load_config
     from emrun.launch.trials import Trials
@@ -93,16 +92,19 @@ def sweep(
     search = _search(trials, loaded)
     command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
     if dry_run:
-        return _print_commands(trials, search, command)
+        return _print_commands(trials, search, command, as_json=as_json)
     ending = None
-    if not shows_status and not shows_best:
+    if not shows_status:
         with only_json(as_json):
             ending = _run(trials, search, command, loaded, reruns=rerun)
         if ending.exit_status == 2:  # nothing was trained
             click.echo(ending.text.strip(), err=True)
+            tell_json(UsageError(ending.text.strip()), 2)
             return 2
     experiments = _known(trials, search)
-    _print(experiments, trials, only_best=shows_best, as_json=as_json)
+    if ending is not None:
+        so_far()["exit_status"] = ending.exit_status
+    _print(experiments, trials, as_json=as_json)
     return 0 if ending is None else _end(ending, experiments)
 
 
@@ -158,11 +160,11 @@ def _search(trials: Trials, loaded: Config) -> Search | None:
         raise ConfigError(_problem(loaded, error)) from error
 
 
-def _command(command: Sequence[str], trial: Trial) -> list[str]:
+def command_of(command: Sequence[str], trial: Trial) -> list[str]:
     return [*command, *trial.overrides, "--output-dir", str(trial.directory), "--auto-resume"]
 
 
-def _print_commands(trials: Trials, search: Search | None, command: Sequence[str]) -> int:
+def _print_commands(trials: Trials, search: Search | None, command: Sequence[str], *, as_json: bool) -> int:
     """Print the commands of the trials that are not finished."""
     from emrun.launch.jobs import THREADS, threads_per_job
     from emrun.launch.results import DONE, result_of
@@ -173,20 +175,42 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
         raise UsageError(f"--dry-run: {settings.method} chooses by the results, so there are no commands yet")
     threads = threads_per_job(settings.jobs)
     before = "" if threads is None else f"{THREADS}={threads} "
-    for experiment in planned(trials, settings, search):
-        for trial in experiment.trials:
-            if result_of(trial, settings).status not in DONE:
-                click.echo(f"{before}emrun {shlex.join(_command(command, trial))}")
+    every = (trial for experiment in planned(trials, settings, search) for trial in experiment.trials)
+    left = [command_of(command, trial) for trial in every if result_of(trial, settings).status not in DONE]
+    if as_json:
+        print_json({"commands": [["emrun", *each] for each in left]})
+    for each in () if as_json else left:
+        click.echo(f"{before}emrun {shlex.join(each)}")
     return 0
 
 
 def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, reruns: bool) -> Ending:
-    """Run the trials; PyTorch is imported for all of them here."""
-    from emrun.cli.trial import COMMAND, arguments, main
-    from emrun.launch.jobs import THREADS, Jobs, threads_per_job
+    from emrun.cli.trial import arguments
     from emrun.launch.sweep import SweepLoop
 
-    settings = trials.settings
+    first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
+    jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
+    node = loaded.root.get("sweep", "objective")
+    place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
+
+    def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
+        return arguments(command_of(command, trial), trial.directory, trials.settings.objective, place, ends_sweep)
+
+    return SweepLoop(trials, trials.settings, jobs, started_with, threads, search, reruns=reruns).run()
+
+
+def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
+    """Import PyTorch and the classes that configs name, so that trials do not; find what only imports can find.
+
+    Returns:
+        What starts the processes of trials, and their number of threads, None for that of PyTorch.
+    """
+    from emrun.base.cores import share_of
+    from emrun.cli.trial import COMMAND, main
+    from emrun.config.import_finder import Imported
+    from emrun.config.plan import Plan
+    from emrun.launch.jobs import THREADS, Jobs, threads_per_job
+
     threads = threads_per_job(settings.jobs)
     if threads is not None:
         os.environ[THREADS] = str(threads)  # before PyTorch is imported
@@ -197,25 +221,10 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
     from emrun.training.user_code import keep_sources
 
-    _import_classes(trials)
+    for each in configs:
+        Plan.with_evaluations(each, Imported())
     keep_sources()  # those that the trials have, whatever happens to the files
-    jobs = Jobs(main, COMMAND, settings.devices)
-    node = loaded.root.get("sweep", "objective")
-    place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
-
-    def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
-        return arguments(_command(command, trial), trial.directory, settings.objective, place, ends_sweep)
-
-    return SweepLoop(trials, settings, jobs, started_with, threads, search, reruns=reruns).run()
-
-
-def _import_classes(trials: Trials) -> None:
-    """Import the classes that the first trial names, so that the trials do not; find what only imports can find."""
-    from emrun.config.import_finder import Imported
-    from emrun.config.plan import Plan
-
-    first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
-    Plan.with_evaluations(trials.config_of(trials.experiment(first).trials[0]), Imported())
+    return Jobs(main, COMMAND, settings.devices, share=share_of(settings.jobs)), threads
 
 
 def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list[Result]]]:
@@ -230,29 +239,18 @@ def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list
     return ranked(found, trials.settings)
 
 
-def _print(
-    experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trials, *, only_best: bool, as_json: bool
-) -> None:
+def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trials, *, as_json: bool) -> None:
     from emrun.launch.results import Summary, as_dict
 
     settings = trials.settings
-    if only_best:
-        if settings.objective is None:
-            raise UsageError("--best needs an objective, such as sweep.objective=valid/loss/mean")
-        means = [Summary.of(_values(each[1])).mean for each in experiments[:1]]
-        if means == [None] or not means:
-            raise UsageError(f"no trial in {trials.directory} is finished and has a value of {settings.objective}")
-        if math.isnan(means[0] or 0.0):
-            raise UsageError(f"no trial in {trials.directory} is the best: {settings.objective} is NaN in all of them")
-        experiments = experiments[:1]
     _warn_of_other_code(experiments)
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
-        print_json({**whole, "experiments": rows})
+        print_json({**so_far(), **whole, "experiments": rows})
         return
     several = settings.runs_per_experiment > 1
-    headers = [*(each.name for each in trials.parameters), "status"]
+    headers = [*last_parts([each.name for each in trials.parameters]), "status"]
     headers += [] if settings.objective is None else [settings.objective]
     headers += ["std", "95 % interval", "runs"] if several and settings.objective is not None else []
     is_changed = any(_changed(results) for _, results in experiments)
@@ -267,11 +265,8 @@ def _print(
             interval = "" if found.interval is None else f"± {_short(found.interval)}"
             row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
         row += [", ".join(_changed(results))] * is_changed
-        rows_.append([*row, *([] if several else [str(from_here(experiment.trials[0].directory))])])
-    click.echo(table(rows_, headers if several else [*headers, "directory"]))
-    if only_best and several:
-        for trial in experiments[0][0].trials:
-            click.echo(from_here(trial.directory))
+        rows_.append([*row, *([] if several else [experiment.trials[0].directory.name])])
+    click.echo(table(rows_, headers if several else [*headers, f"trial in {from_here(trials.directory)}"]))
 
 
 def _warn_of_other_code(experiments: Sequence[tuple[Experiment, list[Result]]]) -> None:

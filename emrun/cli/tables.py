@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from emrun.base.tables import Table, width
 from emrun.epoch_data import brief_statistics, is_rate
 
 
-def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] | None = None) -> str:
-    """Return rows as a table; without headers, as plain columns."""
-    from tabulate import tabulate  # takes 75 ms
-
-    return tabulate(rows, headers, "simple" if headers else "plain", disable_numparse=True, colalign=align)
+def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] = ()) -> str:
+    """Return rows as a table for standard output, folded to its width; without headers, as plain columns."""
+    return Table(list(rows), headers, align).folded(width(sys.stdout))
 
 
 def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None = None) -> str:

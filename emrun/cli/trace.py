@@ -14,6 +14,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import in_one_line
+from emrun.cli.as_json import plain
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
 
@@ -36,19 +37,27 @@ _MOST_ROWS = 10_000  # of a table, which is made in memory
 @click.option("--stream", "streams", metavar="NAME", multiple=True, help="Only this stream; may be repeated.")
 @click.option("--variable", "variables", metavar="NAME", multiple=True, help="Only this variable; may be repeated.")
 @click.option("--list-keys", is_flag=True, help="Print the names of the columns only, one on each line.")
+@click.option("--follow", is_flag=True, help="Print further rows as they are recorded, until the run ends.")
 def trace(
     runs: tuple[Path, ...], steps: bool, kind: str, keys: tuple[str, ...], streams: tuple[str, ...],
-    variables: tuple[str, ...], list_keys: bool,
+    variables: tuple[str, ...], list_keys: bool, follow: bool,
 ) -> int:  # fmt: skip
     """Print the epochs, or with --steps the steps, that each RUN has recorded, as one table on standard output.
 
     The columns are epoch, iteration, seconds, and the statistics: valid/loss is a mean, valid/loss/std another
     aggregation. Of several runs, the column run has the name. Resumes are joined: an epoch or a step is there once. A
     value that is missing is empty; numbers are exact, and those that are not finite are NaN, Infinity and -Infinity.
-    """
-    from emrun.runs.records import RUN, Records
-    from emrun.runs.search import find_run
 
+    With --follow, the columns of CSV are those of the first rows. If a resume takes the run back, the rows that come
+    again are printed again. Steps come when up to 1,000 of them are complete, or with the end of their epoch.
+    """
+    from emrun.runs.finding import find_run
+    from emrun.runs.records import RUN, Records
+
+    if follow:
+        if len(runs) > 1 or kind == "table" or list_keys:
+            raise click.UsageError("--follow prints the rows of one run as csv, tsv or jsonl")
+        return _follow(runs[0], (steps, streams, variables), keys, kind)
     found = Records(_named([find_run(expanded(each)) for each in runs]), steps, streams, variables)
     names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
     if names:
@@ -67,6 +76,28 @@ def trace(
     return 0
 
 
+def _follow(place: Path, asked: tuple[Any, ...], keys: Sequence[str], kind: str) -> int:
+    """Print the rows of a run as they are recorded."""
+    from emrun.runs.finding import find_run
+    from emrun.runs.following import followed
+    from emrun.runs.records import Records
+
+    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
+    printed, has_begun = 0, False
+    for (run,), is_running in followed(lambda: [find_run(expanded(place))]):
+        if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):
+            continue  # nothing is recorded yet
+        found = Records({"": run}, *asked)
+        names = names or {key: key for key in found.keys()}  # noqa: SIM118 - not a mapping
+        rows = list(found.rows(list(names.values())))
+        printed = printed if printed <= len(rows) else 0
+        new = ({new: row[old] for new, old in names.items() if old in row} for row in rows[printed:])
+        _print(new, list(names), kind, with_heading=not has_begun)
+        sys.stdout.flush()
+        printed, has_begun = len(rows), True
+    return 0
+
+
 def _named(runs: Sequence[Any]) -> Mapping[str, Any]:
     """Return the runs by the names of their directories; by their paths if two have the same name."""
     names = [run.directory.resolve().name for run in runs]
@@ -79,10 +110,10 @@ def _renamed(text: str) -> tuple[str, str]:
     return (new, old) if sign else (new, new)
 
 
-def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], kind: str) -> None:
+def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], kind: str, *, with_heading: bool = True) -> None:
     if kind == "jsonl":
         for row in rows:
-            click.echo(json.dumps({name: _in_json(value) for name, value in row.items()}))
+            click.echo(json.dumps(plain(row)))
         return
     heading = [in_one_line(name) for name in names]
     if kind == "table":
@@ -94,23 +125,13 @@ def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], kind: str) -> N
         click.echo(table(cells, heading, ["left" if name == "run" else "right" for name in names]))
         return
     writer = csv.writer(sys.stdout, delimiter="," if kind == "csv" else "\t", lineterminator="\n")
-    writer.writerow(heading)
+    if with_heading:
+        writer.writerow(heading)
     writer.writerows([_cell(row[name]) if name in row else "" for name in names] for row in rows)
 
 
 def _cell(value: Any, *, short: bool = False) -> str:
     """Return a value for a table or a line of CSV; text is in one line and without control characters."""
-    if isinstance(value, float):
-        return _word(value) or (f"{value:.6g}" if short else repr(value))
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        value = json.dumps(value)
-    return in_one_line(str(value))
-
-
-def _in_json(value: Any) -> Any:
-    return _word(value) or value if isinstance(value, float) else value
-
-
-def _word(value: float) -> str:
-    """Return the name of a number that is not finite, otherwise nothing."""
-    return "" if math.isfinite(value) else json.dumps(value)
+    if isinstance(value, float) and short and math.isfinite(value):
+        return f"{value:.6g}"
+    return in_one_line(value if isinstance(value, str) else json.dumps(value))

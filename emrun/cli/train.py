@@ -14,6 +14,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.wording import from_here, progress
+from emrun.cli.as_json import only_json, print_json, so_far, wants_json, with_json
 from emrun.cli.console import DISPLAY, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.last_lines import last_lines
@@ -27,6 +28,7 @@ from emrun.cli.ranks import (
     with_ranks,
     with_restarts,
 )
+from emrun.cli.run_json import run_as_json
 from emrun.cli.signals import (
     end_by_signal,
     ignore_early_requests,
@@ -35,27 +37,12 @@ from emrun.cli.signals import (
     words_before_sigterm,
 )
 from emrun.cli.tables import summary
-from emrun.ranks.group import join, leave
+from emrun.cli.trial_checks import TrialChecks
+from emrun.ranks.group import join, leave, meeting_place
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
     from emrun.training.build import Training
-
-
-class TrialChecks:
-    """What `emrun sweep` checks in the process of a trial; the object of click's context there."""
-
-    def check_config(self, loaded: Config) -> None:
-        """Check that the config is that of the trial."""
-        raise NotImplementedError
-
-    def check_training(self, training: Training) -> None:
-        """Check that a hook writes the objective of the sweep, before the training begins."""
-        raise NotImplementedError
-
-    def note_failure(self, error: BaseException) -> None:
-        """Tell the sweep if the other trials would fail with the error, too."""
-        raise NotImplementedError
 
 
 @click.command(short_help="Train from a config.")
@@ -72,6 +59,7 @@ class TrialChecks:
 @click.option("--rm", "removes", is_flag=True, help="Delete the run directory at the end.")
 @with_ranks
 @with_restarts
+@with_json
 @with_terminal_log
 def train(
     config: Path,
@@ -82,6 +70,7 @@ def train(
     removes: bool,
     nproc: int,
     max_restarts: int,
+    as_json: bool,
 ) -> int:
     """Train from CONFIG, a file or a directory with a config.yaml.
 
@@ -124,7 +113,7 @@ def train(
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
         click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
     try:
-        with unwound_by_sigterm(), users_code():
+        with only_json(as_json), unwound_by_sigterm(), users_code():
             training = create_training(
                 *(with_statistics(loaded), output_root, output_dir),
                 command=sys.argv,
@@ -156,12 +145,19 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
             f"the run in {output_dir} was started with other values ({', '.join(different)}); to resume it with "
             f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
-    with unwound_by_sigterm(), users_code():
+    with only_json(wants_json()), unwound_by_sigterm(), users_code():
         resumed = resume_training(output_dir, command=sys.argv, added_hooks=DISPLAY)
     if resumed is None:
-        leave()
-        return 0
+        return end_finished(output_dir)
     return run(resumed)
+
+
+def end_finished(directory: Path) -> int:
+    """End a resume of a finished run: print the run, if that is to be printed as JSON; return the exit status."""
+    leave()
+    if wants_json() and not is_follower():
+        print_json({**run_as_json(directory), "exit_status": 0})
+    return 0
 
 
 @words_before_sigterm()
@@ -172,14 +168,17 @@ def run(training: Training, *, keeps: bool = True) -> int:
         training: the training.
         keeps: whether the run directory is kept; otherwise no message names files in it.
     """
-    directory, shown = training.main_loop.run, from_here(training.output_dir)
+    shown = from_here(training.output_dir)
     tell_directory(training.output_dir)
+    training.main_loop.time.counts_examples = wants_json()
     try:
-        outcome = training.main_loop.run_training()
+        with only_json(wants_json()):
+            outcome = training.main_loop.run_training()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may also have called sys.exit
         with last_words(error) as go_on_to_rest:
+            so_far().update(run_as_json(training.output_dir, training) if wants_json() else {})
             status = fail(error, has_log=keeps)
             sweep = click.get_current_context().find_object(TrialChecks)
             if sweep is not None:
@@ -197,13 +196,14 @@ def run(training: Training, *, keeps: bool = True) -> int:
     kind = locate("emrun.hooks.LogVariables")
     logged = [each.variables for each in training.main_loop.hooks if isinstance(each, kind)]
     variables = None if None in logged or not logged else [name for names in logged for name in names]
-    table = summary(directory.metrics if directory else [], variables)
+    table = summary(training.main_loop.metrics, variables)
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
     lines = [table] if table else []
     if outcome.status == "finished" and not is_quiet:
         lines += last_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
-        click.echo("\n".join(lines))
+        click.echo("\n".join(lines), err=wants_json())
+    _print_as_json(training, outcome.exit_status)
     if outcome.warning is not None and not is_follower():
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
@@ -218,6 +218,12 @@ def run(training: Training, *, keeps: bool = True) -> int:
         leave_words()
     leave()
     return outcome.exit_status
+
+
+def _print_as_json(training: Training, status: int) -> None:
+    """Print a run that has not failed, if that is wanted and nobody else does."""
+    if wants_json() and not is_follower() and (meeting_place() is None or not status):
+        print_json({**run_as_json(training.output_dir, training), "exit_status": status})
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:

@@ -2,93 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from emrun.base.errors import EmrunError, HookError, StorageError
 from emrun.cli.failures import fail
-from emrun.cli.train import TrialChecks, train
-
-if TYPE_CHECKING:
-    from emrun.config.config import Config
-    from emrun.training.build import Training
+from emrun.cli.train import train
+from emrun.cli.trial_checks import TrialChecks
 
 COMMAND = (sys.executable, "-P", "-c", "import sys; from emrun.cli.trial import main; sys.exit(main(sys.argv[1:]))")
 """Begins a new Python that does the same as `main`."""
 
 
-class _WrongSweep(EmrunError):
-    """What is wrong with the sweep and not with one trial."""
-
-    exit_status = 78
-
-
-class Sweep:
-    """Stands for a hook that reads the objective of a sweep, for the check of monitored statistics.
-
-    Args:
-        objective: the address of the objective.
-    """
-
-    def __init__(self, objective: str) -> None:
-        self.monitors = (objective,)
-
-
-class _Checks(TrialChecks):
-    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str) -> None:
-        self._directory = Path(directory)
-        self._objective = objective
-        self._place = place
-        self._ends_sweep = Path(ends_sweep)
-
-    def check_config(self, loaded: Config) -> None:
-        from emrun.launch.trials import identity
-
-        if not self._directory.name.endswith(identity(loaded)):
-            raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
-
-    def check_training(self, training: Training) -> None:
-        from emrun.epoch_data import check_monitors
-        from emrun.training.create import remove
-
-        loop = training.main_loop
-        if self._objective is None:
-            return
-        try:
-            streams = [loop.train_stream_name, *loop.extra_streams]
-            check_monitors([*loop.hooks, training.model, Sweep(self._objective)], streams)
-        except HookError as error:
-            if loop.run is not None:
-                remove(loop.run)
-            raise _WrongSweep(f"{self._place}: {error}") from error
-
-    def note_failure(self, error: BaseException) -> None:
-        is_full = isinstance(error, StorageError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_full or isinstance(error, _WrongSweep):
-            with suppress(OSError):
-                self._ends_sweep.touch()
-
-
 def arguments(
     command: Sequence[str], directory: Path, objective: str | None, place: str, ends_sweep: Path
 ) -> list[str]:
-    """Return the arguments for `main`.
-
-    Args:
-        command: the arguments of `emrun train`.
-        directory: the run directory.
-        objective: the objective; None if the sweep has none.
-        place: where the objective stands, for messages.
-        ends_sweep: a file that is made if the other trials would fail, too.
-    """
+    """Return the arguments for `main`: those of `emrun train`, after what `TrialChecks` gets."""
     named = {"directory": str(directory), "objective": objective, "place": place, "ends_sweep": str(ends_sweep)}
     return [json.dumps(named), *command]
 
@@ -97,7 +30,7 @@ def main(given: Sequence[str]) -> int:
     """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
     logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
     sys.argv = ["emrun", *given[1:]]
-    checks = _Checks(**json.loads(given[0]))
+    checks = TrialChecks(**json.loads(given[0]))
     try:
         status = train.main(["-q", *given[2:]], standalone_mode=False, obj=checks)
     except click.ClickException as error:

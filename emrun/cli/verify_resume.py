@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +55,8 @@ def verify_resume(
     """Prove, with CONFIG, that an interrupted run equals an uninterrupted one, or name the first difference.
 
     emrun trains a little more than two epochs, twice, and then once more for each point, interrupted there and resumed;
-    each time in its own process and temporary directory. For every batch it compares the inputs and outputs of
+    each time in its own process and temporary directory; the processes are forks of one that has imported PyTorch and
+    your classes, but the second is a new Python. For every batch it compares the inputs and outputs of
     the model, the learning rates and the random states; at the end the parameters, the optimizer, the positions of the
     streams, the hooks and the metrics. Hooks run as usual, except that StopAfter ends nothing and trackers are left
     out. Epochs of more than 20 iterations are cut to 8; evaluations are not shortened. The number of runs is printed at
@@ -69,8 +74,8 @@ def verify_resume(
         from emrun.diagnosis.verification import verify
 
         try:
-            with unwound_by_sigterm():
-                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs, ranks=nproc)
+            with unwound_by_sigterm(), _bar() as tell:
+                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs, ranks=nproc, tell=tell)
         except VerificationFailed as error:
             if error.exit_status == 1:
                 click.echo(str(error).rstrip(), err=True)
@@ -78,6 +83,21 @@ def verify_resume(
             return fail(error)
     print_json(_in_json(found)) if as_json else _show(found)
     return 0 if found.is_exact else 1
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], object]]:
+    """Show how many runs are made, on a terminal."""
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # a process with a thread cannot be forked
+    with tqdm(unit=" runs", leave=False, disable="TQDM_DISABLE" in os.environ or not sys.stderr.isatty()) as bar:
+
+        def tell(done: int, most: int) -> None:
+            bar.total, bar.n = most, done
+            bar.refresh()
+
+        yield tell
 
 
 def _in_json(found: Verification) -> dict[str, Any]:

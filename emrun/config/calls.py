@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -55,16 +56,20 @@ def check_call(
     taken = parameters.by_position(positional)
     if positional > len(taken) and not parameters.takes_more:
         message = f"too many positional arguments: {positional}, at most {len(taken)} are allowed"
-        problems.append(Problem(node.key_position, key, message))
+        problems.append(Problem(node.key_position, key, message, "config.unknown-key"))
     named = parameters.named
     keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
     allowed = [*(name for name in keywords if name not in supplied), *own_keys]
     for name, value in arguments.items():
         if not isinstance(name, str):
-            problems.append(Problem(value.key_position, key, f"the name of an argument must be a string, not {name!r}"))
+            problems.append(
+                Problem(
+                    value.key_position, key, f"the name of an argument must be a string, not {name!r}", "config.type"
+                )
+            )
         elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
             message = f"argument {name!r} is already given by position; remove it"
-            problems.append(Problem(value.key_position, key, message))
+            problems.append(Problem(value.key_position, key, message, "config.unknown-key", "delete"))
         elif name not in keywords and not parameters.takes_any:
             left_over = _left_over(value, key, name, node)
             problems.append(left_over or unknown(value, key, name, allowed, elsewhere))
@@ -72,7 +77,11 @@ def check_call(
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
-            problems.append(Problem(node.key_position, key, f"missing argument {name!r}"))
+            message = f"missing argument {name!r}"
+            cls = node.get("class") if "." in key.removeprefix("model.") and not (arguments or args) else None
+            if cls is not None:
+                message += f"; if the class itself is meant, write {{import: {cls.shown()}}}"
+            problems.append(Problem(node.key_position, key, message, "config.missing-key"))
     by_position = enumerate(zip(taken[first:], args or (), strict=False))
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
@@ -87,7 +96,8 @@ def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
         return None
     with_what = f" with ~{key}.{name}" if "[" not in key else ""
     hint = f"which was written for {cls.former}; delete it{with_what}"
-    return Problem(value.key_position, key, f"{str(cls.shown()).rpartition('.')[2]} has no argument {name!r}, {hint}")
+    message = f"{str(cls.shown()).rpartition('.')[2]} has no argument {name!r}, {hint}"
+    return Problem(value.key_position, key, message, "config.unknown-key", "delete")
 
 
 def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> list[Problem]:
@@ -101,8 +111,22 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
     if isinstance(value.value, dict) and inner is not None:
         each = {name: (child, mismatch(child, inner)) for name, child in value.value.items()}
         found = [(name, child, why) for name, (child, why) in each.items() if why is not None]
-        return [Problem(child.position, f"{where}.{name}", child.censored(why)) for name, child, why in found]
-    return [Problem(value.position, where, value.censored(wrong))]
+        return [
+            Problem(child.position, f"{where}.{name}", child.censored(why), "config.type") for name, child, why in found
+        ]
+    return [Problem(value.position, where, value.censored(wrong), "config.type", _value_meant(value, wrong))]
+
+
+def _value_meant(value: Node, wrong: str) -> str:
+    """Return the fix of a value of the wrong type, if the message says which value is right."""
+    if value.spelling is not None:
+        return ""
+    if wrong.endswith("; write the number without quotes"):
+        return f"set {value.value}"
+    if wrong.endswith("; write it in quotes"):
+        return f"set '{value.value}'"
+    found = re.search(r"; write (true|false)$", wrong)
+    return f"set {found[1]}" if found is not None else ""
 
 
 def unknown(
@@ -117,4 +141,4 @@ def unknown(
         hint = f"; did you mean {'' if '.' in other else 'the top-level key '}{other!r}?"
     else:
         hint = f"; {advice}" if advice else f"; did you mean {near!r}?" if near else f"; allowed: {listed(allowed)}"
-    return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}")
+    return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}", "config.unknown-key")

@@ -158,9 +158,9 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
     try:
         if name is None and path.is_dir():
             path = path / "config.yaml"
-        is_read = stat.S_ISREG(path.stat().st_mode) or (name is None and _is_descriptor(path))
-        if not is_read:
-            raise ConfigError(Problem(Position(name or str(path)), "", "is not a regular file"))
+        is_open = str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")  # does not block
+        if not (stat.S_ISREG(path.stat().st_mode) or (name is None and is_open)):
+            raise ConfigError(Problem(Position(name or str(path)), "", "is not a regular file", "config.file"))
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
@@ -169,21 +169,18 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
         others = [each.name for each in path.parent.glob("*.y*ml")] if isinstance(error, FileNotFoundError) else ()
         near = did_you_mean(path.name, others)
         raise ConfigError(
-            Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}{near}")
+            Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}{near}", "config.file")
         ) from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(Problem(Position(name or str(path)), "", f"is larger than {_MAX_BYTES} bytes"))
+        raise ConfigError(Problem(Position(name or str(path)), "", f"is larger than {_MAX_BYTES} bytes", "config.file"))
     try:
         return path, content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
         position = Position(name or str(path), len(before), len(before[-1]) + 1)
-        raise ConfigError(Problem(position, "", "is not encoded in UTF-8; save the file as UTF-8")) from error
-
-
-def _is_descriptor(path: Path) -> bool:
-    """Return whether a path names a descriptor that this process has open, so that opening it does not block."""
-    return str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")
+        raise ConfigError(
+            Problem(position, "", "is not encoded in UTF-8; save the file as UTF-8", "config.file")
+        ) from error
 
 
 def _extended(
@@ -198,7 +195,7 @@ def _extended(
         readers: the files that extend this one, directly or through others.
     """
     if not isinstance(node.value, dict):
-        raise node.error("a config must be a mapping with the keys dataset, model, ...")
+        raise node.error("a config must be a mapping with the keys dataset, model, ...", code="config.structure")
     extends = node.value.get("extends")
     if extends is None:
         return node, 0
@@ -211,7 +208,7 @@ def _extended(
         other = _extended_file(name, path)
         if other in readers:
             circle = " -> ".join(map(_shown, (*readers[readers.index(other) :], other)))
-            raise name.error(f"{name.value} extends itself: {circle}", "extends")
+            raise name.error(f"{name.value} extends itself: {circle}", "extends", "config.extends")
         if other not in known and len(readers) <= _MAX_EXTENDS:
             _, text = _read_text(other, _shown(other))
             known[other] = _extended(parse(text, _shown(other)), other, known, readers)
@@ -219,12 +216,14 @@ def _extended(
         deepest = max(deepest, depth + 1)
         if len(readers) - 1 + deepest > _MAX_EXTENDS:
             message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {_shown(other)}"
-            raise name.error(message, "extends")
+            raise name.error(message, "extends", "config.extends")
         merged = base if merged is None else merge(merged, base)
     own, below = node.get("hooks"), merged and merged.get("hooks")
     if own and below and isinstance(own.value, dict) and isinstance(below.value, list):
         advice = "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
-        raise own.error(f"must be a list, which replaces the list of the extended file; {advice}", "hooks")
+        raise own.error(
+            f"must be a list, which replaces the list of the extended file; {advice}", "hooks", "config.extends"
+        )
     for key, each in node.value.items():
         dropped = merged and merged.get(key)
         if each.is_empty and dropped and dropped.value and isinstance(dropped.value, list | dict):
@@ -232,21 +231,21 @@ def _extended(
             message = (
                 f"is empty, which drops {len(dropped.value)} entries of the extended file; to drop them, write {how}"
             )
-            raise each.error(f"{message}, or else remove the key", key)
+            raise each.error(f"{message}, or else remove the key", key, "config.extends")
     return (node if merged is None else merge(merged, node)), deepest
 
 
 def _extended_file(name: Node, path: Path) -> Path:
     """Return the file that an entry of `extends` names."""
     if not isinstance(name.value, str):
-        raise name.error(f"{name.shown()!r} is not a file name", "extends")
+        raise name.error(f"{name.shown()!r} is not a file name", "extends", "config.extends")
     try:
         other = (path.parent / expanded(name.value)).resolve(strict=True)
         return (other / "config.yaml").resolve(strict=True) if other.is_dir() else other
     except (OSError, RuntimeError, ValueError) as error:  # a missing file; a cycle of links; a null byte
         missing = path.parent / expanded(name.value)
         near = did_you_mean(missing.name, [each.name for each in missing.parent.glob("*.yaml")])
-        raise name.error(f"there is no file {str(missing)!r}{near}", "extends") from error
+        raise name.error(f"there is no file {str(missing)!r}{near}", "extends", "config.extends") from error
 
 
 def _shown(path: Path) -> str:

@@ -92,7 +92,7 @@ class _Interpolation:
         self._count += 1
         if self._count > MAX_NODES or depth > MAX_DEPTH:
             limit = f"{MAX_NODES} values" if self._count > MAX_NODES else f"{MAX_DEPTH} levels"
-            raise node.error(f"has more than {limit} after its references are replaced")
+            raise node.error(f"has more than {limit} after its references are replaced", code="config.interpolation")
         if isinstance(node.value, dict | list):
             return replace(node, value=of_each(node.value, lambda child: self.of(child, active, depth + 1)))
         if not isinstance(node.value, str) or "${" not in node.value:
@@ -113,10 +113,13 @@ class _Interpolation:
             if match["escape"]:
                 return "${"
             if match["name"] is None:
-                raise node.error("'${' has no closing '}'; write '$${' for a literal '${'")
+                raise node.error("'${' has no closing '}'; write '$${' for a literal '${'", code="config.interpolation")
             found = self._named(match["name"], node, active, depth)
             if isinstance(found.value, dict | list):
-                raise node.error(f"{match.group()} is a mapping or a list, which cannot be part of a string")
+                raise node.error(
+                    f"{match.group()} is a mapping or a list, which cannot be part of a string",
+                    code="config.interpolation",
+                )
             parts.append(found)
             return str(found.value)
 
@@ -131,7 +134,7 @@ class _Interpolation:
             return _environment(name, node) if self._reads_environment else replace(node, value=f"${{{name}}}")
         if name in active:
             circle = " -> ".join((*active[active.index(name) :], name))
-            raise node.error(f"${{{name}}} refers to itself: {circle}")
+            raise node.error(f"${{{name}}} refers to itself: {circle}", code="config.interpolation")
         active = (*active, name)
         found = self._root
         for part in name.split("."):
@@ -139,7 +142,10 @@ class _Interpolation:
                 found = self.of(found, active, depth + 1)
             children = found.children()
             if part not in children:
-                raise node.error(f"${{{name}}} does not exist: there is no key {part!r}{did_you_mean(part, children)}")
+                raise node.error(
+                    f"${{{name}}} does not exist: there is no key {part!r}{did_you_mean(part, children)}",
+                    code="config.interpolation",
+                )
             found = children[part]
         return self.of(found, active, depth + 1)
 
@@ -151,7 +157,10 @@ def _environment(name: str, node: Node) -> Node:
     if value is not None:
         return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
     if not comma:
-        raise node.error(f"the environment variable {variable!r} is not set; set it, or write ${{{name},default}}")
+        raise node.error(
+            f"the environment variable {variable!r} is not set; set it, or write ${{{name},default}}",
+            code="config.interpolation",
+        )
     return replace(node, value=default)
 
 

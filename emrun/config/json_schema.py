@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from emrun.base.types import Form
-from emrun.config.docstrings import argument_texts
+from emrun.config.catalogue import argument_texts
 from emrun.config.names import NotThere, dotted_path, short_names
 from emrun.config.planner import SWEEP
 from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.type_hints import allows_mapping, alternatives, contradicts, form_in
 
 Schema = dict[str, Any]
@@ -117,7 +117,7 @@ class _Writer:
     """Writes the schema; parts that are used more than once are in `$defs`."""
 
     def __init__(self) -> None:
-        self._sources = Sources()
+        self._sources = Unimported()
         self._definitions: Schema = {
             "anything": {"properties": {"class": _DOTTED, "import": _IMPORT, "args": {}}},
             "overlay": {

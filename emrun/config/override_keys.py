@@ -13,7 +13,7 @@ from emrun.config.overrides import hook_entry
 from emrun.config.plan import code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import SECTIONS
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.yaml_tree import Node
 
 _DEEPER = ("dataset", "eval", "hooks", "main_loop", "model", "vars")  # sections that are mappings
@@ -35,11 +35,23 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
     tree = config.root
     if not above:
         return {**{name: name in _DEEPER for name in SECTIONS}, **_there(tree)}
+    find_user_modules(*code_directories(tree))
+    planner = Planner(Unimported())
     if above[0] == "hooks":
-        return _keys_of_hooks(tree, above[1:])
-    node = tree.get(*above)
-    found = dict.fromkeys(_arguments(_only(tree, above), above), False)
-    return {**found, **(_there(node) if node is not None else {})}
+        section = tree.get("hooks")
+        entries = section.value if section is not None and isinstance(section.value, list) else []
+        there = {str(name): arguments for name, arguments in map(hook_entry, entries) if name is not None}
+        if len(above) == 1:
+            return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
+        node = there.get(above[1])
+        planner.hook(above[1], node, tree, f"hooks.{above[1]}")
+        node = None if node is None else node.get(*above[2:])
+    else:
+        others = {name: None for name in ("dataset", "model", "main_loop") if name != above[0]}
+        planner.config(_only(tree, above), (), {**others, "hooks": ()})
+        node = tree.get(*above)
+    arguments = [name for key, name in planner.places if re.sub(r"\[(\d+)\]", r".\1", key).split(".") == list(above)]
+    return {**dict.fromkeys(sorted(arguments), False), **(_there(node) if node is not None else {})}
 
 
 def streams_of(config: Config) -> list[str]:
@@ -48,36 +60,9 @@ def streams_of(config: Config) -> list[str]:
     if section is None or not isinstance(section.value, dict):
         return []
     find_user_modules(*code_directories(config.root))
-    finder = Sources()
+    finder = Unimported()
     recipe = Planner(finder).section(replace(section, value=_class_of(section)), "dataset")
     return list((recipe and finder.streams(recipe.target)) or ())
-
-
-def _keys_of_hooks(tree: Node, above: Sequence[str]) -> dict[str, bool]:
-    section = tree.get("hooks")
-    entries = section.value if section is not None and isinstance(section.value, list) else []
-    there = {str(name): arguments for name, arguments in map(hook_entry, entries) if name is not None}
-    if not above:
-        return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
-    if len(above) > 1:
-        node = there.get(above[0])
-        node = None if node is None else node.get(*above[1:])
-        return {} if node is None else _there(node)
-    find_user_modules(*code_directories(tree))
-    planner = Planner(Sources())
-    planner.hook(above[0], None, tree, "hook")
-    arguments = there.get(above[0])
-    found = {name: False for key, name in planner.places if key == "hook"}
-    return {**dict(sorted(found.items())), **(_there(arguments) if arguments is not None else {})}
-
-
-def _arguments(tree: Node, above: Sequence[str]) -> list[str]:
-    """Return the arguments of the call that has a path."""
-    find_user_modules(*code_directories(tree))
-    planner = Planner(Sources())
-    others = {name: None for name in ("dataset", "model", "main_loop") if name != above[0]}
-    planner.config(tree, (), {**others, "hooks": ()})
-    return sorted(name for key, name in planner.places if re.sub(r"\[(\d+)\]", r".\1", key).split(".") == list(above))
 
 
 def _there(node: Node) -> dict[str, bool]:
@@ -98,8 +83,6 @@ def _only(node: Node, path: Sequence[str]) -> Node:
     if not isinstance(node.value, dict):
         return node
     kept = _class_of(node)
-    if "code_directory" in node.value:
-        kept["code_directory"] = node.value["code_directory"]
     if path and path[0] in node.value:
         kept[path[0]] = _only(node.value[path[0]], path[1:])
     return replace(node, value=kept)

@@ -19,13 +19,23 @@ from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 _LONGEST_PART = 24  # of an override in a name
 
 
-def merge(base: Node, over: Node) -> Node:
-    """Merge two trees: mappings key by key; a list, or a mapping with another `class` or `import`, replaces."""
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_another_form(base, over):
+def merge(base: Node, over: Node, section: str | None = "") -> Node:
+    """Merge two trees: mappings key by key; a list, or a mapping with another `class` or `import`, replaces.
+
+    The section `model` keeps its keys if it only gets another `class`, as with an override.
+
+    Args:
+        base: the tree.
+        over: what is laid over it.
+        section: the key of a section; empty for a whole config, None for anything else.
+    """
+    are_mappings = isinstance(base.value, dict) and isinstance(over.value, dict)
+    keeps = section == "model" and are_mappings and list(over.value) == ["class"]
+    if not are_mappings or (not keeps and _is_another_form(base, over)):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
-        merged[key] = merge(base.value[key], node) if key in base.value else node
+        merged[key] = merge(base.value[key], node, None if section != "" else key) if key in base.value else node
     return replace(over, value=merged)
 
 
@@ -159,10 +169,7 @@ class _Overriding:
             return entry if new is not None else self._changed(entry, path, new, where)
         has_arguments = arguments is not None and isinstance(arguments.value, dict)
         old = arguments if arguments is not None and has_arguments else Node({}, self._position)
-        if path or new is None:
-            changed = self._changed(old, path, new, where)
-        else:
-            changed = self._laid(old, new, where) if has_arguments else new
+        changed = self._changed(old, path, new, where) if path or new is None else self._laid(old, new, where)
         key = (arguments and arguments.key) or entry.position
         return replace(entry, value={name: replace(changed, key=key)})
 
@@ -208,7 +215,7 @@ class _Overriding:
         return indices[0] if indices else len(items)
 
     def _error(self, key: str, message: str) -> ConfigError:
-        return ConfigError(Problem(self._position, key, message))
+        return ConfigError(Problem(self._position, key, message, "config.override"))
 
 
 def stream_of_eval(text: str) -> str | None:

@@ -21,7 +21,7 @@ from emrun.config.overrides import hook_entry, is_hook
 from emrun.config.planner import Planner
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.yaml_tree import Node
 
 _LOG = logging.getLogger(__name__)
@@ -93,7 +93,11 @@ class Plan:
         if is_set or may_be_set or self.model is None:  # without imports, the model or a hook may be unknown
             return []
         is_own = not same_class(self.model.node.value["class"].value, DEFAULT_MODEL)
-        return [] if is_own else [Problem(self.model.node.key_position, "model.optimizer", NO_OPTIMIZER)]
+        return (
+            []
+            if is_own
+            else [Problem(self.model.node.key_position, "model.optimizer", NO_OPTIMIZER, "config.missing-key")]
+        )
 
     def get(self, key: str, default: Any) -> Any:
         """Return the value of a key of the config, or the default when the key is missing or null."""
@@ -117,7 +121,7 @@ def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
     except ConfigError:  # e.g. an environment variable is not set here
         tree = config.root
     find_user_modules(*code_directories(tree))
-    planner = Planner(Sources())
+    planner = Planner(Unimported())
     planner.config(tree, _entries(tree), {})
     return [(re.sub(r"\[(\d+)\]", r".\1", key), value, kind) for key, value, kind in planner.defaults]
 
@@ -132,7 +136,7 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
     Raises:
         ConfigError: the config has mistakes.
     """
-    (Plan.with_evaluations if evaluations else Plan.of)(config, Sources())
+    (Plan.with_evaluations if evaluations else Plan.of)(config, Unimported())
 
 
 def with_statistics(config: Config) -> Config:
@@ -163,7 +167,7 @@ def _missing_directory(config: Node) -> list[Problem]:
     if node is None or all(Path(each).is_dir() for each in code_directories(config)):
         return []
     message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
-    return [Problem(node.position, "code_directory", node.censored(message))]
+    return [Problem(node.position, "code_directory", node.censored(message), "config.file")]
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:
@@ -197,9 +201,9 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
         return []
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
     return [
-        Problem(node.position, "main_loop", config.censored(f"{kind} has no stream {name!r}{meant_of(name, there)}"))
+        Problem(node.position, "main_loop", config.censored(text), "config.unknown-stream")
         for name, node in named_streams(config)
-        if name not in there
+        if name not in there and (text := f"{kind} has no stream {name!r}{meant_of(name, there)}")
     ]
 
 

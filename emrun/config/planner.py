@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any
 
 from emrun.base.errors import HookError, MissingExtra, Problem
 from emrun.base.types import Factory, Form
@@ -17,7 +16,7 @@ from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
 from emrun.config.signatures import UNREAD
-from emrun.config.type_hints import allows_mapping, form_in
+from emrun.config.type_hints import allows_mapping, alternatives, form_in
 from emrun.config.yaml_tree import Node
 from emrun.events import check_events
 
@@ -25,12 +24,6 @@ _KEYS = ("class", "import", "args")
 SWEEP = "emrun.launch.settings.Sweep"
 """The class whose constructor is the schema of the section `sweep`."""
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
-
-
-def _names_forms(hint: Any) -> bool:
-    """Return whether a hint takes nothing but a mapping from names to forms, as that of `metrics` does."""
-    one_of = get_args(hint) if type(hint) is UnionType or get_origin(hint) is Union else (hint,)
-    return all(each is type(None) or (get_origin(each) is not Annotated and allows_mapping(each)) for each in one_of)
 
 
 class Planner:
@@ -95,7 +88,9 @@ class Planner:
         if kind == "model" and "class" not in node.value:
             node = replace(node, value={"class": Node(DEFAULT_MODEL, node.position, node.key), **node.value})
         if "class" not in node.value:
-            self._problem(node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}")
+            self._problem(
+                node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}", "config.missing-key"
+            )
             return None
         return self._whole(node, kind, kind)
 
@@ -114,7 +109,7 @@ class Planner:
         for argument in ("class", "import"):
             if argument in entries:
                 message = f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`"
-                self._problem(entries.pop(argument), key, message)
+                self._problem(entries.pop(argument), key, message, "config.unknown-key", "delete")
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
         recipe = self._whole(node, key, "hook")
@@ -122,14 +117,14 @@ class Planner:
             if recipe is not None:
                 check_events(recipe.target)
         except HookError as error:
-            self._problem(node, key, str(error))
+            self._problem(node, key, str(error), "config.event")
         return recipe
 
     def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
         """Prepare a dataset, a model or a hook; an argument that emrun supplies is a problem."""
         for name in SUPPLIED[kind]:
             if name in node.value:
-                self._problem(node.value[name], key, f"{name!r} is supplied by emrun; remove it")
+                self._supplied(node.value[name], key, name)
         given = {name: child for name, child in node.value.items() if name not in SUPPLIED[kind]}
         return self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
 
@@ -150,14 +145,16 @@ class Planner:
         form = form_in(hint)
         for name, child in node.value.items() if isinstance(node.value, dict) and form is not None else ():
             if isinstance(child.value, str) and sure(str(name), ["class"]) and name != "class" and len(name) < 6:
-                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?")
+                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
                 return None
         if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
             return self._call(node, key, "", supplied, form, outer if form is None else None)
         if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
             has_forms = any(isinstance(child.value, dict) for child in node.value.values())
             if form is not None and form.package and not has_forms:
-                self._problem(node, key, f"missing key 'class'; write {self._written_as(None, form)}")
+                self._problem(
+                    node, key, f"missing key 'class'; write {self._written_as(None, form)}", "config.missing-key"
+                )
                 return None
             inner = None if form is None else Annotated[Factory, form]  # each value is a form, not a mapping of forms
             return {
@@ -166,10 +163,10 @@ class Planner:
         if form is not None and node.value is not None:
             named = node.value[0].value if isinstance(node.value, list) and node.value else node.value
             example, what = self._written_as(named, form), "with 'class'"
-            if _names_forms(hint):
+            if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):  # as `metrics`
                 example, what = f"{{{named if isinstance(named, str) else 'NAME'}: {example}}}", "from names to objects"
             message = f"{node.shown()!r} is not a mapping {what}; write {example}"
-            self._problem(node, key, message)
+            self._problem(node, key, message, "config.structure")
             return None
         if isinstance(node.value, list):
             return [
@@ -205,13 +202,13 @@ class Planner:
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
             message = "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled"
-            self._problem(node, key, message)
+            self._problem(node, key, message, "config.structure")
         target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
         if target is None:
             return None
         refusal = None if is_import else self._finder.refusal(target, kind)
         if refusal is not None:
-            self._problem(node.value["class"], key, refusal)
+            self._problem(node.value["class"], key, refusal, "config.wrong-class")
             return None
         parameters = None if is_import else self._finder.parameters(target)
         named = parameters.named if parameters is not None else {}
@@ -224,17 +221,23 @@ class Planner:
         given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if is_import:
             self.problems += [
-                Problem(v.key_position, key, f"unknown argument {k!r}; 'import' names an object that is not called")
+                Problem(
+                    v.key_position,
+                    key,
+                    f"unknown argument {k!r}; 'import' names an object that is not called",
+                    "config.unknown-key",
+                    "delete",
+                )
                 for k, v in {**rest, **({"args": args} if args else {})}.items()
             ]
             return Recipe(target, node, key, True, form=form, options=options)
         if args is not None and given is None:
-            self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments")
+            self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
         first = form.supplied if form else 0
         hidden, inner, is_known = supplied, None, False
         if form is not None and form.shared:
             if form.shared in rest:
-                self._problem(rest[form.shared], key, f"{form.shared!r} is supplied by emrun; remove it")
+                self._supplied(rest[form.shared], key, form.shared)
                 return None
             if form.is_by_name(named):
                 first, hidden = 0, (*supplied, form.shared)
@@ -273,7 +276,7 @@ class Planner:
         """Return the object that a name refers to, None after a problem."""
         path: str | None = name.value
         if not isinstance(path, str) or not path:
-            self._problem(name, key, f"{name.shown()!r} is not the name of a class")
+            self._problem(name, key, f"{name.shown()!r} is not the name of a class", "config.type")
             return None
         try:
             path = path if "." in path else self._short_name(path, kind, form)
@@ -282,9 +285,10 @@ class Planner:
             self.lacks_module = self.lacks_module or isinstance(error, NoModule)
             message = f"{error}{beside_config(error, name.position.source)}"
             whole = name.spelling is None or "." not in str(path)  # otherwise a part may be secret
-            self._problem(name, key, message if whole else f"{name.spelling} does not name an existing class or object")
+            message = message if whole else f"{name.spelling} does not name an existing class or object"
+            self._problem(name, key, message, "config.unknown-class")
         except MissingExtra as error:
-            self._problem(name, key, str(error))
+            self._problem(name, key, str(error), error.code, error.fix)
         except BaseException as error:
             error.add_note(f"while importing {path} for {key} ({name.position})")
             raise
@@ -333,5 +337,8 @@ class Planner:
         own = f"For your own class, write its dotted path: my_module.{text}"
         raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
-    def _problem(self, node: Node, key: str, message: str) -> None:
-        self.problems.append(Problem(node.key_position, key, node.censored(message)))
+    def _supplied(self, node: Node, key: str, name: str) -> None:
+        self._problem(node, key, f"{name!r} is supplied by emrun; remove it", "config.supplied-key", "delete")
+
+    def _problem(self, node: Node, key: str, message: str, code: str, fix: str = "") -> None:
+        self.problems.append(Problem(node.key_position, key, node.censored(message), code, fix))

@@ -57,7 +57,9 @@ class Recipe:
 
         functools.update_wrapper(call, self.target, assigned=(), updated=())  # for its signature
         call.__qualname__ = getattr(self.target, "__qualname__", str(self.target))
-        return Factory.of(call, args, kwargs, options)
+        factory = Factory(call, *args, options=options)
+        factory.kwargs = kwargs  # they may have any names
+        return factory
 
     def wants(self, name: str) -> bool:
         """Return whether this recipe, or one below it, takes an argument that emrun supplies."""
@@ -71,7 +73,7 @@ class Recipe:
             raise ConfigError(self.problem(error)) from error
         except (HookError, MissingExtra) as error:
             message = self.node.censored(str(error))
-            raise ConfigError(Problem(self.node.key_position, self.key, message)) from error
+            raise ConfigError(Problem(self.node.key_position, self.key, message, error.code, error.fix)) from error
         except BaseException as error:
             problem = self._refused(error, kwargs)
             if problem is not None:
@@ -82,10 +84,13 @@ class Recipe:
     def problem(self, error: ArgumentError) -> Problem:
         """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""
         keys = re.sub(r"\[(\d+)\]", r".\1", error.argument).split(".")
-        found = (self.node.get(*keys[:count]) for count in range(len(keys), 0, -1))  # the last may be a default
+        found = [self.node.get(*keys[:count]) for count in range(len(keys), 0, -1)]  # the last may be a default
         node = next((each for each in found if each is not None), None)
         position = node.position if node else self.node.key_position
-        return Problem(position, f"{self.key}.{error.argument}", self.node.censored(error.message))
+        message, key, fix = self.node.censored(error.message), f"{self.key}.{error.argument}", error.fix
+        if found[0] is None and fix.startswith("set "):
+            fix = f"override {key}={fix.removeprefix('set ')}"
+        return Problem(position, key, message, error.code, fix)
 
     def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
         """Return the problem when an error is about an unknown argument that only `**kwargs` accepted, else None."""
@@ -100,7 +105,7 @@ class Recipe:
             return None
         hint = did_you_mean(name, [each for each in named if each not in self.takes])
         message = self.node.censored(f"unknown argument {name!r}{hint} ({error})")
-        return Problem(node.key_position, self.key, message)
+        return Problem(node.key_position, self.key, message, "config.unknown-key")
 
 
 def build(value: Any, supplied: Mapping[str, Any]) -> Any:

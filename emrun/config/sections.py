@@ -52,10 +52,14 @@ _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true 
 def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem]:
     """Return the problems in the structure of a config: its sections, their types and the entries of lists."""
     if not isinstance(config.value, dict):
-        return [Problem(config.position, "", "a config must be a mapping with the keys dataset, model, ...")]
+        return [
+            Problem(
+                config.position, "", "a config must be a mapping with the keys dataset, model, ...", "config.structure"
+            )
+        ]
     problems = _check_kinds(config, "", tuple(SECTIONS), elsewhere)
     missing = [name for name in REQUIRED if config.get(name) is None]
-    problems += [Problem(config.position, "", f"missing section {name!r}") for name in missing]
+    problems += [Problem(config.position, "", f"missing section {name!r}", "config.missing-key") for name in missing]
     problems += check_hooks(config.get("hooks"), "hooks")
     seed = config.get("seed")
     if seed is not None and isinstance(seed.value, int) and seed.value < 0:
@@ -73,7 +77,7 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem
             problems += check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
             message = f"{overlay.shown()!r} is not a mapping of sections"
-            problems.append(Problem(overlay.position, f"eval.{stream}", message))
+            problems.append(Problem(overlay.position, f"eval.{stream}", message, "config.structure"))
     return problems
 
 
@@ -98,7 +102,7 @@ def check_main_loop(
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
                 message = node.censored(f"{name} does not build objects; write the value without 'class' or 'import'")
-                problems.append(Problem(node.position, f"{name}.{key}", message))
+                problems.append(Problem(node.position, f"{name}.{key}", message, "config.type"))
             else:
                 problems += check_type(node, main_loop.named[key], f"{name}.{key}")
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
@@ -124,7 +128,8 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
                 first, child = next(iter(node.value.items()))
                 arguments = "" if child.value is None else ": ..."
                 message = f"each hook needs a dash before its name: - {first}{arguments}"
-            problems.append(Problem(node.position, where, message))
+            fix = f"set {text}" if (text := message.partition("; write ")[2]) else ""
+            problems.append(Problem(node.position, where, message, "config.type", fix))
     return problems
 
 
@@ -142,14 +147,16 @@ def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
         name, arguments = hook_entry(entry)
         if name is not None and " {" in name:
             text = f"{name}: {arguments.shown() if arguments is not None else ''}".replace(" {", ": {", 1)
-            problems.append(Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}"))
+            problems.append(
+                Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}", "config.structure")
+            )
         elif name is None:
             message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
             if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
                 first = next(iter(entry.value))
                 message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
-            problems.append(Problem(entry.position, f"{where}[{index}]", message))
+            problems.append(Problem(entry.position, f"{where}[{index}]", message, "config.structure"))
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
             message = f"{arguments.shown()!r} is not a mapping; write `- {name}: {{argument: value}}`"
-            problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message))
+            problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message, "config.structure"))
     return problems

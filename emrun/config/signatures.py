@@ -71,16 +71,20 @@ def handed_on(function: ast.FunctionDef) -> Share:
     if function.args.kwarg is None:
         return Share.NONE
     name = function.args.kwarg.arg
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    constructors = [call for call in calls if ast.unparse(call.func).endswith(".__init__")]
-    handing = [call for call in constructors if f"**{name}" in map(ast.unparse, call.keywords)]
+    calls = [
+        node for node in ast.walk(function) if isinstance(node, ast.Call) and any(not k.arg for k in node.keywords)
+    ]
+    handing = [
+        call
+        for call in calls
+        if ast.unparse(call.func).endswith(".__init__") and f"**{name}" in map(ast.unparse, call.keywords)
+    ]
     uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
     if not handing:
         return Share.NONE
     for statement in function.body:
         if isinstance(statement, ast.Expr) and statement.value is handing[0]:
-            is_plain = ast.unparse(handing[0].func) == "super().__init__"
-            return Share.ALL if is_plain and len(uses) == 1 else Share.SOME
+            return Share.ALL if ast.unparse(handing[0].func) == "super().__init__" and len(uses) == 1 else Share.SOME
         if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(statement)):
             break
     return Share.SOME
@@ -222,17 +226,25 @@ def _handed_on(function: Any, owner: type) -> Share:
     """Return how much of its `**kwargs` a function passes on to the next constructor."""
     if not inspect.isfunction(function) or hasattr(function, "__wrapped__") or function.__name__ != "__init__":
         return Share.SOME
+    is_own = any(
+        name == "__class__" and cell.cell_contents is owner
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    )
+    return min(_in_source(function), Share.ALL if is_own else Share.SOME)
+
+
+@functools.lru_cache(maxsize=256)  # most of the time of a check of a config whose modules are imported
+def _in_source(function: FunctionType) -> Share:
+    """Return how much of its `**kwargs` a constructor passes on by its source, which is read once."""
     try:
         text = inspect.getsource(function.__code__)
-        tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+        nodes = ast.walk(ast.parse(f"if True:\n{text}" if text[:1].isspace() else text))
+        definition = next((each for each in nodes if isinstance(each, ast.FunctionDef)), None)
     except (OSError, TypeError, SyntaxError, ValueError):  # e.g. defined in an interactive session
-        tree = ast.Module([], [])
-    definition = next((each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)), None)
+        definition = None
     if definition is None or definition.name != function.__code__.co_name:  # or the file has changed since the import
         return Share.SOME if "__init__" in function.__code__.co_names else Share.NONE
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    is_own = "__class__" in cells and cells["__class__"].cell_contents is owner
-    return min(handed_on(definition), Share.ALL if is_own else Share.SOME)
+    return handed_on(definition)
 
 
 def _hints(functions: Sequence[Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  #
 _MAKES_NO_STREAM = frozenset(("property", "staticmethod", "classmethod"))
 
 
-class Sources(Imported):
+class Unimported(Imported):
     """Finds the objects that a config names in source files: for phase one of the check."""
 
     def __init__(self) -> None:

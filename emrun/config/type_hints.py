@@ -8,14 +8,14 @@ import os
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from emrun.base.errors import ArgumentError, Position
 from emrun.base.types import AtLeast, Factory, Form, Interval, Units
 from emrun.base.wording import did_you_mean, listed
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
-from emrun.config.yaml_tree import Node, node_of
+from emrun.config.yaml_tree import Node, node_of, read_scalar
 
 Mark = TypeVar("Mark", Units, AtLeast)
 
@@ -57,9 +57,10 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     if allowed.startswith("one of "):
         return f"{node.shown()!r} is not {allowed}{_meant(value, hint, name)}"
     literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
-    hint_to_fix = did_you_mean(value, filter(_is_text, literals)) if isinstance(value, str) else ""
+    texts = [each for each in literals if isinstance(each, str)]
+    hint_to_fix = did_you_mean(value, texts) if isinstance(value, str) else ""
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
-    if isinstance(value, str) and not takes_text and _is_number(value):
+    if isinstance(value, str) and not takes_text and type(read_scalar(value)) in (int, float):
         hint_to_fix = "; write the number without quotes"
     elif isinstance(value, int | float) and not isinstance(value, bool) and takes_text:
         hint_to_fix = "; write it in quotes"
@@ -193,18 +194,6 @@ def _plural(hint: Any) -> str:
     return " or ".join(parts)
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def values_of_mapping(hint: Any) -> Any:
     """Return the type of the values if a hint allows a mapping of one type of values, None if it does not."""
     found = [arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2]
@@ -232,7 +221,4 @@ def form_in(hint: Any) -> Form | None:
 
 def allows_mapping(hint: Any) -> bool:
     """Return whether a hint is a mapping or has a mapping among its alternatives."""
-    origin = typing.get_origin(hint)
-    if inspect.isclass(origin) and issubclass(origin, collections.abc.Mapping):
-        return True
-    return any(allows_mapping(each) for each in typing.get_args(hint))
+    return any(sort == "mapping" for sort, _, _ in alternatives(hint))

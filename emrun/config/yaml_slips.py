@@ -109,6 +109,12 @@ class Slip:
                 return f"write a space after the dash: - {rest[1:]}"
             return f"this list entry has no dash; write - {rest}"
         if found == "-" and not in_list:
+            above = self._line_above(self._line)
+            before = None if above is None else self._line_above(above)
+            if above is not None and before is not None:
+                first = self._lines[above]
+                if _indent(first) == self._column > _indent(self._lines[before]):
+                    return above, self._column, f"this list entry has no dash; write - {first.strip()}"
             return "this list entry is among keys; begin it in the same column as the other entries of its list"
         above = self._line_above(self._line)
         column = _indent(self._lines[above]) if above is not None else 0

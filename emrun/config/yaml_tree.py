@@ -107,9 +107,9 @@ class Node:
             yield (*path, key), child, outermost
             yield from child.places((*path, key), outermost)
 
-    def error(self, message: str, key: str = "") -> ConfigError:
+    def error(self, message: str, key: str = "", code: str = "config.value") -> ConfigError:
         """Return the error for a single problem with the node."""
-        return ConfigError(Problem(self.position, key, message))
+        return ConfigError(Problem(self.position, key, message, code))
 
     @property
     def key_position(self) -> Position:
@@ -308,7 +308,7 @@ class _Parser:
         return Position(self._source, line + 1, column + 1, text)
 
     def _error(self, position: Position, message: str) -> ConfigError:
-        return ConfigError(Problem(position, "", message))
+        return ConfigError(Problem(position, "", message, "config.syntax"))
 
 
 def _is_plain(event: events.Event) -> TypeGuard[events.ScalarEvent]:

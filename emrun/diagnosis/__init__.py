@@ -1,6 +1,6 @@
 """Tools that run parts of a config to find out whether it works.
 
-`trial` with `round_trip` and `model_facts` is `emrun check`. `verification` is `emrun verify-resume`: it starts the
+`tryout` with `round_trip` and `model_facts` is `emrun check`. `verification` is `emrun verify-resume`: it starts the
 processes of `recorded_trainings`, which run `probe`, and compares them with `differences`. `replay` is `emrun replay`,
 `stream_bench` is `emrun bench`. `private_state` finds state that is saved in no checkpoint.
 

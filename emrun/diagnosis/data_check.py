@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
@@ -21,7 +20,8 @@ from emrun.base.types import Batch
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
-from emrun.diagnosis.example_store import Alike, Entry, ExampleStore, as_lists, in_words
+from emrun.diagnosis.example_store import Alike, Entry, ExampleStore, in_words
+from emrun.diagnosis.values import array_of, not_finite, scalars
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.training.create import create_dataset
@@ -146,7 +146,7 @@ class _Look:
             name=name,
             seed=seed if isinstance(seed, int) else 0,
             training=training,
-            reading=reading,
+            reading=reading.of(self._dataset),
         )
 
     def _add(self, name: str, stream: _Stream, batch: Batch) -> None:
@@ -230,7 +230,7 @@ class _Look:
                 values = dict(parts(batch))
                 done += length(next(iter(values.values()), ()))
                 for source in list(groups):
-                    for value in _scalars(values.get(source)) or ():
+                    for value in scalars(values.get(source)) or ():
                         if source in last and value != last[source] and value in groups[source]:
                             del groups[source]  # a label comes back
                             break
@@ -260,7 +260,7 @@ class _Look:
 
     def _find(self, kind: str, streams: list[str], alike: Alike, text: str) -> None:
         if alike.count:
-            self._note(kind, streams, None, alike.count, as_lists(alike.groups), text)
+            self._note(kind, streams, None, alike.count, alike.groups, text)
 
     def _note(self, kind: str, streams: list[str], source: str | None, count: int, ids: list[Any], text: str) -> None:
         self._findings.append(
@@ -273,17 +273,14 @@ def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[st
     seen.examples += len(rows)
     seen.first = rows[0] if seen.first is None else seen.first
     seen.is_constant = seen.is_constant and all(row == seen.first for row in rows)
-    for index in _not_finite(values):
+    for index in not_finite(values):
         seen.not_finite += 1
         if len(seen.ids) < _SHOWN:
             seen.ids.append(ids[index])
     if seen.labels is not None:
-        scalars = _scalars(values)
-        if scalars is None:
-            seen.labels = None
-        else:
-            seen.labels.update(scalars)
-            seen.labels = seen.labels if len(seen.labels) <= _MOST_LABELS else None
+        found = scalars(values)
+        seen.labels.update(found or ())
+        seen.labels = seen.labels if found is not None and len(seen.labels) <= _MOST_LABELS else None
 
 
 def _entries(
@@ -304,59 +301,17 @@ def _checksum(rows: Mapping[str, Sequence[bytes]], sources: Sequence[str], index
 
 def _rows(values: Any) -> Sequence[bytes]:
     """Return the bytes of each example of a source: its values with their dtype and shape."""
-    array = _array(values)
+    array = array_of(values)
     if array is None:
         return [digest(each).encode() for each in (values.unbind() if is_nested(values) else values)]
     head = f"{array.dtype}{array.shape[1:]}".encode()
     return [head + row.tobytes() for row in np.ascontiguousarray(array)]
 
 
-def _array(values: Any) -> Any:
-    """Return values as an array of numbers; None if they are not numbers, or not of one shape."""
-    if is_nested(values):
-        return None
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    if isinstance(values, np.ndarray) and values.dtype != object:
-        return values
-    return None
-
-
-def _not_finite(values: Any) -> Sequence[int]:
-    """Return the indices of examples with NaN or infinity."""
-    array = _array(values)
-    if array is not None:
-        if array.dtype.kind not in "fc" or np.isfinite(array).all():
-            return ()
-        return [int(each) for each in np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))]
-    entries = values.unbind() if is_nested(values) else values
-    return [index for index, each in enumerate(entries) if _has_gap(each)]
-
-
-def _has_gap(value: Any) -> bool:
-    if isinstance(value, float):
-        return not np.isfinite(value)
-    if isinstance(value, list | tuple):
-        return any(map(_has_gap, value))
-    array = _array(value)
-    return array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all()
-
-
-def _scalars(values: Any) -> list[Any] | None:
-    """Return a whole number, a truth value or a text for each example; None for other values."""
-    array = _array(values)
-    if array is not None:
-        return array.tolist() if array.ndim == 1 and array.dtype.kind in "biuUS" else None
-    if isinstance(values, np.ndarray | list | tuple) and all(isinstance(each, str | int) for each in values):
-        return list(values)
-    return None
-
-
 def _ids(values: Any, first: int, count: int) -> list[str]:
     """Return the ids of the examples of a batch; without a source of ids, their numbers in the stream."""
-    scalars = None if values is None else _scalars(values)
-    return [str(first + index) for index in range(count)] if scalars is None else [str(each) for each in scalars]
+    found = None if values is None else scalars(values)
+    return list(map(str, range(first, first + count) if found is None else found))
 
 
 def _most_groups(labels: Counter[Any]) -> int:

@@ -124,7 +124,7 @@ class Causes:
     Args:
         straight: the recording of an uninterrupted run.
         again: the recording of the same run, repeated.
-        buffer: how many batches are read ahead (`main_loop.buffer`).
+        buffer: how many batches are read ahead, by `main_loop.buffer` or as the dataset says.
     """
 
     straight: Recording

@@ -9,22 +9,21 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from emrun.base.cores import allowed_cores, limits_of_groups, processors
 from emrun.base.errors import reason_of
 from emrun.base.wording import listed, size_of
 from emrun.diagnosis.devices import inspect_devices, unused_gpu
-from emrun.launch.jobs import cores
 from emrun.storage.lock import RunLock
 
 _FOR_DEVELOPERS = ("test", "dev", "bench")  # extras that no config needs
 _LEAST_DISK, _LEAST_SHARED, _LEAST_FILES = 10**9, 2**29, 1024  # bytes, bytes, open files
-_GROUP, _GROUPS, _SHARED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/dev/shm")
+_SHARED = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +82,7 @@ def _inspect_versions(found: Environment) -> None:
 
 def _inspect_machine(found: Environment) -> None:
     found.facts["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    own = cores()
-    times = [*_limits_of_groups("cpu.max"), *_limits_of_groups("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    allowed = min([own, *(int(quota) / int(period) for quota, period in times)])
+    own, allowed = processors(), allowed_cores()
     threads = torch.get_num_threads()
     limit = f" (the control group allows {allowed:.3g})" if allowed < own else ""
     found.facts["CPU"] = f"{own} cores{limit}, PyTorch threads: {threads}"
@@ -93,22 +90,10 @@ def _inspect_machine(found: Environment) -> None:
         message = f"PyTorch uses {threads} threads on {allowed:.3g} cores, which is slow"
         found.warnings.append(f"{message}; set the environment variable OMP_NUM_THREADS={max(1, int(allowed))}")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    sizes = [int(size) for name in ("memory.max", "memory.limit_in_bytes") for (size,) in _limits_of_groups(name)]
+    sizes = [int(size) for name in ("memory.max", "memory.limit_in_bytes") for (size,) in limits_of_groups(name)]
     least = min([memory, *sizes])
     limit = f" (the control group allows {size_of(least)})" if least < memory else ""
     found.facts["memory"] = f"{size_of(memory)}{limit}"
-
-
-def _limits_of_groups(*files: str) -> Iterator[list[str]]:
-    """Yield the words of these files of the process's control groups, of version 1 or 2, where they set a limit."""
-    lines = _GROUP.read_text().splitlines() if _GROUP.exists() else []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        group = _GROUPS / controllers / path.lstrip("/")
-        for folder in (group, *group.parents):  # a container sees the last ones only
-            if folder.is_relative_to(_GROUPS) and all((folder / file).is_file() for file in files):
-                words = " ".join((folder / file).read_text() for file in files).split()
-                if words[0].isdigit():  # otherwise `max` or -1
-                    yield words
 
 
 def _inspect_folder(found: Environment, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +20,11 @@ class Alike:
 
     Args:
         count: how many there are.
-        groups: the ids of the first ones, with those of the examples that they are like.
+        groups: the ids of the first ones, each with those of the examples that it is like.
     """
 
     count: int
-    groups: list[tuple[str, list[str]]]
+    groups: list[list[str]]
 
 
 class ExampleStore:
@@ -41,29 +41,23 @@ class ExampleStore:
         self._data = sqlite3.connect(file, isolation_level=None)
         for each in ("journal_mode = OFF", "synchronous = OFF", "temp_store = FILE", f"cache_size = -{_CACHE}"):
             self._data.execute(f"PRAGMA {each}")
-        self._data.execute("CREATE TABLE examples (stream INTEGER, place INTEGER, id TEXT, content BLOB, labels BLOB)")
+        self._data.execute("CREATE TABLE examples (stream INTEGER, id TEXT, content BLOB, labels BLOB)")
         self._data.execute("BEGIN")
         self._streams: list[str] = []
-        self._counts: list[int] = []
 
     def begin(self, stream: str) -> None:
         """Begin a stream; the examples that are added next are its own."""
         self._streams.append(stream)
-        self._counts.append(0)
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add the next examples of the stream."""
-        number, place = len(self._streams) - 1, self._counts[-1]
-        rows = [
-            (number, place + index, name[:_LONGEST], content, labels)
-            for index, (name, content, labels) in enumerate(entries)
-        ]
-        self._data.executemany("INSERT INTO examples VALUES (?, ?, ?, ?, ?)", rows)
-        self._counts[-1] += len(rows)
+        number = len(self._streams) - 1
+        rows = ((number, name[:_LONGEST], content, labels) for name, content, labels in entries)
+        self._data.executemany("INSERT INTO examples VALUES (?, ?, ?, ?)", rows)
 
     def end(self) -> None:
-        """Sort the examples; no more can be added."""
-        self._data.execute("CREATE INDEX alike ON examples (content, stream, place)")
+        """Sort the examples; no more can be added. In each stream, their row ids are in their order."""
+        self._data.execute("CREATE INDEX alike ON examples (content, stream)")
         self._data.execute("COMMIT")
 
     def close(self) -> None:
@@ -76,15 +70,11 @@ class ExampleStore:
         groups_ = "(SELECT COUNT(*) AS n FROM examples WHERE stream = ? GROUP BY content)"
         count = self._number(f"SELECT COALESCE(SUM(n - 1), 0) FROM {groups_}", number)
         firsts = self._data.execute(
-            "SELECT MIN(place), content FROM examples WHERE stream = ? GROUP BY content HAVING COUNT(*) > 1 "
-            "ORDER BY MIN(place) LIMIT ?",
+            "SELECT content FROM examples WHERE stream = ? GROUP BY content HAVING COUNT(*) > 1 "
+            "ORDER BY MIN(rowid) LIMIT ?",
             (number, _SHOWN),
-        ).fetchall()
-        groups = []
-        for _, content in firsts:
-            first, *others = self._ids(number, content)
-            groups.append((first, others))
-        return Alike(count, groups)
+        )
+        return Alike(count, [self._ids(number, content) for (content,) in firsts.fetchall()])
 
     def in_both(self, stream: str, other: str) -> Alike:
         """Return the examples of a stream that are also in another one, with those that they are like there."""
@@ -94,8 +84,8 @@ class ExampleStore:
             "(SELECT 1 FROM examples AS b WHERE b.content = a.content AND b.stream = ?)"
         )
         count = self._number(f"SELECT COUNT(*) {shared}", *pair)
-        rows = self._data.execute(f"SELECT a.id, a.content {shared} ORDER BY a.place LIMIT ?", (*pair, _SHOWN))
-        return Alike(count, [(name, self._ids(pair[1], content)) for name, content in rows.fetchall()])
+        rows = self._data.execute(f"SELECT a.id, a.content {shared} ORDER BY a.rowid LIMIT ?", (*pair, _SHOWN))
+        return Alike(count, [[name, *self._ids(pair[1], content)] for name, content in rows.fetchall()])
 
     def with_other_labels(self) -> Alike:
         """Return the examples that are like an earlier one of any stream, but have other labels."""
@@ -105,22 +95,19 @@ class ExampleStore:
         )
         count = self._number(f"SELECT COUNT(*) {found}")
         firsts = self._data.execute(
-            f"SELECT e.content, MIN(e.stream * 1000000000000 + e.place) AS at {found} GROUP BY e.content "
-            "ORDER BY at LIMIT ?",
-            (_SHOWN,),
-        ).fetchall()
+            f"SELECT e.content {found} GROUP BY e.content ORDER BY MIN(e.rowid) LIMIT ?", (_SHOWN,)
+        )
         groups = []
-        for content, _ in firsts:
+        for (content,) in firsts.fetchall():
             rows = self._data.execute(
-                "SELECT stream, id FROM examples WHERE content = ? ORDER BY stream, place LIMIT ?", (content, _SHOWN)
+                "SELECT stream, id FROM examples WHERE content = ? ORDER BY rowid LIMIT ?", (content, _SHOWN)
             )
-            first, *others = [f"{self._streams[number]} {name}" for number, name in rows.fetchall()]
-            groups.append((first, others))
+            groups.append([f"{self._streams[number]} {name}" for number, name in rows.fetchall()])
         return Alike(count, groups)
 
     def _ids(self, number: int, content: bytes) -> list[str]:
         rows = self._data.execute(
-            "SELECT id FROM examples WHERE content = ? AND stream = ? ORDER BY place LIMIT ?",
+            "SELECT id FROM examples WHERE content = ? AND stream = ? ORDER BY rowid LIMIT ?",
             (content, number, _SHOWN),
         )
         return [name for (name,) in rows.fetchall()]
@@ -131,10 +118,5 @@ class ExampleStore:
 
 def in_words(alike: Alike, other: str = "") -> str:
     """Return the first groups for a message: `3 (train 17, 20), 9 (train 4)`."""
-    shown = [f"{first} ({other}{' ' * bool(other)}{', '.join(others)})" for first, others in alike.groups]
+    shown = [f"{first} ({other}{' ' * bool(other)}{', '.join(others)})" for first, *others in alike.groups]
     return ", ".join(shown)
-
-
-def as_lists(groups: Sequence[tuple[str, list[str]]]) -> list[list[str]]:
-    """Return groups for JSON."""
-    return [[first, *others] for first, others in groups]

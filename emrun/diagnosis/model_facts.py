@@ -45,19 +45,20 @@ def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
 
 
 def parameter_groups(model: AbstractModel) -> Iterator[dict[str, Any]]:
-    """Yield a row for each parameter group of each optimizer: its rate (unscheduled), weight decay, parameters."""
+    """Yield a row for each parameter group of each optimizer: its rate (unscheduled), weight decay, what it trains."""
     module = getattr(model, "module", None)
     names = {id(each): name for name, each in module.named_parameters()} if isinstance(module, torch.nn.Module) else {}
     for name, optimizer in optimizers(model).items():
         for index, group in enumerate(optimizer.param_groups):
+            trained = [each for each in group["params"] if each.requires_grad]
             yield {
                 "optimizer": name,
                 "class": type(optimizer).__name__,
                 "group": index,
                 "lr": _number(group.get("initial_lr", group.get("lr"))),
                 "weight_decay": _number(group.get("weight_decay")),
-                "parameters": [names.get(id(each), "?") for each in group["params"]],
-                "count": sum(each.numel() for each in group["params"]),
+                "parameters": [names.get(id(each), "?") for each in trained],
+                "count": sum(each.numel() for each in trained),
             }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import signal
+import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,15 +26,17 @@ from emrun.base.types import Batch, EpochData
 from emrun.config.config import load_config
 from emrun.config.plan import with_statistics
 from emrun.dataset import open_stream, stream_lengths
+from emrun.diagnosis.model_facts import optimizers
 from emrun.diagnosis.private_state import forgetful, private_state
-from emrun.diagnosis.recorded_trainings import Job, Point
+from emrun.diagnosis.recorded_trainings import TEMPORARY, Job, Point
+from emrun.diagnosis.rehearsal import is_tracker
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
+from emrun.record.rows import Reader
+from emrun.record.step_columns import read_steps
 from emrun.storage.checkpoints.state_file import FILE, load_state
-from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.run import CHECKPOINTS
-from emrun.storage.step_columns import read_steps
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
 from emrun.training.create import create_training, train
@@ -43,18 +48,21 @@ _TAIL = 2  # iterations of the third epoch that are run
 _TRIED = 4  # batches that are read to see whether a stream draws global random numbers
 _BEFORE_KILL = 2  # iterations between the last checkpoint and SIGKILL
 _STOPS = "emrun.hooks.stop_after.StopAfter"  # left out, so that the limits of the config do not end the run
-_TRACKER = "emrun.hooks._tracker.AbstractTracker"  # left out, so that no service gets these runs
 _WEIGHTS = ".safetensors"
 
 
-def main(job_text: str) -> None:
-    """Run a job and record what happens in it.
+def main(given: Sequence[str]) -> int:
+    """Run a job and record what happens in it; return 0, also if the run has failed.
 
     Args:
-        job_text: the `Job` as JSON.
+        given: the `Job` as JSON.
     """
-    fields = json.loads(job_text)
+    fields = json.loads(given[0])
     job = Job(**{**fields, "point": fields["point"] and Point(**fields["point"])})
+    os.environ |= {"TQDM_DISABLE": "1", "TMPDIR": str(Path(job.place, TEMPORARY))}
+    tempfile.tempdir = None  # which the environment says
+    sys.dont_write_bytecode = True  # no files next to the modules of the config
+    logging.getLogger().handlers.clear()  # those of the command
 
     record_file = job.record(rank_of() if job.ranks > 1 else 0)
 
@@ -73,6 +81,7 @@ def main(job_text: str) -> None:
         record("error", status=status, text=text, error=type(error).__name__)
         leave(waits=False)
     end_process(0)
+    return 0
 
 
 def _run(job: Job, record: _Record) -> None:
@@ -91,7 +100,7 @@ def _run(job: Job, record: _Record) -> None:
         record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
     probe = Probe(record, job)
-    probe.limits = loop.limits  # the schedules are those of the config
+    probe.limits, loop._length.ends = loop.limits, False  # the schedules are those of the config
     hooks = [each for each in loop.hooks if not _is_left_out(each)]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
@@ -109,8 +118,7 @@ def _record_end(job: Job, record: _Record) -> None:
 
 def _is_left_out(hook: AbstractHook) -> bool:
     """Return whether a hook does not run here."""
-    kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__]
-    return _TRACKER in kinds or kinds[0] == _STOPS
+    return is_tracker(hook) or f"{type(hook).__module__}.{type(hook).__qualname__}" == _STOPS
 
 
 class Probe(AbstractHook):
@@ -138,8 +146,8 @@ class Probe(AbstractHook):
     def before_training(self) -> None:
         """Record where the run begins."""
         loop = self.main_loop
-        window = loop.model.iterations_per_update
-        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done, window=window)
+        known = {"window": loop.model.iterations_per_update, "buffer": loop.reading_ahead["buffer"]}
+        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done, **known)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
@@ -210,8 +218,7 @@ def _shown(value: Any) -> str | None:
 
 
 def _learning_rates(model: Any) -> list[str]:
-    optimizers = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
-    groups = [group for each in optimizers.values() for group in getattr(each, "param_groups", ())]
+    groups = [group for each in optimizers(model).values() for group in each.param_groups]
     return [repr(float(group["lr"])) for group in groups if "lr" in group]
 
 
@@ -233,7 +240,7 @@ def _final(directory: Path) -> dict[str, Any]:
     began = state["epoch_began"] or {"random": {}}
     at_first = {f"{name} at the start of the epoch": each for name, each in began["random"].items()}
     metrics: dict[str, str] = {}
-    for line in read_metrics(directory / METRICS):
+    for line in Reader(directory).epochs():
         epoch = f"epoch {line['epoch']}"
         metrics |= {epoch: "present", **{f"{epoch}: {key}": text for key, text in _flat(line["streams"], "").items()}}
     columns = read_steps(directory)

@@ -1,4 +1,4 @@
-"""The runs of a verification: each runs in its own process and is recorded."""
+"""The runs of a verification: each is a process, a fork of this one or a new Python, and is recorded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import EmrunError, RankFailed
+from emrun.launch.jobs import Jobs
 from emrun.launch.ranks import ranks_directory, run_processes
 
-_CHILD = "from emrun.diagnosis.probe import main; main(sys.argv[1])"
-_SETTINGS = {"TQDM_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # no bytecode files next to the modules of the config
+_CHILD = "from emrun.diagnosis.probe import main; main(sys.argv[1:])"
+TEMPORARY = "temporary"
+"""The directory for temporary files of the runs; torch leaves a directory in it."""
 
 Event = dict[str, Any]
 
@@ -134,22 +136,26 @@ class Job:
         """Return the file of the recorded events of a rank: each line is an event as JSON."""
         return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}{f'-{rank}' * bool(rank)}.jsonl")
 
-    def run(self) -> Recording:
+    def run(self, forks: Jobs | None = None) -> Recording:
         """Run the process and return its recording.
+
+        Args:
+            forks: makes the process as a fork of this one; None for new processes.
 
         Raises:
             VerificationFailed: the run failed.
         """
-        temporary = Path(self.place, "temporary")  # torch leaves a directory in it
+        temporary = Path(self.place, TEMPORARY)
         temporary.mkdir(exist_ok=True)
-        with ranks_directory() as place, (temporary / "errors").open("w+b") as errors:
-            settings = {**_SETTINGS, "TMPDIR": str(temporary)}
-            failures = run_processes(
-                self.ranks, _CHILD, [json.dumps(asdict(self))], place, environment=settings, errors=errors
-            )
-            errors.seek(0)
-            said = errors.read().decode(errors="replace")
-        exit_code = next(iter(failures.values()), 0)
+        arguments = [json.dumps(asdict(self))]
+        if forks is not None:
+            exit_code, said = forks.start(arguments, 0, None).result()
+        else:
+            with ranks_directory() as place, (temporary / "errors").open("w+b") as errors:
+                failures = run_processes(self.ranks, _CHILD, arguments, place, errors=errors)
+                errors.seek(0)
+                said = errors.read().decode(errors="replace")
+            exit_code = next(iter(failures.values()), 0)
         events = [_events(self.record(rank)) for rank in range(self.ranks)]
         found = Recording(events[0], exit_code, events[1:])
         if self.point is not None and found.was_interrupted(kill=self.by == signal.SIGKILL):
@@ -158,7 +164,7 @@ class Job:
         for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
             text = event["text"].replace(str(self.directory), "RUN_DIR")
             raise VerificationFailed(text, event["status"])
-        if failures or not (found.final or found.of("long")):
+        if exit_code or not (found.final or found.of("long")):
             last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
             raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)
         return found

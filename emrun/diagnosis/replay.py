@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from emrun.base.censor import Censor
@@ -26,6 +25,7 @@ from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
+from emrun.diagnosis.values import not_finite, scalars
 from emrun.hook import AbstractHook, UpdateSkipped
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
@@ -303,11 +303,11 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
     tried = len(found.causes) if found.is_cut else length
     found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
     examples = [index for group in found.causes for index in group]
+    known = {name: each for name, own in parts(batch) if (each := scalars(own)) is not None}
     for index in () if found.is_every else examples[:_MOST]:
-        values = {name: _scalar(_rows(own, [index])[0]) for name, own in parts(batch)}
-        found.known_as[index] = {name: value for name, value in values.items() if value is not None}
+        found.known_as[index] = {name: each[index] for name, each in known.items()}
     for name, values in parts(batch):
-        rows = [index for index in examples if not _is_finite(_rows(values, [index]))]
+        rows = [index for index in not_finite(values) if index in examples]
         if rows:
             found.not_finite[name] = rows
 
@@ -341,25 +341,6 @@ def _rows(values: Any, examples: Sequence[int]) -> Any:
     if is_nested(values):
         return torch.nested.nested_tensor([values[index] for index in examples], layout=values.layout)
     return values[list(examples)]
-
-
-def _scalar(value: Any) -> int | str | None:
-    """Return a whole number or a string, None for any other value."""
-    value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    return value if isinstance(value, int | str) else None
-
-
-def _is_finite(values: Any) -> bool:
-    """Return whether all numbers of a source are finite; True for values that are not numbers."""
-    if isinstance(values, torch.Tensor):
-        return bool((values.values() if values.is_nested else values).isfinite().all())
-    if isinstance(values, Mapping):
-        return all(map(_is_finite, values.values()))
-    try:
-        array = np.asarray(values)
-    except (ValueError, RuntimeError, TypeError):  # rows of different lengths
-        return all(map(_is_finite, values))
-    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.base.encoding import encode
+from emrun.base.encoding import decode, encode
 from emrun.base.errors import StateError
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
@@ -60,7 +60,7 @@ class RoundTrip:
         saved = encode(self.trained.state_dict(), "state of the model")
         save_state({"model": saved}, directory)
         self.other.load(directory)
-        self.other.load_state_dict(load_state(directory)["model"])
+        self.other.load_state_dict(decode(load_state(directory)["model"]))
         came_back = encode(self.other.state_dict(), "state of the model", copied=True)
         for stream, batch in dict(reversed(self.batches)).items():  # the first batch of each stream
             before, after = (
@@ -79,19 +79,20 @@ class RoundTrip:
         if not _equal(saved, came_back):
             raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
 
-    def lost_state(self, dataset: Any, train_stream_name: str) -> Iterator[str]:
+    def lost_state(self, begin: Callable[[AbstractModel], MainLoop]) -> Iterator[str]:
         """Yield messages on state that training has changed and that is neither in a checkpoint nor a cache of a batch.
 
         Both models are run once more on the same batches, after which state that only depends on the batches is equal.
+
+        Args:
+            begin: begins a training of a model in a main loop of its own.
         """
         if not self._changed():
             return
-        loop = MainLoop(self.other, dataset, train_stream_name=train_stream_name)
-        loop.notify("before_training")
-        loop.notify("before_epoch", epoch_id=1)
+        loop = begin(self.other)
         for name, batch in self.batches:
             for model in (self.other, self.trained):
-                _run(model, batch, name, train=name == train_stream_name)
+                _run(model, batch, name, train=name == loop.train_stream_name)
         for what in self._suspects():
             way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
             yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
@@ -127,8 +128,10 @@ def _end(model: AbstractModel, stream: str) -> Mapping[str, Any]:
 def _equal(one: Any, other: Any) -> bool:
     """Return whether two values are equal, floating-point tensors and arrays up to the tolerance of `allclose`."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
+        if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
             return False
+        if one.is_sparse:
+            return _equal(one.to_dense(), other.to_dense())
         return torch.allclose(one, other, equal_nan=True) if one.is_floating_point() else torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from emrun.diagnosis.values import scalars
+
 _FEWEST = 10  # values; fewer may be sorted by chance
 
 
@@ -31,8 +33,5 @@ def sorted_sources(batches: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _whole_numbers(values: Any) -> Any:
     """Return an array of shape (examples,), or None for other values."""
-    try:
-        array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    except (TypeError, ValueError):  # rows of different lengths, or a tensor that NumPy does not know
-        return None
-    return array if array.ndim == 1 and array.dtype.kind in "iu" else None
+    array = np.asarray(scalars(values) or ())
+    return array if array.dtype.kind in "iu" else None

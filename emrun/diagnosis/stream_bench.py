@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
+import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from emrun.base.arguments import check_choice
+from emrun.base.cores import THREADS, cores, reading_threads
 from emrun.base.errors import StreamError, UsageError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, StartMethod
-from emrun.config.config import load_config
+from emrun.config.config import Config, load_config
 from emrun.config.plan import named_streams
 from emrun.dataset import stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
-from emrun.launch.jobs import cores
+from emrun.events import may_change_batches
+from emrun.loop.main_loop import MainLoop
+from emrun.model import AbstractModel
 from emrun.stream_context import StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
-from emrun.training.create import create_dataset, create_model
+from emrun.streams.worker_process import set_environment
+from emrun.training.create import create_dataset, create_hooks, create_model
 
 _LOG = logging.getLogger(__name__)
 _GAIN = 0.02  # share of the time; a simpler setting is chosen if it waits at most this much longer
@@ -32,11 +38,21 @@ _UNTIMED_STEPS = 3
 _TIMED_STEPS = 20
 
 
+@dataclass(frozen=True, slots=True)
 class Setting(Reading):
-    """How a stream is read ahead, with the keys of `main_loop`."""
+    """How a stream is read ahead, with the keys of `main_loop`, and other changes that are tried.
+
+    Args:
+        threads: the value of EMRUN_THREADS; None to leave this variable as it is.
+        dtype: the value of `dataset.dtype`; None to leave this key as it is.
+    """
+
+    threads: int | None = None
+    dtype: str | None = None
 
     def __str__(self) -> str:
-        named = (("buffer", self.buffer), ("workers", self.workers))
+        main_loop = ("buffer", self.buffer), ("workers", self.workers)
+        named: list[tuple[str, Any]] = [*main_loop, (THREADS, self.threads), ("dataset.dtype", self.dtype)]
         return ", ".join(f"{name}: {count}" for name, count in named if count) or "no read-ahead"
 
 
@@ -90,8 +106,16 @@ class StreamBench:
 
     def chosen(self, step: float) -> Speed:
         """Return the reading with the recommended setting: the simplest that waits hardly longer than the best one."""
-        least = min(self.waiting(reading, step) for reading in self.readings)
-        return next(reading for reading in self.readings if self.waiting(reading, step) <= least + _GAIN)
+        usual = [each for each in self.readings if each.setting.threads is None and each.setting.dtype is None]
+        least = min(self.waiting(reading, step) for reading in usual)
+        return next(reading for reading in usual if self.waiting(reading, step) <= least + _GAIN)
+
+    def change(self, present: Setting, step: float) -> tuple[Speed | None, Speed | None]:
+        """Return the reading as the config is, if possible, and one with which training waits least, if that helps."""
+        now = next((each for each in self.readings if _alike(each.setting, present)), None)
+        best = min(self.readings, key=lambda each: self.waiting(each, step))
+        helps = now is None or self.waiting(best, step) < self.waiting(now, step) - _GAIN
+        return now, best if helps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +126,13 @@ class Bench:
         streams: the streams, the train stream first.
         step: seconds that the model takes for a batch of the train stream; None when this time is not known.
         no_step: why the time is not known.
+        present: how the config reads the streams.
     """
 
     streams: list[StreamBench]
     step: float | None
     no_step: str | None = None
+    present: Setting = field(default_factory=Setting)
 
 
 def bench(
@@ -144,8 +170,18 @@ def bench(
             functions = {name: stream_function(dataset, name) for name in names}
         except AttributeError as error:
             raise UsageError(str(error)) from error
+        own = loaded.get("main_loop") or {}
+        given = {key: own[key] for key in ("buffer", "workers") if isinstance(own.get(key), int)}
+        usual = Setting(**given, start_method=start_method)
+        present = replace(usual, buffer=usual.of(dataset).buffer)
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method)
-        streams = [reader.read(function, StreamBench(name, name == names[0])) for name, function in functions.items()]
+        as_bytes = load_config(config, [*overrides, "dataset.dtype=uint8"])
+        changes = _changes(loaded, as_bytes, dataset, names[0], present)
+        others = {names[0]: [(present, functions[names[0]]), *changes]}
+        streams = [
+            reader.read(function, StreamBench(name, name == names[0]), others.get(name, []))
+            for name, function in functions.items()
+        ]
         trained, no_step = names[0], None
         if reader.first_batch is None:
             step, no_step = None, f"stream {trained!r} has no batches"
@@ -153,13 +189,34 @@ def bench(
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
-                step = _seconds_of_a_step(create_model(loaded, dataset=dataset), reader.first_batch, trained, seconds)
+                model = create_model(loaded, dataset=dataset)
+                batch = _changed(loaded, model, dataset, reader.first_batch, trained)
+                step = _seconds_of_a_step(model, batch, trained, seconds)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model may be for another machine, or unfinished
                 reason = f"{type(error).__name__}: {reason_of(error)}"
                 no_step = f"the model cannot be trained here ({reason}); use --step-ms"
-        return Bench(streams, step, no_step)
+        return Bench(streams, step, no_step, present)
+
+
+def _changes(
+    config: Config, as_bytes: Config, dataset: Any, stream: str, present: Setting
+) -> list[tuple[Setting, Callable[..., Any]]]:
+    """Return what else than read-ahead may help: more threads, images as bytes; each with its stream function."""
+    found = []
+    if not present.workers and reading_threads() < cores():
+        found.append((replace(present, threads=cores()), stream_function(dataset, stream)))
+    is_other = config.get("dataset") != as_bytes.get("dataset")
+    if is_other and "dtype" in inspect.signature(type(dataset)).parameters:
+        with contextlib.suppress(Exception):  # its dtype is another thing
+            other = create_dataset(as_bytes)
+            found.append((replace(present, dtype="uint8"), stream_function(other, stream)))
+    return found
+
+
+def _alike(one: Setting, two: Setting) -> bool:
+    return (one.ahead, one.workers, one.threads, one.dtype) == (two.ahead, two.workers, two.threads, two.dtype)
 
 
 def settings(most: int, start_method: StartMethod | None = None) -> list[Setting]:
@@ -187,7 +244,12 @@ class _Reader:
     passes: int = 0
     """Number of passes that have been read of the current stream."""
 
-    def read(self, function: Callable[..., Any], found: StreamBench) -> StreamBench:
+    def read(
+        self,
+        function: Callable[..., Any],
+        found: StreamBench,
+        others: Sequence[tuple[Setting, Callable[..., Any]]] = (),
+    ) -> StreamBench:
         """Read a stream with every setting that can help, after a first reading that loads files and imports."""
         contexts: list[StreamContext] = []
 
@@ -199,13 +261,16 @@ class _Reader:
         _LOG.info("stream %r: warming up", found.name)
         self._measure(watched if takes_context(function) else function, found, Setting())
         found.shares_rows = any(context.skips for context in contexts)
-        for setting in settings(cores(), self.start_method):
-            if setting.workers < 2 or found.shares_rows:
+        tried = [(each, function) for each in settings(cores(), self.start_method)]
+        tried += [other for other in others if not any(_alike(other[0], each) for each, _ in tried)]
+        for setting, read in tried:
+            if setting.workers < 2 or found.shares_rows or (setting, read) in others:
                 _LOG.info("stream %r: %s", found.name, setting)
                 try:
-                    found.readings.append(self._measure(function, found, setting))
-                except StreamError as error:
-                    if not setting.workers:
+                    with _with_threads(setting.threads):
+                        found.readings.append(self._measure(read, found, setting))
+                except Exception as error:
+                    if setting.dtype is None and not (setting.workers and isinstance(error, StreamError)):
                         raise
                     _LOG.warning("stream %r cannot be read with %s: %s", found.name, setting, error)
         return found
@@ -241,6 +306,31 @@ class _Reader:
                 if wrapper.epoch_ended:
                     stream.length = len(times)
         return Speed(setting, statistics.median(firsts), taken / behind if behind else None)
+
+
+@contextlib.contextmanager
+def _with_threads(count: int | None) -> Iterator[None]:
+    before = os.environ.get(THREADS)
+    set_environment(THREADS, before if count is None else str(count))
+    try:
+        yield
+    finally:
+        set_environment(THREADS, before)
+
+
+def _changed(config: Config, model: AbstractModel, dataset: Any, batch: Batch, stream: str) -> Batch:
+    """Return a batch as the hooks of the config change it in training, before the model gets it."""
+    hooks = create_hooks(config, model=model, dataset=dataset) if config.get("hooks") else ()
+    changers = [each for each in hooks if may_change_batches(each)]
+    if not changers:
+        return batch
+    ends = [each for each in hooks if each.limits and each not in changers]  # on which schedules depend
+    loop = MainLoop(model, dataset, [*changers, *ends], train_stream_name=stream)
+    loop.notify("before_training")
+    loop.notify("before_epoch", epoch_id=1)
+    loop.training, changed = True, dict(batch)
+    loop.notify("before_batch", stream_name=stream, batch=changed)
+    return changed
 
 
 def _seconds_of_a_step(model: Any, batch: Batch, stream: str, seconds: float) -> float:

@@ -6,20 +6,26 @@ import itertools
 import logging
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
 
 from emrun.base.errors import UsageError
 from emrun.base.randomness import draw_seed
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.wording import duration
 from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry
+from emrun.config.plan import Plan, with_statistics
 from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
+from emrun.diagnosis.probe import main
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
+from emrun.launch.jobs import Jobs, is_fork_safe
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,11 +80,13 @@ def verify(
     at: Sequence[int] = (),
     full_epochs: bool = False,
     ranks: int = 1,
+    tell: Callable[[int, int], object] = lambda done, most: None,
 ) -> Verification:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
-    Each run is a few iterations long, has its own process and writes into a temporary directory. All hooks of the
-    config run, except StopAfter.
+    Each run is a few iterations long, has its own process and writes into a temporary directory. The processes are
+    forks of this one, which has imported the classes of the config, where that is safe. The second run is a new Python,
+    in which for example sets of strings have another order. All hooks of the config run, except StopAfter.
 
     Args:
         config: a file, or a directory with a `config.yaml`.
@@ -88,8 +96,10 @@ def verify(
             with `fixed_epoch_size` at the end of a pass, and with `accumulate` in the middle of an update.
         full_epochs: do not shorten epochs of more than 20 iterations.
         ranks: the number of processes that train together in each run.
+        tell: called before each run with the number of runs so far, and the most that there will be.
 
     Raises:
+        ConfigError: the config cannot be used.
         UsageError: an iteration is beyond the end of the run, or the run is too short to be interrupted.
         VerificationFailed: a run failed for another reason than a difference.
     """
@@ -99,10 +109,11 @@ def verify(
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         most = 2 + (not full_epochs) + 2 * (len(dict.fromkeys(at)) or _MOST_POINTS)
+        runs = _Runs(tell, _forks(loaded) if ranks == 1 else None, most)
         _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
         started = time.monotonic()
-        straight = job("straight", longest=None if full_epochs else _LONGEST).run()
+        straight = runs.make(job("straight", longest=None if full_epochs else _LONGEST))
         if straight.of("long"):  # the run gave up because its epochs are too long
             key = "overfit" if (loaded.get("main_loop") or {}).get("overfit") else "fixed_epoch_size"
             long = straight.one("long")
@@ -114,19 +125,19 @@ def verify(
                 "that the run may not reach the end of a pass; use --full-epochs to verify whole epochs"
             )
             started = time.monotonic()
-            straight = job("straight-short").run()
-        seconds = time.monotonic() - started
+            straight = runs.make(job("straight-short"))
         settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
             raise UsageError(f"the run ends after {straight.end} iterations, which is too early to interrupt it")
         count = 1 + 2 * len(points)
-        _LOG.info("%d more runs will take about %s", count, duration(count * seconds))
+        runs.most = runs.done + count
+        _LOG.info("%d more runs will take about %s", count, duration(count * (time.monotonic() - started)))
         _LOG.info("running again without interruption")
         end = straight.end + (straight.epoch_ends[-1] == straight.end)  # after the epoch if a hook ended the run there
-        again = job("again", end=end).run()
-        causes = Causes(straight, again, int(settings.get("buffer") or 0))
+        again = runs.make(job("again", end=end), forks=False)
+        causes = Causes(straight, again, straight.one("begin").get("buffer", 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
         if found is not None:
@@ -141,9 +152,9 @@ def verify(
         for number, point in enumerate(points):
             _LOG.info("running with an interruption at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
-            first = job(name, end=end, point=point, by=by).run()
+            first = runs.make(job(name, end=end, point=point, by=by))
             if first.was_interrupted(kill):
-                second = job(name, end=end, resume=True).run()
+                second = runs.make(job(name, end=end, resume=True))
                 found = find_difference(straight, [first, second], vary)
                 difference = causes.explain(found, second) if found else None
                 rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
@@ -151,6 +162,28 @@ def verify(
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
                 rows.append(Row(point, by.name, None, Difference(missed, "order")))
         return Verification(rows, straight.end, notes)
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Makes the runs, and counts them."""
+
+    tell: Callable[[int, int], object]
+    forks: Jobs | None
+    most: int
+    done: int = 0
+
+    def make(self, job: Job, *, forks: bool = True) -> Recording:
+        """Make a run, as a fork of this process if possible, and return its recording."""
+        self.tell(self.done, self.most)
+        self.done += 1
+        return job.run(self.forks if forks else None)
+
+
+def _forks(config: Config) -> Jobs | None:
+    """Return what makes runs as forks of this process, which imports all that they need; None if no fork is safe."""
+    Plan.of(with_statistics(config).with_defaults({"seed": 0}), Imported())
+    return Jobs(main, (), None, may_fork=lambda: True) if is_fork_safe() else None
 
 
 def _same_horizon(config: Config, updates: int | None) -> list[str]:

@@ -19,11 +19,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
-from emrun.launch.signals import forget_in_child
+from emrun.base.cores import SHARE, share_of
+from emrun.base.signals import forget_in_child
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -40,12 +40,7 @@ def threads_per_job(jobs: int) -> int | None:
     given = os.environ.get(THREADS, "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    return None if jobs == 1 else max(1, cores() // jobs)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return None if jobs == 1 else share_of(jobs)
 
 
 def is_fork_safe() -> bool:
@@ -70,8 +65,12 @@ def is_fork_safe() -> bool:
 
 
 def _count_threads() -> int:
-    """Return how many threads this process has, those of libraries included."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names only
+    """Return how many threads this process has, those of libraries included, but for one that survives a fork."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(OSError):  # it has ended
+            names.append(path.read_text(encoding="utf-8").strip())
+    return len(names) - names.count("jemalloc_bg_thd")  # of PyArrow's memory; jemalloc begins anew in a child
 
 
 class Job:
@@ -97,6 +96,15 @@ class Job:
             self._status = os.waitstatus_to_exitcode(status) if found else None
         return self._status
 
+    def result(self) -> tuple[int, str]:
+        """Wait for the process; return its exit status, negative for a signal, and what it has printed."""
+        try:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            return self._status, self.output()
+        finally:
+            self.send(signal.SIGKILL)
+            self.close()
+
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
@@ -113,16 +121,6 @@ class Job:
         self._output.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a child does; see `Jobs.start`."""
-
-    arguments: Sequence[str]
-    slot: int
-    threads: int | None
-    forks: bool
-
-
 class Jobs:
     """Starts processes for trials.
 
@@ -131,6 +129,7 @@ class Jobs:
         command: begins a new Python that does the same; the arguments are appended.
         devices: the GPUs, as CUDA_VISIBLE_DEVICES names them; None to leave them as they are.
         may_fork: whether a fork is safe here.
+        share: how many cores a process gets; None to leave this as it is.
     """
 
     def __init__(
@@ -139,11 +138,13 @@ class Jobs:
         command: Sequence[str],
         devices: Sequence[str] | None,
         may_fork: Callable[[], bool] = is_fork_safe,
+        share: int | None = None,
     ) -> None:
         self._run = run
         self._command = command
         self._devices = devices
         self._may_fork = may_fork
+        self._share = share
         gc.freeze()  # the children share the memory of what is there
 
     def start(self, arguments: Sequence[str], slot: int, threads: int | None) -> Job:
@@ -163,7 +164,7 @@ class Jobs:
                 warnings.simplefilter("ignore")  # about threads: see `may_fork`
                 pid = os.fork()
             if pid == 0:
-                self._live(parent, _Task(arguments, slot, threads, forks), output)
+                self._live(parent, arguments, slot, threads, forks, output)
         except OSError:
             output.close()
             raise
@@ -171,8 +172,10 @@ class Jobs:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Job(pid, slot, output)
 
-    def _live(self, parent: int, task: _Task, output: IO[bytes]) -> NoReturn:
-        """Be the child: do what is asked, and end."""
+    def _live(
+        self, parent: int, arguments: Sequence[str], slot: int, threads: int | None, forks: bool, output: IO[bytes]
+    ) -> NoReturn:
+        """Be the child: do what `start` asks, and end."""
         status = 1
         try:
             os.setpgid(0, 0)  # a Ctrl-C on the terminal reaches the sweep, which passes it on
@@ -182,17 +185,19 @@ class Jobs:
             for descriptor in (1, 2):
                 os.dup2(output.fileno(), descriptor)
             if self._devices is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = self._devices[task.slot % len(self._devices)]
-            if task.threads is not None:
-                os.environ[THREADS] = str(task.threads)
+                os.environ["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
+            if threads is not None:
+                os.environ[THREADS] = str(threads)
+            if self._share is not None:
+                os.environ[SHARE] = str(self._share)
             forget_in_child()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            if not task.forks:
-                os.execv(self._command[0], [*self._command, *task.arguments])
+            if not forks:
+                os.execv(self._command[0], [*self._command, *arguments])
             torch = sys.modules.get("torch")
-            if torch is not None and task.threads is not None and torch.get_num_threads() != task.threads:
-                torch.set_num_threads(task.threads)
-            status = self._run(task.arguments)
+            if torch is not None and threads is not None and torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            status = self._run(arguments)
             threading._shutdown()  # type: ignore[attr-defined]  # what Python does at its end, but for clearing the modules
             atexit._run_exitfuncs()
         except BaseException:  # as Python does at the top

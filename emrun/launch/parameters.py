@@ -13,7 +13,7 @@ from typing import Any
 from emrun.base.errors import ConfigError, Position, Problem
 from emrun.base.wording import did_you_mean, meant_of
 from emrun.config.sections import SECTIONS
-from emrun.config.yaml_tree import Node, parse, read_scalar
+from emrun.config.yaml_tree import Node, node_of, parse, read_scalar
 
 _RANGE = ("low", "high", "log", "step")
 _NOT_SWEPT = {
@@ -143,8 +143,10 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
         here = Position(f"-p {text!r}")
         name, equals, values = text.partition("=")
         if not equals or not name:
-            raise ConfigError(Problem(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'"))
-        nodes[name] = _placed(parse(values, here.source), here)
+            raise ConfigError(
+                Problem(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'", "config.sweep")
+            )
+        nodes[name] = node_of(parse(values, here.source).plain(), here)
     problems: list[Problem] = []
     found: list[Parameter] = []
     for name, node in nodes.items():
@@ -157,38 +159,28 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
         for key in each.keys:
             if owners.setdefault(key, each.name) != each.name:
                 position = next(iter(each.positions[0].values()))
-                problems.append(Problem(position, key, f"is set by two parameters: {owners[key]} and {each.name}"))
+                problems.append(
+                    Problem(position, key, f"is set by two parameters: {owners[key]} and {each.name}", "config.sweep")
+                )
     if problems:
         raise ConfigError(problems)
     return found
 
 
-def _placed(node: Node, position: Position) -> Node:
-    """Return a tree whose nodes have the position of the option that it comes from."""
-    value = node.value
-    if isinstance(value, dict):
-        value = {key: _placed(child, position) for key, child in value.items()}
-    elif isinstance(value, list):
-        value = [_placed(child, position) for child in value]
-    return Node(value, position, position)
-
-
 def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
     section = name.partition(".")[0]
     if section in _NOT_SWEPT:
-        raise ConfigError(Problem(node.key_position, name, _NOT_SWEPT[section]))
+        raise ConfigError(Problem(node.key_position, name, _NOT_SWEPT[section], "config.sweep"))
     is_key = "." in name or section in SECTIONS
+    if not is_key and not isinstance(node.value, list):
+        raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths), "config.sweep"))
     if isinstance(node.value, dict):
-        if not is_key:
-            raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths)))
         return Parameter(name, (), _span(name, node), ({name: node.position},))
     if not isinstance(node.value, list):
-        if not is_key:
-            raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths)))
         message = f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}"
-        raise ConfigError(Problem(node.position, name, message))
+        raise ConfigError(Problem(node.position, name, message, "config.sweep"))
     if not node.value:
-        raise ConfigError(Problem(node.position, name, "the list of values is empty"))
+        raise ConfigError(Problem(node.position, name, "the list of values is empty", "config.sweep"))
     if is_key:
         choices: list[dict[str, Node]] = [{name: each} for each in node.value]
     else:
@@ -196,7 +188,9 @@ def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
     plain = tuple({key: each.plain() for key, each in choice.items()} for choice in choices)
     for index, choice in enumerate(plain):
         if any(_same_choice(choice, each) for each in plain[:index]):
-            raise ConfigError(Problem(node.value[index].position, name, "the list has this value twice"))
+            raise ConfigError(
+                Problem(node.value[index].position, name, "the list has this value twice", "config.sweep")
+            )
     return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
 
 
@@ -207,10 +201,12 @@ def _same_choice(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _several(name: str, node: Node, paths: Sequence[str]) -> dict[str, Node]:
     """Return key -> value of a mapping that sets several keys."""
     if not isinstance(node.value, dict) or not node.value:
-        raise ConfigError(Problem(node.position, name, _not_a_key(name, paths)))
+        raise ConfigError(Problem(node.position, name, _not_a_key(name, paths), "config.sweep"))
     for key, child in node.value.items():
         if str(key).partition(".")[0] in _NOT_SWEPT:
-            raise ConfigError(Problem(child.key_position, str(key), _NOT_SWEPT[str(key).partition(".")[0]]))
+            raise ConfigError(
+                Problem(child.key_position, str(key), _NOT_SWEPT[str(key).partition(".")[0]], "config.sweep")
+            )
     return {str(key): child for key, child in node.value.items()}
 
 
@@ -223,7 +219,7 @@ def _not_a_key(name: str, paths: Sequence[str]) -> str:
 def _span(name: str, node: Node) -> Span:
     """Return the range that a mapping describes."""
     problems = [
-        Problem(child.key_position, name, f"unknown key {key!r} of a range{meant_of(key, _RANGE)}")
+        Problem(child.key_position, name, f"unknown key {key!r} of a range{meant_of(key, _RANGE)}", "config.sweep")
         for key, child in node.value.items()
         if key not in _RANGE
     ]
@@ -234,7 +230,7 @@ def _span(name: str, node: Node) -> Span:
 
     def wrong(key: str, message: str) -> ConfigError:
         child = node.get(key) or node
-        return ConfigError(Problem(child.position, name, message))
+        return ConfigError(Problem(child.position, name, message, "config.sweep"))
 
     for key, value in (("low", low), ("high", high), ("step", step)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -20,11 +20,11 @@ from tempfile import gettempdir
 from time import monotonic
 from typing import IO, Any
 
+from emrun.base.cores import SHARE, share_of
 from emrun.base.errors import reason_of
-from emrun.base.signals import unless_ignored
+from emrun.base.signals import Signals, unless_ignored
 from emrun.base.temporary import TemporaryFolder
 from emrun.launch.jobs import THREADS, end_with, threads_per_job
-from emrun.launch.signals import Signals
 from emrun.ranks.group import KEY, cannot_meet, meet_in
 
 DIRECTORY = "directory"
@@ -50,12 +50,14 @@ class Ended:
         lines: what to print about a failure.
         directory: the run directory; None if there is none yet.
         is_failure: whether user code failed or something killed a rank, so that another try may succeed.
+        problems: the error for programs, as the rank that failed first has left it.
     """
 
     status: int
     lines: Sequence[str] = ()
     directory: str | None = None
     is_failure: bool = False
+    problems: Sequence[Any] = ()
 
 
 def launch(count: int, arguments: Sequence[str]) -> Ended:
@@ -104,7 +106,6 @@ def run_processes(
     place: Path,
     *,
     passed_on: Sequence[int] = (),
-    environment: Mapping[str, str] | None = None,
     errors: IO[bytes] | None = None,
 ) -> dict[int, int]:
     """Run code in new Python processes, which train together if there are several, and end with this process.
@@ -115,16 +116,16 @@ def run_processes(
         arguments: the arguments in `sys.argv`.
         place: the directory in which they meet.
         passed_on: the signals that are passed on to them; others have their usual effect on this process.
-        environment: further environment variables.
         errors: where they write what is for standard error, and no standard output; None to write as this process does.
 
     Returns:
         Rank -> exit status, of the processes that have failed, in the order in which they ended.
     """
-    shared = {**os.environ, **(environment or {})}
+    shared = dict(os.environ)
     if count > 1:
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-        shared |= {"WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
+        shared |= {"WORLD_SIZE": str(count), SHARE: str(share_of(count))}
+        shared |= {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
     if (threads := threads_per_job(count)) is not None:
         shared[THREADS] = str(threads)
     program = _BEGIN.format(path=sys.path, place=str(place), parent=os.getpid()) + code
@@ -228,9 +229,10 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     is_asked = -code in _ASKING
     causes = [(bool(speaker), words["time"], speaker) for speaker, words in said.items() if words["cause"]]
     is_told = rank in said  # otherwise something has killed it, or it has ended itself
-    lines = []
+    lines, problems = [], []
     if causes:
         _, _, speaker = min(causes)  # if all ranks fail alike, rank 0 speaks
+        problems = said[speaker]["problems"]
         lines = [f"rank {speaker}: " * bool(speaker) + said[speaker]["cause"]]
     elif code > 0 and not is_told:
         lines = [f"error: rank {rank} ended with exit status {code}"]
@@ -242,4 +244,5 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
         lines if survived is None else [*lines, survived],
         directory,
         is_failure=code == 1 or not (is_told or is_asked),
+        problems=problems,
     )

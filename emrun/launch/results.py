@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.epoch_data import numbers
 from emrun.launch.parameters import Parameter
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment, Trial
 from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun, statistic
-from emrun.storage.metrics import numbers
 from emrun.storage.run import holds_run
 
 WAITING = "waiting"

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from emrun.base.errors import RunInUse, UsageError
+from emrun.base.signals import Signals
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.wording import counted, listed
 from emrun.launch.jobs import Job, Jobs
-from emrun.launch.parameters import Value
 from emrun.launch.results import DONE, WAITING, Result, objective_of, result_of
 from emrun.launch.settings import Sweep
-from emrun.launch.signals import Signals
 from emrun.launch.trials import Experiment, Trial, Trials
 from emrun.runs.pruning import ERRORS, Removal
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
 from emrun.storage.lock import ANOTHER, RunLock, writer_of
 from emrun.storage.trace import mark_pruned
+
+if TYPE_CHECKING:
+    from emrun.launch.search import Search
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,18 +35,6 @@ WRONG_SWEEP = 78
 _IN_USE = 75
 _LOOK = 0.5  # seconds between two looks at the files of other processes, and of running trials
 _MOST_LINES = 12  # of what a failed trial has printed
-
-
-class Proposals(Protocol):
-    """Chooses combinations and prunes trials; see `emrun.launch.search.Search`."""
-
-    @property
-    def count(self) -> int: ...  # noqa: D102
-    def propose(self) -> tuple[Mapping[str, Value], Any]: ...  # noqa: D102
-    def begin(self, experiment: Experiment, trial: Any = None) -> None: ...  # noqa: D102
-    def should_prune(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> bool: ...  # noqa: D102
-    def end(self, experiment: Experiment, results: Sequence[Result]) -> None: ...  # noqa: D102
-    def repeat(self, trial: Any, results: Sequence[Result]) -> None: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -113,7 +104,7 @@ class SweepLoop:
         jobs: Jobs,
         arguments: Any,
         threads: int | None,
-        search: Proposals | None,
+        search: Search | None,
         *,
         reruns: bool = False,
     ) -> None:
@@ -302,7 +293,7 @@ class SweepLoop:
         if result.status in ("finished", "pruned"):
             value = "" if result.value is None else f", {self._settings.objective} {result.value:.6g}"
             self._state.done[place] = result
-            _LOG.info("%s: %s in %.1f s%s", shown, result.status, seconds, value)
+            _LOG.info("%s: %s in %.1f s%s (%s)", shown, result.status, seconds, value, self._progress())
         elif self._ending is not None:
             _LOG.info("%s: %s", shown, result.reason or result.status)
         else:
@@ -333,6 +324,12 @@ class SweepLoop:
             lock.release()
         return replace(result, status="pruned", reason=reason)
 
+    def _progress(self) -> str:
+        """Return how many trials are done, and of how many, such as `3 of 12`."""
+        parameters, settings = self._trials.parameters, self._settings
+        experiments = settings.trials or math.prod(len(each.values) for each in parameters)
+        return f"{len(self._state.done)} of {experiments * settings.runs_per_experiment}"
+
     def _shown(self, ended: _Running) -> str:
         """Return what a trial is called in the log."""
         parts = [f"{each.name}={each.shown(ended.experiment.values[each.name])}" for each in self._trials.parameters]
@@ -348,7 +345,7 @@ def _ended(status: int) -> str:
     return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
 
 
-def planned(trials: Trials, settings: Sweep, search: Proposals | None) -> Iterator[Experiment]:
+def planned(trials: Trials, settings: Sweep, search: Search | None) -> Iterator[Experiment]:
     """Yield the experiments of a sweep: all that are known before the first result, or that have directories.
 
     Args:

@@ -22,7 +22,7 @@ from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
 from emrun.config.overrides import in_name
 from emrun.config.plan import Plan
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.runs.code_comparison import CodeNow
@@ -77,6 +77,7 @@ class Trials:
 
     def __init__(self, config: Config, parameters: Sequence[Parameter], settings: Sweep, directory: Path) -> None:
         alone = config.without("sweep")
+        self.config = config
         self._base = alone.with_defaults({"seed": 0})
         self._has_seed = self._base is alone
         self.parameters = parameters
@@ -101,14 +102,18 @@ class Trials:
         Raises:
             ConfigError: the config cannot be changed so; at the position of the parameter.
         """
+        config, positions = self._with(values)
+        folds: Sequence[int | None] = [None] if self.settings.folds is None else range(self.settings.folds)
+        members = itertools.product(range(self.settings.repeats), folds)
+        return Experiment(values, tuple(self._trial(config, tuple(positions), *each) for each in members))
+
+    def _with(self, values: Mapping[str, Value]) -> tuple[Config, Mapping[str, Position]]:
+        """Return the config of a combination, and its overrides -> the positions of the parameters."""
         positions: dict[str, Position] = {}
         for each in self.parameters:
             positions |= each.overrides(values[each.name])
         with _at(positions):
-            config = self._base.overridden(list(positions))
-        folds: Sequence[int | None] = [None] if self.settings.folds is None else range(self.settings.folds)
-        members = itertools.product(range(self.settings.repeats), folds)
-        return Experiment(values, tuple(self._trial(config, tuple(positions), *each) for each in members))
+            return self._base.overridden(list(positions)), positions
 
     def check(self) -> None:
         """Check the configs of trials without importing anything: the first, and each value of each parameter alone.
@@ -122,14 +127,11 @@ class Trials:
             others = each.values[1:] if each.span is None else [each.span.high]
             tried += [{**first, each.name: other} for other in others]
         problems: list[Problem] = []
-        finder, plan = Sources(), None
+        finder, plan = Unimported(), None
         for values in tried:
-            positions: dict[str, Position] = {}
-            for each in self.parameters:
-                positions |= each.overrides(values[each.name])
             try:
+                config, positions = self._with(values)
                 with _at(positions):
-                    config = self._base.overridden(list(positions))
                     if self.settings.folds is not None:
                         _check_fold(config)
                         config = config.overridden([f"{_FOLD}=0"])
@@ -186,8 +188,13 @@ def identity(config: Config) -> str:
 
     The sections `NOT_OF_IDENTITY` do not count, nor does the order of the keys of a mapping.
     """
-    tree = config.without(*NOT_OF_IDENTITY).tree.shown()
-    return hashlib.sha256(json.dumps(_ordered(tree)).encode()).hexdigest()[:12]
+    return digest_of(config.tree.shown())
+
+
+def digest_of(tree: Mapping[str, Any]) -> str:
+    """Return the digest of a config in plain types; see `identity`."""
+    kept = {name: value for name, value in tree.items() if name not in NOT_OF_IDENTITY}
+    return hashlib.sha256(json.dumps(_ordered(kept)).encode()).hexdigest()[:12]
 
 
 def _ordered(value: Any) -> Any:
@@ -202,7 +209,7 @@ def _check_fold(config: Config) -> None:
     unread = [path for path, _ in unread_values(config.overridden([f"{_FOLD}=0"]).root)]
     if ("vars", "fold") in unread:
         message = f"no value of the config is ${{{_FOLD}}}, which the folds set to 0, 1, ..."
-        raise ConfigError(Problem(None, "sweep.folds", message))
+        raise ConfigError(Problem(None, "sweep.folds", message, "config.sweep"))
 
 
 @contextmanager

@@ -7,14 +7,13 @@ ended some iterations later tells every rank whether any of them has a wish; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emrun.base.types import InsteadOf, InterruptPolicy, Policy
-from emrun.hook import TrainingTerminated
-from emrun.loop.endings import Endings
+from emrun.hook import Loop, TrainingTerminated
+from emrun.loop.endings import Endings, switched_on
 from emrun.loop.interrupts import Ending
 from emrun.ranks.group import Ranks
 
@@ -51,29 +50,19 @@ class AgreedEndings(Endings):
     """The endings of several ranks; all of them call the methods alike.
 
     Args:
+        loop: see `Endings`.
         on_interrupt: see `Endings`.
-        wake: see `Endings`.
-        waits: see `Endings`.
         ranks: the ranks.
-        request: requests a checkpoint that all ranks have agreed on.
     """
 
-    def __init__(
-        self,
-        on_interrupt: InterruptPolicy,
-        wake: Callable[[], None],
-        waits: Callable[[], bool],
-        ranks: Ranks,
-        request: Callable[[str, Policy, InsteadOf], None],
-    ) -> None:
-        super().__init__(on_interrupt, wake, waits, self._ask, patience=_SECONDS_OF_SIGNALS)
+    def __init__(self, loop: Loop, on_interrupt: InterruptPolicy, ranks: Ranks) -> None:
+        super().__init__(loop, on_interrupt, patience=_SECONDS_OF_SIGNALS)
         self._ranks = ranks
-        self._request = request
         self._wish: TrainingTerminated | None = None
         self._requests: list[Request] = []
         self._agreed_ending: Ending | None = None
         self._agreed_checkpoint = False
-        self._is_alone = False  # whether a hook is called on this rank only
+        self.is_alone = False  # whether a hook is called on this rank only, so that what it wants is a wish
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
         self._every = 1  # iterations between two reductions
         self._looks = 0
@@ -90,19 +79,10 @@ class AgreedEndings(Endings):
         super().begin()
         self._agreed_ending, self._agreed_checkpoint, self._wish, self._requests = None, False, None, []
 
-    @contextmanager
-    def on_one_rank(self) -> Iterator[None]:
-        """Take what a hook wants in this block, which only this rank calls, as a wish."""
-        before, self._is_alone = self._is_alone, True
-        try:
-            yield
-        finally:
-            self._is_alone = before
-
     def take(self, event: str, ended: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
         alike = [each for each in ended if each.alike]
-        if self.have_effect and not self.at_end:
+        if self.have_effect and not self._loop.at_end:
             self._wish = self._wish or next((each for each in ended if not each.alike), None)
         if alike:
             super().take(event, alike)
@@ -116,10 +96,10 @@ class AgreedEndings(Endings):
 
     def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
         """Request a checkpoint: now, or, by a hook of one rank, when all ranks know it."""
-        if self._is_alone:
+        if self.is_alone:
             self._requests.append(Request(name, on_failure, instead_of))
         else:
-            self._request(name, on_failure, instead_of)
+            self.request(name, on_failure, instead_of)
 
     def look(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
@@ -128,6 +108,8 @@ class AgreedEndings(Endings):
             if self._end_reduction():
                 self.agree()
             self._begin_reduction()
+        if self._agreed_ending is None and self._termination is None and self.limit is None:
+            return False
         ends = super().look(is_last)
         self.news = True
         return ends
@@ -173,7 +155,7 @@ class AgreedEndings(Endings):
         for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):
-            self._request(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
+            self.request(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
 
     def wants_checkpoint(self) -> bool:
         """Return whether a signal to any rank has requested a checkpoint since the last call."""
@@ -186,7 +168,7 @@ def one_rank(call: Callable[..., Any], endings: AgreedEndings) -> Callable[..., 
 
     def called(**arguments: Any) -> None:
         try:
-            with endings.on_one_rank():
+            with switched_on(endings, "is_alone"):
                 call(**arguments)
         except TrainingTerminated as error:
             error.alike = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -18,8 +18,7 @@ from emrun.base.types import Batch, Policy
 from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by
 from emrun.events import may_read_anything
-from emrun.hook import AbstractHook
-from emrun.model import AbstractModel
+from emrun.hook import Loop
 from emrun.ranks.shares import total_in
 
 _LOG = logging.getLogger(__name__)
@@ -30,8 +29,7 @@ class BatchChecks:
     """Checks batches against the inputs of the model and the variables that hooks read.
 
     Args:
-        model: every batch must have its inputs.
-        hooks: every batch must have the variables that they read.
+        loop: every batch must have the inputs of its model, and the variables that its hooks read.
         on_empty_batch: what to do about a batch without sources or of length 0.
         on_empty_stream: what to do about a stream without any batch for the model.
         on_unused_sources: what to do about sources that neither the model nor a hook reads; a warning is logged once
@@ -41,8 +39,7 @@ class BatchChecks:
 
     def __init__(
         self,
-        model: AbstractModel,
-        hooks: Sequence[AbstractHook],
+        loop: Loop,
         *,
         on_empty_batch: Policy = "error",
         on_empty_stream: Policy = "error",
@@ -54,13 +51,11 @@ class BatchChecks:
         check_choice("on_unused_sources", on_unused_sources, Policy)
         if fixed_batch_size is not None:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
-        self.batch_length = 0
         self.leaves_out = on_empty_batch != "error" or fixed_batch_size is not None
         """Whether some batches are left out."""
         self.check_changed: Callable[[Batch], int] = len
         """Checks a batch for the second time, after hooks may have changed it."""
-        self._model = model
-        self._hooks = hooks
+        self._loop = loop
         self._on_empty_batch = on_empty_batch
         self._on_empty_stream = on_empty_stream
         self._on_unused_sources = on_unused_sources
@@ -71,7 +66,7 @@ class BatchChecks:
         self._changed_by = ""
         self._sources: list[str] = []
 
-    def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:
+    def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:  # noqa: PLR0915 - calls cost time
         """Return the function that checks the batches of a stream and returns their length, or 0 to skip a batch.
 
         Args:
@@ -81,10 +76,25 @@ class BatchChecks:
         """
         self._stream = stream
         self._changed_by = ""
-        fixed_batch_size = self.fixed_batch_size
+        fixed_batch_size, loop = self.fixed_batch_size, self._loop
         known: Any = None
         index = -1
         looks_at_sources = not changed_by
+
+        def check_quickly(batch: Batch) -> int:
+            """Check a batch of arrays as the one before; `check` says what is wrong with any other."""
+            nonlocal index
+            try:
+                values = batch.values()
+                if batch.keys() == known and _SIZED.issuperset(map(type, values)):
+                    (length,) = set(map(len, values))
+                    if length:
+                        index += 1
+                        loop.batch_length = length
+                        return length
+            except (AttributeError, TypeError, ValueError):
+                pass
+            return check(batch)
 
         def check(batch: Batch) -> int:
             nonlocal known, index
@@ -116,7 +126,7 @@ class BatchChecks:
             if fixed_batch_size is not None and not self._changed_by and total_in(batch) != fixed_batch_size:
                 _LOG.debug("stream %r: dropped a batch of %d examples: %s", stream, length, ", ".join(batch))
                 return 0
-            self.batch_length = length
+            loop.batch_length = length
             return length
 
         def check_changed(batch: Batch) -> int:
@@ -126,7 +136,7 @@ class BatchChecks:
             looks_at_sources, self._changed_by = False, ""
             return length
 
-        def name_batch(error: BaseException) -> None:
+        def name_batch(error: BaseException, *_: object) -> None:
             if isinstance(error, StreamError) and not str(error).startswith("stream "):
                 error.exit_status = 2 if index == 0 else error.exit_status
                 error.add_note(f"stream {stream!r}, batch {index} of the epoch")
@@ -134,7 +144,7 @@ class BatchChecks:
         self.check_changed = check_changed
         self.name_batch = name_batch
         """Adds the stream and the batch to an error of the model about its batch, unless the error has them."""
-        return check
+        return check if fixed_batch_size is not None else check_quickly
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Check the outputs for the first batch of a stream, once for each stream.
@@ -151,10 +161,12 @@ class BatchChecks:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
-        for hook in self._hooks:
+        for hook in self._loop.hooks:
             for name in read_by(hook) or ():
                 if name not in variables:
-                    adding = [type(each).__name__ for each in self._hooks if name in (declared(each, "adds") or ())]
+                    adding = [
+                        type(each).__name__ for each in self._loop.hooks if name in (declared(each, "adds") or ())
+                    ]
                     why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
@@ -164,13 +176,13 @@ class BatchChecks:
             variables += declared(hook, "adds") or ()
         self._checked.add(self._stream)
 
-    def check_step_values(self) -> None:
+    def check_step_values(self, *_: object) -> None:
         """Check what the model says about its first training step.
 
         Raises:
             StreamError: this is not a mapping, or its learning rates are not a list of numbers.
         """
-        values: Any = self._model.step_values()
+        values: Any = self._loop.model.step_values()
         if not isinstance(values, Mapping):
             message = f"model.step_values must return a mapping name -> value, not {type(values).__name__}"
             raise self._error(0, message)
@@ -198,18 +210,24 @@ class BatchChecks:
 
     def _check_sources(self, batch: Batch, index: int) -> None:
         names = list(batch)
-        missing = [name for name in self._model.input_names if name not in batch]
+        missing = [name for name in self._loop.model.input_names if name not in batch]
         if missing:
             hints = "".join(did_you_mean(name, names) for name in missing)
             parts: dict[str, list[str]] = {}
             for name in missing:
-                parts.setdefault(self._model.part_with(name), []).append(name)
+                parts.setdefault(self._loop.model.part_with(name), []).append(name)
             needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
             message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
+            if not hints and all(part.startswith(("model.loss", "model.metrics")) for part in parts):
+                message += "; for a stream without labels there is `emrun predict`, not an evaluation"
             raise self._error(index, message)
-        used = {*self._model.input_names, *self._model.optional_input_names, *((ID, POSITION) if ID in batch else ())}
-        used.update(name for hook in self._hooks for name in read_by(hook) or ())
-        if any(map(may_read_anything, (*self._hooks, self._model))):
+        used = {
+            *self._loop.model.input_names,
+            *self._loop.model.optional_input_names,
+            *((ID, POSITION) if ID in batch else ()),
+        }
+        used.update(name for hook in self._loop.hooks for name in read_by(hook) or ())
+        if any(map(may_read_anything, (*self._loop.hooks, self._loop.model))):
             return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":

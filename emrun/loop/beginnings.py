@@ -12,9 +12,10 @@ import torch
 from emrun.base.encoding import digest
 from emrun.base.errors import StorageError
 from emrun.base.sources import is_nested
+from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
 from emrun.storage.run import Run
-from emrun.streams.stream import StreamPosition
+from emrun.streams.stream import StreamPosition, StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 _MOST = 1_000_000  # bytes of a batch that are looked at; this takes about a millisecond
@@ -31,6 +32,11 @@ class Beginnings:
     def __init__(self, run: Run | None) -> None:
         self._batches = None if run is None or run.code is None else run.code.batches
         self._seen: set[tuple[str, int]] = set()
+
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Look at the first batch of a stream."""
+        if self._batches is not None:
+            calls.before.append(lambda batch: self.note(stream.name, stream.position, batch))
 
     def note(self, stream: str, position: StreamPosition, batch: Any) -> None:
         """Look at a batch if it is the first of its stream.

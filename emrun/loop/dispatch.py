@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,15 +11,18 @@ from typing import Any
 
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch
+from emrun.base.types import Batch, EpochData
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
+from emrun.loop.batch_calls import Calls
+from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.endings import Endings
-from emrun.loop.profiling import HookTimes
+from emrun.loop.profiling import Profiling
 from emrun.loop.rank_events import RankEvents
 from emrun.model import AbstractModel
 from emrun.ranks.shares import like
 from emrun.storage.draws import Draws
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,14 +31,13 @@ class Events:
     """Calls the events of the hooks, in their order, and then of the model.
 
     Args:
-        model: the model, which may define events too.
+        loop: has the hooks, and the model, which may define events too.
         endings: gets the terminations that hooks raise.
+        checks: checks the batches.
         draws: records the random states before each hook that may change a batch; None if failures are not saved.
     """
 
-    def __init__(self, model: AbstractModel, endings: Endings, draws: Draws | None) -> None:
-        self.hooks: list[AbstractHook] = []
-        """The hooks. This list is changed in place, so that other objects can share it."""
+    def __init__(self, loop: Loop, endings: Endings, checks: BatchChecks, draws: Draws | None) -> None:
         self.changers: list[str] = []
         """Class names of the hooks, and of the model, that may change a batch before the model runs on it."""
         self.offered: Batch | None = None
@@ -48,34 +50,47 @@ class Events:
         """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
         self.of_ranks: RankEvents | None = None
         """What each of several ranks calls; None for one."""
-        self.times: HookTimes | None = None
-        """The times of the hooks; None if no hook listens to `after_epoch_profile`."""
-        self._model, self._endings, self._draws = model, endings, draws
+        self.profiling: Profiling | None = None
+        """Times an epoch; None if no hook listens to `after_epoch_profile`."""
+        self.last: list[Any] = []
+        """What listens like hooks, after the hooks."""
+        self.parts: list[Any] = []
+        """Parts of the loop, which listen to events on every rank, after the hooks and before the model; to batches, if
+        they have `begin_batches`; and to the end of an epoch, with the names of its train streams, as `end_epoch`."""
+        self.reached: Callable[[], TrainingTerminated | None]
+        """Returns the end of the training if a limit is reached."""
+        self.checks = checks
+        self._loop, self._endings, self._draws = loop, endings, draws
         self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
 
-    def change_hooks(self, hooks: Iterable[AbstractHook], main_loop: Loop) -> None:
+    def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
         """Replace the hooks; check and register those that are new.
 
         Raises:
             HookError: a method of a hook does not fit the events, or a hook is already registered in a main loop.
         """
-        before, self.hooks[:] = self.hooks.copy(), hooks
-        for hook in self.hooks:
+        loop = self._loop
+        before, loop.hooks = loop.hooks, tuple(hooks)
+        for hook in loop.hooks:
             if not any(hook is other for other in before):
                 check_events(type(hook))
                 if "main_loop" in getattr(hook, "__dict__", ()):
                     raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
-                hook.register_mainloop(main_loop=main_loop)
-        self.changers = [type(each).__name__ for each in (*self.hooks, self._model) if may_change_batches(each)]
-        is_profiled = any(listener(each, "after_epoch_profile") is not None for each in self.hooks)
-        self.times = HookTimes() if is_profiled else None
+                hook.register_mainloop(main_loop=loop)
+        self.changers = [
+            type(each).__name__ for each in (*self._loop.hooks, self._loop.model) if may_change_batches(each)
+        ]
+        is_profiled = any(listener(each, "after_epoch_profile") is not None for each in self._loop.hooks)
+        self.profiling = Profiling(loop, self.examples) if is_profiled else None
         for event in EVENTS:
-            hooks_called = [] if event == "register_mainloop" else [(e, self._listener(e, event)) for e in self.hooks]
+            all_hooks = [] if event == "register_mainloop" else [*self._loop.hooks, *self.last]
+            hooks_called = [(each, self._listener(each, event)) for each in all_hooks]
             if self.of_ranks is not None:
                 called = self.of_ranks.called(event, hooks_called)
             else:
                 called = [call for _, call in hooks_called if call is not None]
-            of_model = listener(self._model, event, AbstractModel)
+            called += filter(None, [listener(each, event, object) for each in self.parts])
+            of_model = listener(self._loop.model, event, AbstractModel)
             self.listeners[event] = called if of_model is None else [*called, of_model]
         if self.changers:
             self.listeners["before_batch"] = [partial(self._offer, call) for call in self.listeners["before_batch"]]
@@ -83,13 +98,13 @@ class Events:
     def _listener(self, hook: AbstractHook, event: str) -> Callable[..., Any] | None:
         """Return the method of a hook to call for an event, timed if a hook asks for times; None if there is none."""
         call = listener(hook, event)
-        return call if call is None or self.times is None else self.times.timed(call, hook, event)
+        return call if call is None or self.profiling is None else self.profiling.timed(call, hook, event)
 
     @contextmanager
     def without_model(self, event: str) -> Iterator[None]:
         """Call an event of the hooks only in this block."""
         before = self.listeners[event]
-        self.listeners[event] = before[:-1] if listener(self._model, event, AbstractModel) is not None else before
+        self.listeners[event] = before[:-1] if listener(self._loop.model, event, AbstractModel) is not None else before
         try:
             yield
         finally:
@@ -152,27 +167,64 @@ class Events:
             with preserved_randomness():
                 self.notify("after_checkpoint", name=name, directory=directory)
 
-    def begin_stream(self) -> tuple[Callable[..., Batch | None] | None, Callable[..., None] | None]:
-        """Return the functions to call before and after each batch of a stream; None for an event without listeners.
-
-        The first function returns the batch for the model if hooks may have changed the batch, else None.
-        """
+    def begin_batches(self, stream: StreamWrapper, *, train: bool) -> Calls:
+        """Return what is called for the batches of a stream."""
         self._failed = None
-        before: Callable[..., Batch | None] | None = None
+        check, announce, accept = self.begin_looking(stream.name)
+        report = partial(self.notify, "after_batch") if self.listens("after_batch") else None
+        calls = Calls(stream, check, announce, accept, self._loop.model.run, report, self.end_training)
+        calls.first.append(self.checks.check_outputs)
+        calls.failed.append(self.checks.name_batch)
+        if train:
+            calls.first.append(self.checks.check_step_values)
+        for each in (self.profiling, *self.parts, self.of_ranks):
+            if hasattr(each, "begin_batches"):
+                each.begin_batches(stream, train, calls)
+        calls.report_last = partial(self.end_training, calls.report)
+        return calls
+
+    def begin_looking(
+        self, stream: str
+    ) -> tuple[Callable[[Batch], int], Callable[..., Batch | None] | None, Callable[[Batch], Batch | None]]:
+        """Return `check`, `announce` and `accept` for the batches of a stream; see `Calls`."""
+        check, announce = self.checks.begin(stream, ", ".join(self.changers)), None
         if self.listens("before_batch"):
-            before = self._let_change if self.changers else partial(self.notify, "before_batch")
-        return before, partial(self.notify, "after_batch") if self.listens("after_batch") else None
+            announce = self._let_change if self.changers else partial(self.notify, "before_batch")
+        check_changed = self.checks.check_changed
+        return check, announce, lambda batch: batch if check_changed(batch) else None
+
+    def end_training(self, report: Callable[..., None] | None = None, **arguments: Any) -> None:
+        """Call `after_batch` for a batch with which the training may reach a limit, and end the training if so."""
+        ended: list[TrainingTerminated] = []
+        try:
+            if report is not None:
+                report(**arguments)
+        except TrainingTerminated as error:
+            ended.append(error)
+        ended += filter(None, [self.reached()])
+        if ended:
+            self._endings.take("after_batch", ended)
+
+    def examples(self) -> int:
+        """Return the number of examples in the current batch, on all ranks."""
+        return self._loop.batch_length if self.of_ranks is None else self.of_ranks.share[1]
+
+    def end_epoch(self, epoch_id: int, epoch_data: EpochData, trained: Sequence[str]) -> None:
+        """Tell the parts of the loop that an epoch has ended, after the hooks."""
+        for each in self.parts:
+            if hasattr(each, "end_epoch"):
+                each.end_epoch(epoch_id, epoch_data, trained)
 
     def failed_call(self) -> tuple[str | None, AbstractHook | None]:
         """Return the event in which a hook or the model failed in this stream, and the hook; None if not known."""
         event, index = self._failed or (None, 0)
-        listening = [hook for hook in self.hooks if event is not None and listener(hook, event) is not None]
+        listening = [hook for hook in self._loop.hooks if event is not None and listener(hook, event) is not None]
         return event, listening[index] if index < len(listening) else None
 
     def _misplaced(self, event: str) -> HookError:
         """Return the error for an update that is skipped in an event of no update."""
         hook = self.failed_call()[1]
-        name = type(self._model if hook is None else hook).__name__
+        name = type(self._loop.model if hook is None else hook).__name__
         return HookError(f"{name} raised UpdateSkipped in {event}; an update can only be skipped in before_update")
 
     def _name_hook(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
@@ -180,11 +232,11 @@ class Events:
         if has_exit_status(error) or not isinstance(error, Exception):
             return
         event, hook = self.failed_call()
-        who = f"model {type(self._model).__name__}" if hook is None else f"hook {type(hook).__name__}"
+        who = f"model {type(self._loop.model).__name__}" if hook is None else f"hook {type(hook).__name__}"
         epoch, stream = arguments.get("epoch_id"), arguments.get("stream_name")
         where = f" of epoch {epoch}" if epoch is not None else f" of stream {stream!r}" if stream is not None else ""
         error.add_note(f"in {who}, {event}{where}")
-        if self._endings.evaluating:
+        if self._loop.evaluating:
             error.add_note(
                 "an evaluation calls the hooks of the training with epoch_id 0 and one stream; they are new, without "
                 "the state of the training; to use other hooks, set eval.STREAM.hooks in the config"

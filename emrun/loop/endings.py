@@ -9,13 +9,24 @@ from contextlib import contextmanager
 
 from emrun.base.arguments import check_choice
 from emrun.base.types import InsteadOf, InterruptPolicy, Policy
-from emrun.hook import TrainingTerminated
+from emrun.hook import Loop, TrainingTerminated
 from emrun.loop.interrupts import Ending, Interrupted, Interrupts
 
 _LOG = logging.getLogger(__name__)
 
 _BETWEEN = ("before_training", "before_epoch", "after_epoch", "after_epoch_profile")  # a limit ends the run here
 _DEFERRED = ("before_batch", "before_update", "after_update", "after_checkpoint")  # until the batch has been run
+
+
+@contextmanager
+def switched_on(owner: object, name: str) -> Iterator[None]:
+    """Set an attribute to True in a block."""
+    before = getattr(owner, name)
+    setattr(owner, name, True)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class Endings:
@@ -28,37 +39,27 @@ class Endings:
     after the epoch if its batch is the last one of the epoch, or if the epoch is being evaluated.
 
     Args:
+        loop: knows whether it evaluates, and whether its model is within the batches of an update; then the run must
+            not end yet.
         on_interrupt: whether the first signal ends the training after the current `batch` or `epoch`; see `Interrupts`.
-        wake: called on a signal to end the wait for a batch; must not block.
-        waits: returns whether the run must not end yet, because the model is within the batches of an update.
-        request: requests a checkpoint.
         patience: the seconds in which the same signal again does not count.
     """
 
-    def __init__(
-        self,
-        on_interrupt: InterruptPolicy,
-        wake: Callable[[], None],
-        waits: Callable[[], bool] = lambda: False,
-        request: Callable[[str, Policy, InsteadOf], None] = lambda name, on_failure, instead_of: None,
-        patience: float = 0,
-    ) -> None:
+    def __init__(self, loop: Loop, on_interrupt: InterruptPolicy, patience: float = 0) -> None:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
-        self.evaluating = False
-        """Whether the loop only evaluates."""
-        self.at_end = False
-        """Whether the extra streams are evaluated once more after a limit has ended the training."""
+        self._loop = loop
         self.limit: TrainingTerminated | None = None
         """The limit that has been reached and ends the training."""
         self.news = False
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
-        self._wake_stream = wake
-        self._waits = waits
-        self.request = request
-        """Requests a checkpoint; see `Loop.request_checkpoint`."""
+        self.wake_stream: Callable[[], None] = lambda: None
+        """Called on a signal to end the wait for a batch; must not block."""
+        self.request: Callable[[str, Policy, InsteadOf], None]
+        """Requests a checkpoint."""
         self._interrupts = Interrupts(self._wake, on_interrupt, patience)
         self._termination: TrainingTerminated | None = None
-        self._begins_again = False
+        self.begins_again = False
+        """Whether an epoch that is resumed in its middle begins: terminations and requests have no effect then."""
         self._is_announced = False  # whether the end after this epoch has been logged
 
     @property
@@ -69,34 +70,7 @@ class Endings:
     @property
     def have_effect(self) -> bool:
         """Whether terminations and requests for checkpoints have an effect."""
-        return not (self.evaluating or self._begins_again)
-
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Only evaluate in this block."""
-        self.evaluating = True
-        try:
-            yield
-        finally:
-            self.evaluating = False
-
-    @contextmanager
-    def beginning_again(self) -> Iterator[None]:
-        """Begin an epoch that is resumed in its middle; terminations and requests have no effect in this block."""
-        self._begins_again = True
-        try:
-            yield
-        finally:
-            self._begins_again = False
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Evaluate once more in this block, at the end; terminations have no effect in it."""
-        self.at_end = True
-        try:
-            yield
-        finally:
-            self.at_end = False
+        return not (self._loop.evaluating or self.begins_again)
 
     def begin(self) -> None:
         """Handle signals until `restore`; forget earlier signals and terminations."""
@@ -113,12 +87,16 @@ class Endings:
         Raises:
             TrainingTerminated: the training ends now.
         """
-        if not self.have_effect or self.at_end:
+        if not self.have_effect or self._loop.at_end:
             return
         reasons = "; ".join(dict.fromkeys(error.reason for error in ended))
         is_limit = any(error.limit for error in ended)
         termination = ended[0] if len(ended) == 1 else TrainingTerminated(reasons, limit=is_limit)
-        waits = event not in _BETWEEN if is_limit else event in _DEFERRED or (event == "after_batch" and self._waits())
+        waits = (
+            event not in _BETWEEN
+            if is_limit
+            else event in _DEFERRED or (event == "after_batch" and self._loop.model.is_accumulating)
+        )
         if not waits:
             raise termination
         self.defer(termination)
@@ -130,6 +108,15 @@ class Endings:
             self.limit = self.limit or termination
         else:
             self._termination = self._termination or termination
+
+    def ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
+        """Request a checkpoint; see `Loop.request_checkpoint`."""
+        if self.have_effect:
+            self._ask(name, on_failure, instead_of)
+            self.news = True
+
+    def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
+        self.request(name, on_failure, instead_of)
 
     def agree(self) -> None:
         """Let all ranks end the run at the same point; here there is one."""
@@ -171,8 +158,8 @@ class Endings:
 
     def is_interrupted(self) -> bool:
         """Return whether a signal ends the epoch after the current batch."""
-        is_wanted = self.ending is not None and (self.ending.after_batch or self.evaluating)
-        return is_wanted and (self.evaluating or not self._waits())
+        is_wanted = self.ending is not None and (self.ending.after_batch or self._loop.evaluating)
+        return is_wanted and (self._loop.evaluating or not self._loop.model.is_accumulating)
 
     def raise_if_due(self, *, in_epoch: bool = False, is_left: bool = False) -> None:
         """Raise what ends the training: a signal, or a termination that was deferred.
@@ -184,10 +171,12 @@ class Endings:
         if self.ending is not None and (not in_epoch or self.is_interrupted()):
             raise Interrupted(self.ending.signal)
         ends = self.limit or self._termination
-        if ends is not None and not (self.evaluating or self.at_end or (ends.limit and in_epoch and not is_left)):
+        if ends is not None and not (
+            self._loop.evaluating or self._loop.at_end or (ends.limit and in_epoch and not is_left)
+        ):
             raise ends
 
     def _wake(self) -> None:
         """Make the loop notice a signal; called by the signal handler."""
         self.news = True
-        self._wake_stream()
+        self.wake_stream()

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from emrun.base.errors import RankFailed, reason_of
 from emrun.base.types import Batch
-from emrun.hook import UpdateSkipped
+from emrun.hook import Loop, UpdateSkipped
+from emrun.loop.batch_calls import Calls
 from emrun.loop.dispatch import Events
-from emrun.loop.endings import Endings
 from emrun.loop.saving import Saving
-from emrun.loop.state import TrainingState
-from emrun.model import AbstractModel
 from emrun.storage.capsules import Step, keep_failure
 from emrun.storage.draws import Draws
 from emrun.storage.run import Run
-from emrun.streams.stream import StreamPosition
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,61 +25,73 @@ class Failures:
 
     Args:
         run: the run; None without a run directory.
-        model: the model, whose weights are saved.
-        state: the counters of the training.
+        loop: has the model, whose weights are saved, and counts; gets the place of the capsule.
         events: knows which hook failed, and with which batch.
-        endings: knows whether the loop only evaluates.
         saving: knows the newest checkpoint.
         draws: the random states before the step; None without a run.
     """
 
     run: Run | None
-    model: AbstractModel
-    state: TrainingState
+    loop: Loop
     events: Events
-    endings: Endings
     saving: Saving
     draws: Draws | None
-    capsule: Path | None = field(default=None, init=False)
+    _trained: tuple[StreamWrapper, Calls] | None = field(default=None, init=False)
 
-    def keep(
-        self,
-        error: BaseException,
-        batch: Batch,
-        stream: str,
-        position: StreamPosition,
-        *,
-        train: bool,
-        is_counted: bool,
-    ) -> None:
-        """Write a capsule of the current batch, unless the error does not come from a step.
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Save the random states before each step of a stream, and the step that fails."""
+        draws = self.draws
+        if draws is not None:
+            calls.before.append(draws.take_all)
+            calls.first.append(lambda outputs: draws.watch(of_whole_steps=not self.events.changers))
+            calls.failed.append(lambda error, batch: self._keep(error, batch, stream, calls, train=train))
+            self._trained = (stream, calls) if train else self._trained
+
+    def keep_skipped(self, error: UpdateSkipped) -> None:
+        """Keep the current step, whose update a hook skips and wants to replay; none if a model runs without the loop.
+
+        Args:
+            error: the reason, and the state of the hook.
+        """
+        if self._trained is None or not self.loop.training:
+            return
+        stream, calls = self._trained
+        batch = calls.last[0] if calls.is_closing and calls.last is not None else stream.last_batch
+        if not calls.is_closing and self.events.changed is not None and self.events.changed[0] == stream.name:
+            batch = self.events.changed[1]
+        if batch is not None:
+            self._keep(error, batch, stream, calls, train=True)
+
+    def _keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, calls: Calls, *, train: bool) -> None:
+        """Write a capsule of a batch, unless the error does not come from a step.
 
         Args:
             error: the error; an `UpdateSkipped` if the training continues.
             batch: the batch.
-            stream: the name of the stream.
-            position: the position in the stream after the batch.
+            stream: the stream.
+            calls: what is called for its batches.
             train: whether the model was trained on the batch.
-            is_counted: whether the batch counts among the iterations done, because only its update has failed.
         """
+        is_failure = not isinstance(error, UpdateSkipped)
         if self.run is None or self.draws is None or isinstance(error, RankFailed):
             return
+        position = calls.last[1] if calls.is_closing and calls.last is not None else stream.position
+        is_counted = calls.is_closing and is_failure  # only its update has failed
         event, hook = self.events.failed_call()
         if event == "before_batch" and self.events.offered is not None:
             batch = self.events.offered
         step = Step(
-            stream=stream,
+            stream=stream.name,
             train=train,
-            evaluating=self.endings.evaluating,
-            epoch=self.state.epochs_done,
-            iteration=self.state.iterations_done - (train and (event == "after_batch" or is_counted)),
+            evaluating=self.loop.evaluating,
+            epoch=self.loop.training_epochs_done,
+            iteration=self.loop.iterations_done - (train and (event == "after_batch" or is_counted)),
             pass_number=position.pass_number,
             batch=position.batch - 1,
             event=event,
-            hook=self.events.hooks.index(hook) if hook is not None else None,
+            hook=self.loop.hooks.index(hook) if hook is not None else None,
             hook_class=type(hook).__qualname__ if hook is not None else None,
         )
-        is_failure = not isinstance(error, UpdateSkipped)
         if is_failure:
             try:
                 self.saving.wait()
@@ -93,11 +102,11 @@ class Failures:
             error,
             step,
             batch,
-            self.model,
+            self.loop.model,
             censor=self.run.censor,
             draws=self.draws,
             hook=hook,
             checkpoint=self.saving.newest,
         )
         if is_failure:
-            self.capsule = place
+            self.loop.capsule = place

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import preserved_randomness, seed_everything
@@ -15,7 +14,7 @@ from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.types import Batch
 from emrun.dataset import open_stream, stream_names
 from emrun.events import listener, may_change_batches
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, Loop
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
 from emrun.model import AbstractModel
@@ -30,16 +29,12 @@ class FirstBatch:
     """Gives lazy models their shapes.
 
     Args:
-        dataset: the dataset.
-        stream: the name of the train stream.
-        seed: the seed of the run.
+        loop: has the dataset and its hooks.
         events: has the hooks.
         checks: checks the batches.
     """
 
-    dataset: Any
-    stream: str
-    seed: int
+    loop: Loop
     events: Events
     checks: BatchChecks
 
@@ -57,13 +52,13 @@ class FirstBatch:
         Raises:
             ArgumentError: each pass of the stream is the same iterator, so that the training would miss the batch.
         """
-        name = self.stream
-        if not model.is_lazy or name not in stream_names(self.dataset):
+        name = self.loop.train_stream_name
+        if not model.is_lazy or name not in stream_names(self.loop.dataset):
             return
-        changers = [each for each in (*self.events.hooks, model) if may_change_batches(each)]
+        changers = [each for each in (*self.loop.hooks, model) if may_change_batches(each)]
         check = self.checks.begin(name, ", ".join(self.events.changers))
         with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
-            seed_everything(self.seed, "evaluation", name)
+            seed_everything(self.loop.seed, "evaluation", name)
             with self._first_batches() as batches:
                 for batch in batches:
                     changed = dict(batch)
@@ -82,12 +77,12 @@ class FirstBatch:
     @contextmanager
     def _first_batches(self) -> Iterator[Iterator[Batch]]:
         """Begin an evaluation pass over the stream; restore the state of the stream at the end of the block."""
-        name = self.stream
-        context = StreamContext(name, seed=self.seed, epoch=0)
-        stream = open_stream(self.dataset, name, context)
+        name = self.loop.train_stream_name
+        context = StreamContext(name, seed=self.loop.seed, epoch=0)
+        stream = open_stream(self.loop.dataset, name, context)
         before = copy.deepcopy(stream.state_dict()) if is_stateful(stream) else None
         batches = iter(stream)
-        if before is None and batches is stream and open_stream(self.dataset, name, context) is stream:
+        if before is None and batches is stream and open_stream(self.loop.dataset, name, context) is stream:
             raise ArgumentError(
                 "module",
                 f"stream {name!r} returns the same iterator for each pass, so the training would miss the batch that "

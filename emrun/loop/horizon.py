@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from math import inf
 from typing import Any
 
 from emrun.base.errors import HookError
-from emrun.base.types import Horizon
-from emrun.base.wording import listed
-from emrun.hook import AbstractHook
+from emrun.base.types import TICKS, EpochData, Horizon
+from emrun.base.wording import counted, listed
+from emrun.hook import Loop, TrainingTerminated
+from emrun.loop.batch_calls import Calls
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
 from emrun.streams.dataset_streams import DatasetStreams
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
 UNITS = ("epochs", "passes", "updates", "iterations")
 """The units in which hooks declare limits."""
+_COUNTERS = {"epochs": "training_epochs_done", **{unit: f"{unit}_done" for unit in UNITS[1:]}}
+_SINGULAR = {"epochs": "epoch", "passes": "pass", "updates": "update", "iterations": "iteration"}
 
 _SAME = {
     "updates": ", as every iteration makes an update",
@@ -28,35 +34,30 @@ _TOLD = "add num_batches to the dataset"
 
 
 class RunLength:
-    """Knows how many updates the run will make, its horizon; the schedules of learning rates depend on it.
+    """Knows how many updates the run will make, its horizon, and ends the training there.
 
-    The horizon is the smallest of the limits that hooks declare. An epoch has `fixed_epoch_size` batches, or is a pass.
-    A pass has the number of batches in `num_batches` of the dataset, or that it asks of `ctx.batches`, or else as many
-    as the model got in the zeroth epoch. Batches that `fixed_batch_size` drops do not count. This number is fixed when
-    the training begins, and kept in the checkpoints. A window of batches makes an update; the last window of an epoch
-    may be shorter.
+    Schedules of learning rates depend on the horizon, the smallest of the limits that hooks declare. An epoch has
+    `fixed_epoch_size` batches, or is a pass. A pass has the number of batches in `num_batches` of the dataset, or that
+    it asks of `ctx.batches`, or else as many as the model got in the zeroth epoch. Batches that `fixed_batch_size`
+    drops do not count. This number is fixed when the training begins, and kept in the checkpoints. A window of batches
+    makes an update; the last window of an epoch may be shorter.
 
     Args:
-        events: has the hooks.
+        loop: has the hooks, and counts.
+        events: knows which hooks may change batches.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
         checks: drops batches of another length, if one is fixed.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
-        window: the number of batches that make an update.
     """
 
     def __init__(
-        self,
-        events: Events,
-        streams: DatasetStreams,
-        checks: BatchChecks,
-        has_zeroth_epoch: bool,
-        window: int = 1,
+        self, loop: Loop, events: Events, streams: DatasetStreams, checks: BatchChecks, has_zeroth_epoch: bool
     ) -> None:
+        self._loop = loop
         self._events = events
-        self._hooks: Sequence[AbstractHook] = events.hooks
         self._streams = streams
         self._batch_size = checks.fixed_batch_size
-        self._window = window
+        self._window = loop.model.iterations_per_update
         self._stream = streams.train_stream_name
         self._epoch = streams.fixed_epoch_size
         self._has_zeroth_epoch = has_zeroth_epoch
@@ -66,6 +67,8 @@ class RunLength:
         self._is_fixed = False
         self._is_used = False  # whether anything depends on the horizon
         self._has_warned = False
+        self.ends = True
+        """Whether the training ends at a limit; if not, limits only say how long it would be."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -76,9 +79,56 @@ class RunLength:
         return found
 
     @property
-    def batches_per_pass(self) -> int | None:
-        """Number of batches of a pass of the train stream; None if it is not known."""
-        return self._pass
+    def passes_done(self) -> int:
+        """Number of complete passes of the train stream."""
+        if self._epoch is None:
+            return self._loop.training_epochs_done
+        number, batch = self._streams.get(self._stream, train=True).position
+        return number - 1 + (batch == self._pass)
+
+    def reached(self, *units: str) -> TrainingTerminated | None:
+        """Return the end of the training at the first limit that is reached; None if there is none.
+
+        Args:
+            units: the units that are compared; all by default.
+        """
+        for index, unit, limit in self._declared():
+            if not self.ends or unit not in (units or UNITS):
+                continue
+            done = getattr(self._loop, _COUNTERS[unit])
+            if done >= limit:
+                what = counted(done, _SINGULAR[unit], "es" if unit == "passes" else "s")
+                return TrainingTerminated(
+                    f"{what} done ({type(self._loop.hooks[index]).__name__} {unit}: {limit})", limit=True
+                )
+        return None
+
+    def _earliest(self) -> float:
+        """Return the least number of iterations with which the training may reach a limit in the train stream."""
+        done, limits = self._loop.iterations_done, self.limits
+        ends = [limits["iterations"]] if "iterations" in limits else []
+        ends += [done + limits["updates"] - self._loop.updates_done] if "updates" in limits else []
+        ends += [done] if "passes" in limits else []
+        return max(done + 1, min(ends, default=inf))
+
+    def before_training(self) -> None:
+        """End a resumed training that is at a limit already."""
+        if self._loop.iterations_done:
+            self._end()
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """End a training that is at a limit before its first batch, as with 0 epochs and no zeroth epoch."""
+        if epoch_id > self._loop.training_epochs_done:
+            self._end()
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """End the training if it is at the limit of epochs or passes."""
+        self._end("epochs", "passes")
+
+    def _end(self, *units: str) -> None:
+        ends = self.reached(*units)
+        if ends is not None:
+            raise ends
 
     @property
     def horizon(self) -> Horizon:
@@ -92,6 +142,9 @@ class RunLength:
         ends += [limits["updates"]] if "updates" in limits else []
         of_pass = None if self._pass is None else self._updates(self._pass)
         is_awaited = self._pass is None and self._epoch is None and self._has_zeroth_epoch and not self._is_fixed
+        if budgets := self.budgets:
+            end = min(ends, default=inf)
+            return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(each() for each in budgets)))
         if not limits:
             missing = "no hook limits the updates of the run; add for example StopAfter: {updates: 1000}"
             return Horizon(None, of_pass, missing, is_awaited)
@@ -101,6 +154,11 @@ class RunLength:
         missing = f"the number of batches of a pass of stream {self._stream!r} is not known; {_LENGTHS}{told}"
         missing += "" if self._has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
+
+    @property
+    def budgets(self) -> list[Callable[[], float]]:
+        """What returns the used shares of budgets of time; see `AbstractHook.progress`."""
+        return [each for hook in self._loop.hooks if (each := getattr(hook, "progress", None)) is not None]
 
     def check(self) -> None:
         """Check that the limits are numbers that do not contradict each other, and that passes can be counted.
@@ -112,7 +170,7 @@ class RunLength:
         same = {"iterations": "updates"} if self._window == 1 else {}
         if self._epoch is None:
             same["passes"] = "epochs"
-        for index, hook in enumerate(self._hooks):
+        for index, hook in enumerate(self._loop.hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
                 if unit not in UNITS or type(limit) is not int or limit < 0:
                     message = f"limits: {unit!r}: {limit!r} is not a whole number of {listed(UNITS)}"
@@ -121,7 +179,7 @@ class RunLength:
         for index, unit, limit in self._declared():
             before, other, earlier = first.setdefault(same.get(unit, unit), (index, unit, limit))
             if limit != earlier:
-                whose = f" of {type(self._hooks[before]).__name__}" if before != index else ""
+                whose = f" of {type(self._loop.hooks[before]).__name__}" if before != index else ""
                 reason = "" if unit == other else _SAME[same.get(unit, unit)]
                 message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
                 raise HookError(f"{message}; the larger limit is never reached, remove it", index)
@@ -142,16 +200,42 @@ class RunLength:
             self._has_asked = True
             self._pass, self._source = self._streams.asked_length(self._batch_size), "ctx.batches"
 
-    def count_evaluated(self, batches: int) -> None:
-        """Take the number of batches that the model got in the zeroth epoch for the length of a pass, if not known."""
-        if self._epoch is None and self._pass is None and batches and not self._is_fixed:
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Keep the length of a pass once the training begins; compare it, or take it from the zeroth epoch."""
+        if train:
+            self._is_fixed = True
+            calls.ends_at = self._earliest()
+            if self.budgets:
+                calls.run = self._loop.time.agreeing(calls.run)
+        if stream.name != self._stream:
+            return
+        if train:
+            began = None if stream.has_begun else self._loop.iterations_done
+            calls.end.append(lambda: self._end_training(stream, began))
+        elif not (self._loop.evaluating or self._is_fixed or self._pass is not None or self._epoch is not None):
+            numbers = itertools.count()
+            calls.after.append(lambda outputs: numbers.__next__())
+            calls.end.append(lambda: self._take_evaluated(next(numbers)) if stream.epoch_ended else None)
+
+    def _end_training(self, stream: StreamWrapper, began: int | None) -> None:
+        """Check the length of the pass that the model was trained on.
+
+        Args:
+            stream: the train stream.
+            began: the number of iterations before the epoch of the stream; None if a part of it was run earlier.
+        """
+        if stream.epoch_size > 0:
+            if stream.last_pass is not None:
+                self._check_pass(*stream.last_pass)
+        elif began is not None and stream.epoch_ended:
+            self._check_pass(self._loop.training_epochs_done + 1, self._loop.iterations_done - began)
+
+    def _take_evaluated(self, batches: int) -> None:
+        """Take the number of batches that the model got in the zeroth epoch for the length of a pass."""
+        if batches:
             self._pass, self._source = batches, "the zeroth epoch"
 
-    def fix(self) -> None:
-        """Keep the length of a pass from now on, because the training begins."""
-        self._is_fixed = True
-
-    def check_pass(self, number: int, batches: int) -> None:
+    def _check_pass(self, number: int, batches: int) -> None:
         """Warn if a pass had another length than the horizon was made from.
 
         Args:
@@ -189,7 +273,7 @@ class RunLength:
 
     def _declared(self) -> Iterator[tuple[int, str, int]]:
         """Yield (index of the hook, unit, limit) for all limits that hooks declare; `check` reports others."""
-        for index, hook in enumerate(self._hooks):
+        for index, hook in enumerate(self._loop.hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
                 if unit in UNITS and type(limit) is int:
                     yield index, unit, limit

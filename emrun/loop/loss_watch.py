@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emrun.model import AbstractModel
-from emrun.ranks.parts import weighs_nothing
+from emrun.base.types import EpochData
+from emrun.hook import Loop
+from emrun.loop.batch_calls import Calls
+from emrun.ranks.parts import loss_weights, weighs_nothing
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -20,13 +23,12 @@ class LossWatch:
     for the device), and the mean loss of the epoch.
 
     Args:
-        model: the model, whose `step_values` has the loss that was minimised last.
+        loop: has the model, whose `step_values` has the loss that was minimised last.
     """
 
-    def __init__(self, model: AbstractModel) -> None:
-        self.outputs: Mapping[str, Any] = {}
-        """The outputs of the last training batch, which may have no loss; the next `look` forgets them."""
-        self._model = model
+    def __init__(self, loop: Loop) -> None:
+        self._outputs: Mapping[str, Any] = {}  # of the last training batch, if its examples have weights
+        self._loop = loop
         self._looked_at = 0  # the last iteration that was checked
         self._first: tuple[str, int] | None = None  # the first loss that was not finite: its kind, its epoch
         self._message = ""  # the warning, until it is logged
@@ -41,31 +43,38 @@ class LossWatch:
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
         return f"the loss was {kind} {when}"
 
-    def look(self, epoch: int, iteration: int) -> None:
-        """Check the loss of the last iteration, once.
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Check the last loss of a stream on which the model is trained, at its end."""
 
-        Args:
-            epoch: the epoch of the iteration.
-            iteration: the number of iterations done.
-        """
-        if iteration != self._looked_at:
-            self._looked_at = iteration
-            loss = self._model.step_values().get("loss")
-            if not weighs_nothing(self.outputs):
-                self._take("the loss of the last training batch", loss, epoch, iteration)
-        self.outputs = {}
+        def look_for_weights(outputs: Mapping[str, Any]) -> None:
+            if loss_weights(outputs) is not None:
+                calls.after.append(self._note)
 
-    def look_at_mean(self, stream: str, variables: Mapping[str, Any], epoch: int, iteration: int) -> None:
-        """Check the mean loss among the variables of a train stream in the epoch data."""
-        loss = variables.get("loss")
-        is_last_finite = self._is_finite
-        self._take(
-            f"the mean loss of stream {stream!r}",
-            loss.get("mean") if isinstance(loss, Mapping) else loss,
-            epoch,
-            iteration,
-        )
-        self._is_finite &= is_last_finite
+        if train:
+            calls.first.append(look_for_weights)
+            calls.end.append(self.look)
+
+    def _note(self, outputs: Mapping[str, Any]) -> None:
+        self._outputs = outputs
+
+    def look(self) -> None:
+        """Check the loss of the last iteration, once."""
+        if self._loop.iterations_done != self._looked_at:
+            self._looked_at = self._loop.iterations_done
+            if not weighs_nothing(self._outputs):
+                loss = self._loop.model.step_values().get("loss")
+                self._take("the loss of the last training batch", loss, self._loop.training_epochs_done + 1)
+        self._outputs = {}
+
+    def end_epoch(self, epoch_id: int, epoch_data: EpochData, trained: Sequence[str]) -> None:
+        """Check the mean losses of the train streams in the epoch data; log the warning."""
+        for name in trained:
+            loss = epoch_data.get(name, {}).get("loss")
+            is_last_finite = self._is_finite
+            mean = loss.get("mean") if isinstance(loss, Mapping) else loss
+            self._take(f"the mean loss of stream {name!r}", mean, self._loop.training_epochs_done)
+            self._is_finite &= is_last_finite
+        self.warn()
 
     def warn(self) -> None:
         """Log the warning, once."""
@@ -73,7 +82,7 @@ class LossWatch:
             _LOG.warning("%s", self._message)
             self._message = ""
 
-    def _take(self, what: str, value: Any, epoch: int, iteration: int) -> None:
+    def _take(self, what: str, value: Any, epoch: int) -> None:
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):  # no loss, a complex loss, or a loss without a value
@@ -83,8 +92,8 @@ class LossWatch:
             return
         kind = "NaN" if math.isnan(number) else "infinite"
         self._first = kind, epoch
+        place = f"in epoch {epoch} (iteration {self._loop.iterations_done})"
         self._message = (
-            f"{what} is {kind} in epoch {epoch} (iteration {iteration}): the rest of the run is probably useless; to "
-            f"end such a run before the update, add the hook `StopOnNaN: {{after_batch: true"
-            f"{', stop_on_inf: true' * (kind != 'NaN')}}}`"
+            f"{what} is {kind} {place}: the rest of the run is probably useless; to end such a run before the update, "
+            f"add the hook `StopOnNaN: {{after_batch: true{', stop_on_inf: true' * (kind != 'NaN')}}}`"
         )

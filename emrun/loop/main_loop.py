@@ -13,18 +13,19 @@ from typing import Any, cast
 
 from emrun.base.arguments import check_choice, check_seconds
 from emrun.base.errors import ArgumentError, UsageError
-from emrun.base.types import EpochData, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.base.types import EpochData, InterruptPolicy, Policy, StartMethod
 from emrun.base.wording import did_you_mean
-from emrun.dataset import stream_function
+from emrun.dataset import check_streams, stream_function
 from emrun.epoch_data import check_monitors
 from emrun.hook import AbstractHook, Loop
 from emrun.loop.agreement import AgreedEndings
-from emrun.loop.answers import Answers
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
-from emrun.loop.endings import Endings
+from emrun.loop.endings import Endings, switched_on
+from emrun.loop.epoch_rows import EpochRows
 from emrun.loop.epochs import Epochs
+from emrun.loop.evaluation_pass import evaluation_pass
 from emrun.loop.failures import Failures
 from emrun.loop.first_batch import FirstBatch
 from emrun.loop.horizon import RunLength
@@ -35,8 +36,10 @@ from emrun.loop.saving import Saving, check_saved_names
 from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
+from emrun.loop.training_time import TrainingTime
 from emrun.model import AbstractModel
 from emrun.ranks.group import ranks
+from emrun.record.record import Record
 from emrun.storage.draws import Draws
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
@@ -47,7 +50,7 @@ from emrun.streams.stream import StreamWrapper
 _LOG = logging.getLogger(__name__)
 
 
-class MainLoop(Answers):
+class MainLoop(Loop):
     """Trains a model on the streams of a dataset, epoch by epoch, until a hook or a signal ends the training.
 
     An epoch is a pass of the train stream, followed by the evaluation of the extra streams. The zeroth epoch, before
@@ -63,8 +66,9 @@ class MainLoop(Answers):
             stream less often, or `{name: {every: 5 epochs, batches: 20}}` to evaluate only its first 20 batches, the
             same ones each time. If the train stream is listed, it is also evaluated in a separate pass, under the name
             `train_eval` (or `NAME_eval` for another `train_stream_name`).
-        buffer: how many batches of a stream to read ahead, in a thread or in the workers; 0 for none, or with `workers`
-            for two batches per worker.
+        buffer: how many batches of a stream to read ahead, in a thread or in the workers. 0 is none, or with `workers`
+            two batches per worker. By default, as many as the dataset's attribute `read_ahead` says: 4 for images, none
+            for most others.
         workers: number of processes that read a stream. They share a stream that uses `ctx.batches`; one process reads
             any other stream. The batches and their order are the same for any number, unless a stream draws from global
             random states.
@@ -99,8 +103,6 @@ class MainLoop(Answers):
         preempt_exit_code: the exit status of the command after SIGTERM or SIGHUP, once the checkpoint is saved, such as
             75 for a cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT)
             always ends the process by the signal, so that a shell loop stops too.
-            cluster that then starts the command again; null to end the process by the signal. Ctrl-C (SIGINT) always
-            ends the process by the signal, so that a shell loop stops too.
         record_steps: record the loss and the learning rates of every n-th iteration in `steps.jsonl`, and what hooks
             add; 0 for none. After 100,000 iterations only every 10th of these is recorded, after 1,000,000 every 100th.
         report: write `report.html`, a page of the run, into the run directory at the end of the training.
@@ -114,14 +116,16 @@ class MainLoop(Answers):
         HookError: a hook does not fit the events, or already belongs to a main loop.
     """
 
-    def __init__(
+    streams: DatasetStreams
+
+    def __init__(  # noqa: PLR0915 - the parts are made one after another
         self,
         model: AbstractModel,
         dataset: Any,
         hooks: Iterable[AbstractHook] = (),
         train_stream_name: str = "train",
         extra_streams: Sequence[str | Mapping[str, Any]] = (),
-        buffer: int = 0,
+        buffer: int | None = None,
         workers: int = 0,
         on_empty_batch: Policy = "error",
         on_empty_stream: Policy = "error",
@@ -150,12 +154,16 @@ class MainLoop(Answers):
         self.model = model
         self.dataset = dataset
         self.run = run
+        self.rows = record = Record(run.directory if run is not None else None)
+        """The rows that the run records."""
         self.report = report
         """Whether a page of the run is written at its end."""
         self.seed = seed
         self.train_stream_name = train_stream_name
         self._skip_zeroth_epoch = skip_zeroth_epoch
-        draws, loss = Draws() if run is not None else None, LossWatch(model)
+        self.has_run = run is not None or rank_log is not None
+        self.shown = {}
+        draws = Draws() if run is not None else None
         self.ranks = ranks()
         """The ranks of the run: this one, and how many there are."""
         if rank_timeout is not None:
@@ -167,14 +175,9 @@ class MainLoop(Answers):
                 f"{name} does not train on several ranks: it has no `shares_batches = True`, which says that its `run` "
                 "adds up gradients over ranks as TorchModel does; start one process"
             )
-        places = (
-            on_interrupt,
-            lambda: self.epochs.wake(),  # noqa: PLW0108 - made below
-            lambda: model.is_accumulating,
-        )
         follows = self.ranks, rank_log is not None
-        several = AgreedEndings(*places, self.ranks, self._request) if self.ranks.several else None
-        self._endings = endings = several or Endings(*places, self._request)
+        several = AgreedEndings(self, on_interrupt, self.ranks) if self.ranks.several else None
+        self._endings = endings = several or Endings(self, on_interrupt)
         self.streams = streams = DatasetStreams(
             dataset,
             train_stream_name,
@@ -187,20 +190,20 @@ class MainLoop(Answers):
             interrupted=endings.is_interrupted,
             ranks=replace(self.ranks, least=model.least_rows),
         )
-        self._events = events = Events(model, endings, draws)
-        self._steps = steps = StepRecord(model, run.steps if run is not None else None, record_steps)
         self.checks = checks = BatchChecks(
-            model,
-            events.hooks,
+            self,
             on_empty_batch=on_empty_batch,
             on_empty_stream=on_empty_stream,
             on_unused_sources=on_unused_sources,
             fixed_batch_size=fixed_batch_size,
         )
-        self._length = length = RunLength(events, streams, checks, not skip_zeroth_epoch, model.iterations_per_update)
-        self._state = state = TrainingState(model, events.hooks, streams, run, steps, length, seed, *follows)
+        events = Events(self, endings, checks, draws)
+        events.last, record.intervals.main_loop = [record.intervals], self
+        self._steps = steps = StepRecord(self, record.steps, record_steps)
+        self._length = length = RunLength(self, events, streams, checks, not skip_zeroth_epoch)
+        state = TrainingState(self, streams, record, steps, length, *follows)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
-        self._saving = saving = Saving(
+        saving = Saving(
             run.checkpoints if run else None,
             state.snapshot,
             endings.take_notice,
@@ -208,29 +211,24 @@ class MainLoop(Answers):
             events.tell_of_checkpoint,
             *follows,
         )
-        self.first_batch = FirstBatch(dataset, train_stream_name, seed, events, checks)
+        self.first_batch = FirstBatch(self, events, checks)
         if several is not None:
-            events.of_ranks = RankEvents(self.ranks, several, checks)
-        self._failures = failures = Failures(run, model, state, events, endings, saving, draws)
-        beginnings = Beginnings(run)
-        self.epochs = Epochs(
-            model, seed, run, streams, state, events, endings, saving, checks, failures, loss, steps, beginnings, length
-        )
-        prefetches = prefetch_to_device and reading.ahead > 0
-        events.keep_step = self.epochs.keep_step
+            events.of_ranks = RankEvents(self.ranks, several, checks, self)
+        self.time, loss = TrainingTime(events.examples), LossWatch(self)
+        failures = Failures(run, self, events, saving, draws)
+        self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
+        prefetches = prefetch_to_device and streams.reading.ahead > 0
         log = run.log if run is not None else rank_log
-        self._session = Session(self.epochs, self.first_batch, prefetches, preempt_exit_code, log)
-        self.notify, self.listens = events.notify, events.listens
-        """See `Loop.notify` and `Loop.listens`."""
-        self.evaluation_pass = self.epochs.evaluation_pass
-        """See `Loop.evaluation_pass`."""
-        self.wait_for_checkpoints = saving.wait
-        """See `Loop.wait_for_checkpoints`."""
+        ends = self.first_batch, prefetches, preempt_exit_code, log
+        self._session: Session = Session(self.epochs, run, steps, loss, *ends)
+        rows = EpochRows(self, run, record, saving)
+        events.parts = [failures, Beginnings(run), self.time, steps, length, loss, self._session, rows]
+        endings.request, endings.wake_stream = saving.request, self.epochs.wake
+        events.reached, events.keep_step = length.reached, failures.keep_skipped
+        self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs
+        self.evaluation_pass, self.wait_for_checkpoints = partial(evaluation_pass, self.epochs), saving.wait
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
-
-    def _request(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
-        self._saving.request(name, on_failure, instead_of)
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""
@@ -238,8 +236,8 @@ class MainLoop(Answers):
 
     def start_from(self, epochs_done: int, iterations_done: int, *, evaluating: bool = False) -> None:
         """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
-        self._state.start_from(epochs_done, iterations_done)
-        self._endings.evaluating = evaluating
+        self.epochs.state.start_from(epochs_done, iterations_done)
+        self.evaluating = evaluating
 
     def restore(self, place: Path, changed: Sequence[str] = ()) -> Path:
         """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.
@@ -260,15 +258,15 @@ class MainLoop(Answers):
             StorageError: the checkpoint cannot be read.
         """
         place = place.resolve()
-        self._state.changed = changed
-        self._state.load(place)
-        place = self._saving.rewind(place, *self._state.point, self._state.names)
-        self._state.is_now_in(place)
+        self.epochs.state.changed = changed
+        self.epochs.state.load(place)
+        place = self.epochs.saving.rewind(place, *self.epochs.state.point, self.epochs.state.names)
+        self.epochs.state.is_now_in(place)
         return place
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
         """Replace the hooks before the training begins; check and register those that are new."""
-        self._events.change_hooks(hooks, self)
+        self.epochs.events.change_hooks(hooks)
 
     def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that hooks write what later hooks read; unless `any_stream`, also check streams and checkpoint names.
@@ -280,6 +278,8 @@ class MainLoop(Answers):
             check_monitors([*self.hooks, self.model], None)
         else:
             check_saved_names(self.hooks)
+            named = {name for names in self.model.only_in.values() for name in names}
+            check_streams(named, self.dataset, self.extra_streams, "model.metrics names", len(self.hooks))
             self._length.check()
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
@@ -314,7 +314,7 @@ class MainLoop(Answers):
             BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
         epoch_data: EpochData = {}
-        with self._endings.evaluation():
+        with switched_on(self, "evaluating"):
             with nullcontext() if self._session.is_open else self:
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False)], 0)
             self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
@@ -341,7 +341,7 @@ class MainLoop(Answers):
         resolve = self.streams.resolve
         train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
         evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]
-        return self.epochs.run_epoch(train, evaluated, self._state.epochs_done + bool(train))
+        return self.epochs.run_epoch(train, evaluated, self.training_epochs_done + bool(train))
 
     def close(self) -> None:
         """End the passes that have begun; a stream keeps its position."""
@@ -360,9 +360,6 @@ class MainLoop(Answers):
     ) -> bool:
         """Save, call `after_training` of all hooks and restore the signal handlers; suppress a `TrainingTerminated`."""
         return self._session.end(error)
-
-
-_: type[Loop] = MainLoop  # lets mypy check that `MainLoop` implements `Loop`
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

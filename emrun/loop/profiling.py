@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from time import perf_counter
 from typing import Any
 
-from emrun.base.types import Profile
+from emrun.base.types import Batch, Profile
+from emrun.hook import Loop
+from emrun.loop.batch_calls import Calls
+from emrun.streams.stream import StreamWrapper
 
 _WITHIN = {
     "before_update": "hooks_in_updates",
@@ -18,19 +22,25 @@ _WITHIN = {
 """Event -> the key of its seconds, which the time of the model or of the checkpoints includes."""
 
 
-class HookTimes:
-    """Adds up the seconds that each hook takes in its events, and where other times include them.
+class Profiling:
+    """Times an epoch: reading, model and hooks for each batch, checkpoints, and the sum of each hook in all its events.
 
-    `take` returns the sums of an epoch: `hook_<class>` for each hook, `hooks_in_updates`, `hooks_in_checkpoints`.
+    Args:
+        loop: has the model, whose clock counts.
+        examples: returns the number of examples in the current batch.
     """
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+    def __init__(self, loop: Loop, examples: Callable[[], int]) -> None:
+        self._loop, self._examples = loop, examples
+        self._of_hooks: dict[str, float] = {}
+        self._saving = array("d")  # since the last profile
+        self.seconds: Profile = {}
+        """The profile of the epoch."""
 
     def timed(self, call: Callable[..., Any], hook: object, event: str) -> Callable[..., Any]:
         """Return a method of a hook that also adds up the time of its calls."""
         name, within = f"hook_{type(hook).__name__}", _WITHIN.get(event)
-        seconds = self._seconds
+        seconds = self._of_hooks
         seconds.setdefault(name, 0.0)
 
         @wraps(call)
@@ -46,27 +56,57 @@ class HookTimes:
 
         return timed
 
-    def take(self) -> Profile:
-        """Return the sums since the last call."""
-        taken = {name: array("d", [each]) for name, each in self._seconds.items()}
-        self._seconds.update(dict.fromkeys(self._seconds, 0.0))
-        return taken
+    def begin_epoch(self) -> None:
+        """Begin the profile of an epoch."""
+        self.seconds = {"save_checkpoints": self._saving}
+
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Time what is called for the batches of a stream."""
+        name, seconds, clock = stream.name, self.seconds, self._loop.model.clock
+        calls.batches = timed_batches(calls.batches, seconds.setdefault(f"read_batch_{name}", array("d")))
+        calls.run = _timed(calls.run, seconds.setdefault(f"eval_batch_{name}", array("d")), clock)
+        if calls.report is not None:
+            key = f"after_batch_hooks_{name}"
+            calls.report = _timed(calls.report, seconds.setdefault(key, array("d")), clock)
+        lengths = seconds.setdefault(f"batch_length_{name}", array("d"))
+        calls.after.append(lambda outputs: lengths.append(self._examples()))
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Time a block that saves checkpoints."""
+        began = perf_counter()
+        yield
+        self._saving.append(perf_counter() - began)
+
+    def end_epoch(self, seconds: float) -> Profile:
+        """Return the profile of the epoch; the checkpoints that follow belong to the next one.
+
+        Args:
+            seconds: what `after_epoch` of the hooks has taken.
+        """
+        self.seconds["after_epoch_hooks"] = array("d", [seconds])
+        self.seconds.update({name: array("d", [each]) for name, each in self._of_hooks.items()})
+        self._of_hooks.update(dict.fromkeys(self._of_hooks, 0.0))
+        self._saving = array("d")
+        return self.seconds
 
 
-def counted(
-    run: Callable[..., Mapping[str, Any]], lengths: array[float], length: Callable[[], int]
-) -> Callable[..., Mapping[str, Any]]:
-    """Return `run` of a model that also notes the number of examples of each batch.
+def timed_batches(batches: Iterable[Batch], seconds: array[float]) -> Iterator[Batch]:
+    """Yield batches; note how long reading each of them takes."""
+    began = perf_counter()
+    for batch in batches:
+        seconds.append(perf_counter() - began)
+        yield batch
+        began = perf_counter()
 
-    Args:
-        run: runs the model on a batch.
-        lengths: receives the numbers.
-        length: returns the number of examples in the current batch.
-    """
 
-    def counting(*arguments: Any) -> Mapping[str, Any]:
-        outputs = run(*arguments)
-        lengths.append(length())
-        return outputs
+def _timed(call: Callable[..., Any], seconds: array[float], clock: Callable[[], float]) -> Callable[..., Any]:
+    """Return a function that also notes how long its calls take, by a clock in seconds."""
 
-    return counting
+    def timing(*arguments: Any, **named: Any) -> Any:
+        began = clock()
+        result = call(*arguments, **named)
+        seconds.append(clock() - began)
+        return result
+
+    return timing

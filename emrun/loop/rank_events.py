@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from emrun.base.errors import DifferentRanks, StreamError
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch
 from emrun.events import merges, reads_batches, runs_on_every_rank
-from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.hook import AbstractHook, Loop, TrainingTerminated
 from emrun.loop.agreement import AgreedEndings, one_rank
+from emrun.loop.batch_calls import Calls
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.endings import switched_on
 from emrun.ranks.group import Ranks
-from emrun.ranks.parts import Joined, rows_of
+from emrun.ranks.parts import Joined, rows_of, weight_of
 from emrun.ranks.shares import Share, rows_in, total_in
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,12 +36,14 @@ class RankEvents:
     Args:
         ranks: the ranks.
         endings: collects what hooks of rank 0 want.
-        checks: have the length of the current batch.
+        checks: know whether batches may be left out.
+        loop: has the length of the current batch.
     """
 
     ranks: Ranks
     endings: AgreedEndings
     checks: BatchChecks
+    loop: Loop
     share: tuple[int, int] = field(default=(0, 0), init=False)
     """The number of rows of this rank in the current batch, and of all ranks."""
     _is_told: bool = field(default=False, init=False)
@@ -72,11 +78,9 @@ class RankEvents:
             found.append(self._exchange)
         return found
 
-    def noting(self, name: str, run: Call) -> tuple[Call, Call]:
-        """Return `run` of a model that also notes the share of this rank in a batch of a stream, and another function.
-
-        At the end of the stream, this raises a `StreamError` if a batch was empty on all ranks.
-        """
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
+        name, run, accept = stream.name, calls.run, calls.accept
         empty: set[int] = set()  # the batches without rows of this rank
         number = 0
 
@@ -99,7 +103,10 @@ class RankEvents:
                 place = f"stream {name!r}, batch {min(empty_everywhere)} of the epoch"
                 raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")
 
-        return noted, end
+        calls.batches = map(partial(self.filled, name), calls.batches)
+        calls.accept = lambda batch: accept(self.filled(name, batch, is_changed=True))
+        calls.run = noted
+        calls.end.append(end)
 
     def filled(self, stream: str, batch: Any, *, is_changed: bool = False) -> Any:
         """Return a batch, with a row that counts nothing if the stream or hooks have left no row of this rank.
@@ -112,6 +119,13 @@ class RankEvents:
             batch: the batch, which has not been checked.
             is_changed: whether hooks may have changed the batch.
         """
+        if (
+            batch.__class__ is Share
+            and not self.checks.leaves_out
+            and (stream, is_changed) in self._spare
+            and batch.rows
+        ):
+            return batch  # the usual case
         rows = rows_in(batch) if isinstance(batch, Mapping) else -1
         if rows < 0:
             return batch  # the checks report it
@@ -192,22 +206,21 @@ class RankEvents:
             for count, data in found:
                 if data is not None:
                     joined.counts.append(count)
-                    weights = data.get("example_weight")
-                    joined.add(data, count if weights is None else torch.as_tensor(weights).sum())
+                    joined.add(data, weight_of(data, count))
             if not joined.counts:
                 return  # see `noting`
             whole = joined.on_demand()
-            before, self.checks.batch_length = self.checks.batch_length, sum(joined.counts)
+            before, self.loop.batch_length = self.loop.batch_length, sum(joined.counts)
             ended: list[TrainingTerminated] = []
             try:
-                with self.endings.on_one_rank():
+                with switched_on(self.endings, "is_alone"):
                     for call in calls:
                         try:
                             call(stream_name=stream_name, batch_data=whole)
                         except TrainingTerminated as error:
                             ended.append(error)
             finally:
-                self.checks.batch_length = before
+                self.loop.batch_length = before
             if ended:
                 ended[0].alike = False
                 raise ended[0]

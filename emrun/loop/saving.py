@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,7 +67,9 @@ class Saving:
         self._told = told
         self._ranks = ranks or Ranks()
         self._follows = follows
-        self._keeps_all = self._is_alone = False
+        self.keeps_all = False
+        """Whether no checkpoint that loses its name is deleted, because a resume gives the name back."""
+        self._is_alone = False
         self._is_decided = False  # whether the other ranks know if they have to give their part
         self._untold: list[tuple[str, Path]] = []  # names and directories of saved checkpoints
         self._known = Names(root) if root is not None else None
@@ -93,6 +94,11 @@ class Saving:
         self._given_up.append(instead_of)
         if name == _LATEST:
             self._latest_policy = on_failure
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a checkpoint is requested, is being written, or has been saved without `after_checkpoint`."""
+        return bool(self.requested or self._untold) or self._in_flight is not None
 
     def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
         """Begin to save one checkpoint under all requested names.
@@ -149,7 +155,7 @@ class Saving:
         there = {**before, **names}
         given_up = {name for each in instead_of for name in (each(there) if callable(each) else each)} - names.keys()
         if place is not None and place.is_dir():
-            known.move(dict.fromkeys(names, place.name), given_up, deletes=not self._keeps_all)
+            known.move(dict.fromkeys(names, place.name), given_up, deletes=not self.keeps_all)
             self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
             return None
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
@@ -177,15 +183,6 @@ class Saving:
     def _add(self, name: str, on_failure: Policy) -> None:
         """Request a name; the strictest policy of all requests for the name applies."""
         self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
-
-    @contextmanager
-    def keeping_all(self) -> Iterator[None]:
-        """Delete no checkpoint that loses its name in this block: a resume gives the name back."""
-        self._keeps_all = True
-        try:
-            yield
-        finally:
-            self._keeps_all = False
 
     def save_only_latest(self, *state: Any) -> None:
         """Save a state as `latest` and nothing else, because the training has failed since; other ranks do not help."""

@@ -7,12 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from emrun.base.arguments import check_exit_status
 from emrun.base.errors import reason_of
+from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
+from emrun.loop.batch_calls import Calls
 from emrun.loop.epochs import Epochs
 from emrun.loop.first_batch import FirstBatch
+from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome
+from emrun.loop.steps import StepRecord
 from emrun.storage.log import RunLog
+from emrun.storage.run import Run
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,6 +29,9 @@ class Session:
 
     Args:
         epochs: the epochs, with all that they use.
+        run: the run; None without a run directory.
+        steps: the step record.
+        loss: knows whether the loss was finite.
         first_batch: gives a lazy model its shapes.
         prefetches: whether batches may be prepared for the model ahead of their turn.
         preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
@@ -30,15 +39,17 @@ class Session:
     """
 
     epochs: Epochs
+    run: Run | None
+    steps: StepRecord
+    loss: LossWatch
     first_batch: FirstBatch
     prefetches: bool
     preempt_exit_code: int | None
     log: RunLog | None
-    outcome: Outcome | None = field(default=None, init=False)
-    """How the last session ended."""
     prefetch: Prefetch | None = field(default=None, init=False)
     """The function that prepares batches for the model ahead of their turn; None if there is none."""
     is_open: bool = field(default=False, init=False)
+    _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch
 
     def __post_init__(self) -> None:
         if self.preempt_exit_code is not None:
@@ -49,24 +60,37 @@ class Session:
         epochs = self.epochs
         if self.log is not None:
             self.log.open()
-        if epochs.run is not None and epochs.run.code is not None:
-            epochs.run.code.begin(epochs.state.iterations_done)
+        if self.run is not None and self.run.code is not None:
+            self.run.code.begin(epochs.loop.iterations_done)
         self.is_open = True
-        self.outcome = None
-        epochs.begin_session()
+        epochs.loop.outcome = None
+        epochs.ended_by = None
+        self._silence = None
         try:
             epochs.endings.begin()
-            self.first_batch.show(epochs.model, may_fail=bool(epochs.events.changers))
+            self.first_batch.show(epochs.loop.model, may_fail=bool(epochs.events.changers))
             if epochs.events.of_ranks is not None:
-                epochs.model.begin_alike()
+                epochs.loop.model.begin_alike()
             self.prefetch = self._find_prefetch()
+            epochs.loop.rows.sinks.clear()  # of an earlier session
             epochs.events.notify("before_training")
-            self.first_batch.show(epochs.model)  # now the hooks that change batches are ready
+            self.first_batch.show(epochs.loop.model)  # now the hooks that change batches are ready
         except TrainingTerminated as error:
             epochs.endings.defer(error)
         except BaseException as error:
             self.end(error)
             raise
+
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Log a line if the first batch of the session takes long."""
+        if self._silence is None:
+            self._silence = NamedWhenSlow("reading and running the first batch").__enter__()
+            calls.first.append(lambda outputs: self._end_silence())
+            calls.end.append(self._end_silence)
+
+    def _end_silence(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
 
     def end(self, error: BaseException | None) -> bool:
         """Save the last checkpoint, call `after_training` of all hooks, restore the signal handlers, close the log.
@@ -81,6 +105,7 @@ class Session:
             BaseException: an error of the last checkpoint or of a hook, if nothing failed before.
         """
         epochs, failure = self.epochs, error
+        self._end_silence()
         try:
             failure = self._close(error)
         except BaseException as last_error:
@@ -91,8 +116,8 @@ class Session:
             epochs.endings.restore()
             if self.log is not None:
                 self.log.close(failure)
-            if epochs.run is not None:
-                epochs.run.close()
+            if self.run is not None:
+                self.run.close()
         if failure is not None and failure is not error:
             raise failure
         return failure is None
@@ -100,14 +125,14 @@ class Session:
     def _close(self, error: BaseException | None) -> BaseException | None:
         """Stop reading, save, and call the last events; return the error that made the training fail, if any."""
         epochs, failure = self.epochs, None if isinstance(error, TrainingTerminated) else error
-        evaluating = epochs.endings.evaluating
+        evaluating = epochs.loop.evaluating
         epochs.streams.stop()
         try:
             if epochs.state.has_gone_back:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)
-                epochs.loss.look(epochs.state.epochs_done + 1, epochs.state.iterations_done)
+                self.loss.look()
             else:
                 epochs.saving.wait()
         except BaseException as saving_error:
@@ -123,42 +148,42 @@ class Session:
         if not evaluating:
             self._complete_steps()
         if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
-            epochs.loss.warn()
+            self.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
         if epochs.ended_by is not None and outcome.status == "failed":
             why = f"{epochs.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
             outcome = replace(outcome, status="finished", reason=why)
-        self.outcome = self._censored(replace(outcome, warning=epochs.loss.warning))
+        epochs.loop.outcome = self._censored(replace(outcome, warning=self.loss.warning))
         if failure is not None:
             epochs.events.notify_all("on_error", error=failure)
         hook_error = epochs.events.notify_all("after_training", success=failure is None)
         if failure is None and hook_error is not None:
             failure = hook_error
-            self.outcome = self._censored(Outcome.of(failure))
-        status, reason = self.outcome.status, self.outcome.reason
-        if epochs.run is not None:
-            epochs.run.end(status, self.outcome.exit_status, reason, *epochs.state.point[:2])
+            epochs.loop.outcome = self._censored(Outcome.of(failure))
+        outcome = epochs.loop.outcome
+        status, reason = outcome.status, outcome.reason
+        if self.run is not None:
+            self.run.end(status, outcome.exit_status, reason, *epochs.state.point[:2])
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
         return failure
 
     def _censored(self, outcome: Outcome) -> Outcome:
         """Return an outcome without values of the environment: hooks send the reason to trackers."""
-        run = self.epochs.run
-        if run is None or outcome.reason is None:
+        if self.run is None or outcome.reason is None:
             return outcome
-        return replace(outcome, reason=run.censor(outcome.reason))
+        return replace(outcome, reason=self.run.censor(outcome.reason))
 
     def _complete_steps(self) -> None:
         """Write the steps that are in the last checkpoint only; the run may have failed, so errors are logged."""
         try:
-            self.epochs.steps.close()
+            self.steps.close()
         except Exception as error:  # a device that has failed raises any error
             _LOG.warning("the last steps were not recorded: %s", reason_of(error))
 
     def _find_prefetch(self) -> Prefetch | None:
         """Return the function that prepares batches; None if there is none, or if a hook may change batches later."""
-        prefetch = self.epochs.model.prefetcher() if self.prefetches else None
+        prefetch = self.epochs.loop.model.prefetcher() if self.prefetches else None
         if prefetch is not None and self.epochs.events.changers:
             _LOG.info(
                 "batches are not copied to the device ahead of their turn, because %s.before_batch may change them; a "

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _TOGETHER = 64  # slots that are allocated together
-_is_on_cpu = attrgetter("is_cpu")
 
 
 class Slots:
@@ -32,7 +30,7 @@ class Slots:
         Raises:
             TypeError: the value is not a real number.
         """
-        if value.__class__ is Tensor and _is_on_cpu(value) and value.numel() == 1:
+        if value.__class__ is Tensor and value.is_cpu and not value.ndim:
             number: float = value.item()
             if number.__class__ is float:  # the usual case
                 return number
@@ -47,7 +45,7 @@ class Slots:
                 raise TypeError(f"is {value if value is None else type(value).__name__}, not a number") from error
         if value.numel() != 1 or value.is_complex() or value.is_meta:
             raise TypeError(f"is a tensor of shape {tuple(value.shape)} and {value.dtype}, not one real number")
-        if _is_on_cpu(value):
+        if value.is_cpu:
             return float(value.item())
         key = value.dtype, value.device
         if not self._free.get(key):

@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base import fields
-from emrun.base.encoding import encode, random_state, set_random_state
+from emrun.base.encoding import decode, encode, random_state, set_random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.wording import listed
 from emrun.events import may_change_batches, merges
-from emrun.hook import AbstractHook
+from emrun.hook import AbstractHook, Loop
 from emrun.loop.horizon import RunLength
 from emrun.loop.steps import StepRecord
-from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
+from emrun.record.record import Record
 from emrun.same_hooks import arguments_of, matched
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
-from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
 
 _LOG = logging.getLogger(__name__)
@@ -43,46 +42,37 @@ class TrainingState:
     """Counts epochs and iterations, and collects and restores the states of the model, the hooks and the streams.
 
     Only this class changes the counters and the phase, except for `iterations_done` and `updates_done`, which the loop
-    also counts up.
+    also counts up. A loaded state is given to the hook of the same class that is the same; see `same_hooks`.
 
     Args:
-        model: the model, with its weights and its other state.
-        hooks: the hooks. A loaded state is given to the hook of the same class that is the same; see `same_hooks`.
+        loop: has the model, the hooks, the seed and the counters.
         streams: the streams, of which the positions in train streams are saved.
-        run: the run, whose metrics are cut back when a state is loaded; None without a run, and so without checkpoints.
+        record: the rows of the run, which go back when a state is loaded; without a directory there are no checkpoints.
         steps: the step record, of which the values that are not written yet are saved.
         length: the length of the run.
-        seed: the seed of the run.
         ranks: the ranks of the run.
         follows: whether rank 0 has the run of this rank.
     """
 
     def __init__(
         self,
-        model: AbstractModel,
-        hooks: Sequence[AbstractHook],
+        loop: Loop,
         streams: DatasetStreams,
-        run: Run | None,
+        record: Record,
         steps: StepRecord,
         length: RunLength,
-        seed: int = 0,
         ranks: Ranks | None = None,
         follows: bool = False,
     ) -> None:
-        self.epochs_done = 0
-        self.iterations_done = 0
-        self.updates_done = 0
         self.phase = Phase.BEFORE
-        self._hooks = hooks
-        self._model = model
+        self._loop = loop
         self._streams = streams
-        self._run = run
+        self._record = record
         self._steps = steps
         self._length = length
-        self._seed = seed
         self._ranks = ranks or Ranks()
         self._follows = follows
-        self._saves = run is not None or follows
+        self._saves = record.directory is not None or follows
         self.names: Mapping[str, str] | None = None
         """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self.changed: Sequence[str] = ()
@@ -98,7 +88,7 @@ class TrainingState:
     @property
     def point(self) -> tuple[int, int, str]:
         """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
-        return self.epochs_done, self.iterations_done, self.phase.value
+        return self._loop.training_epochs_done, self._loop.iterations_done, self.phase.value
 
     @property
     def is_in_epoch(self) -> bool:
@@ -109,7 +99,8 @@ class TrainingState:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
         self._copy = self._before_end = None
         if self._saves:
-            done = {"iterations_done": self.iterations_done, "updates_done": self.updates_done}
+            loop = self._loop
+            done = {"iterations_done": loop.iterations_done, "updates_done": loop.updates_done}
             self._epoch_began = {**done, "random": random_state()}
 
     def begin_train_streams(self) -> bool:
@@ -125,22 +116,23 @@ class TrainingState:
 
     def end_epoch(self, *, trained: bool) -> None:
         """End an epoch; from now on, checkpoints get the current state again, not the copy of `keep_copy`."""
-        self._before_end = self._copy, self.epochs_done
-        self.epochs_done += trained
+        self._before_end = self._copy, self._loop.training_epochs_done
+        self._loop.training_epochs_done += trained
         self.phase = Phase.BETWEEN
         self._copy = None
 
     def go_back(self) -> None:
         """Go back to the copy of `keep_copy`, because the epoch failed after its train streams."""
         if self._before_end is not None:
-            self._copy, self.epochs_done = self._before_end
+            self._copy, self._loop.training_epochs_done = self._before_end
             self.phase = Phase.EVALUATE
         self.has_gone_back = self._copy is not None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Set the counters to those of a loaded model; the updates are about right."""
-        self.epochs_done, self.iterations_done = epochs_done, iterations_done
-        self.updates_done = iterations_done // self._model.iterations_per_update
+        loop = self._loop
+        loop.training_epochs_done, loop.iterations_done = epochs_done, iterations_done
+        loop.updates_done = iterations_done // loop.model.iterations_per_update
         self.phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
 
     def encoded(self, *, copied: bool = False) -> dict[str, Any]:
@@ -159,23 +151,23 @@ class TrainingState:
                 "arguments": dict(arguments_of(hook)),
                 "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
             }
-            for (name, occurrence), hook in _occurrences(self._hooks).items()
+            for (name, occurrence), hook in _occurrences(self._loop.hooks).items()
         ]
         streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # these are copies
         return {
             "loop": {
-                "epochs_done": self.epochs_done,
-                "iterations_done": self.iterations_done,
-                "updates_done": self.updates_done,
+                "epochs_done": self._loop.training_epochs_done,
+                "iterations_done": self._loop.iterations_done,
+                "updates_done": self._loop.updates_done,
                 "phase": self.phase.value,
             },
-            "model": encode(self._model.state_dict(), "state of the model"),
+            "model": encode(self._loop.model.state_dict(), "state of the model"),
             "hooks": hooks,
             "streams": streams,
             "epoch_began": self._epoch_began if self.is_in_epoch else None,
             "steps": self._steps.state_dict(),
             "horizon": self._length.state_dict(),
-            **(self._run.metrics_position if self._run is not None else {"metrics": 0}),
+            "record": self._record.state_dict(),
             "random": random_state(),
         }
 
@@ -199,7 +191,7 @@ class TrainingState:
             return lambda directory: None, False
         if self._copy is None:
             self._before_end = None
-        write_weights = self._model.stage()
+        write_weights = self._loop.model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
         if in_background:
@@ -208,7 +200,7 @@ class TrainingState:
             state = {**state, "ranks": self._parts_of(state)}
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
-        writers = (write_weights or self._model.save, partial(save_state, state))
+        writers = (write_weights or self._loop.model.save, partial(save_state, state))
 
         def write(directory: Path) -> None:
             for each in writers:
@@ -222,12 +214,12 @@ class TrainingState:
 
     def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
-        merged = [number for number, hook in enumerate(_occurrences(self._hooks).values()) if merges(hook)]
+        merged = [number for number, hook in enumerate(_occurrences(self._loop.hooks).values()) if merges(hook)]
         began = state["epoch_began"]
         return {
             "random": state["random"],
             "epoch_began": began["random"] if began is not None else None,
-            "model": self._model.of_rank(state["model"]),
+            "model": self._loop.model.of_rank(state["model"]),
             "hooks": [state["hooks"][number] for number in merged],
             "streams": state["streams"],
         }
@@ -255,24 +247,26 @@ class TrainingState:
         streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
         names = [(each["class"], each["occurrence"]) for other in others[:1] for each in other["hooks"]]
         own = [each for each in state["hooks"] if (each["class"], each["occurrence"]) in names]
-        for name, hook in _occurrences(self._hooks).items():
+        for name, hook in _occurrences(self._loop.hooks).items():
             if merges(hook) and name in names and self._ranks.is_first:
                 self._merge_later.append((hook, [other["hooks"][names.index(name)]["state"] for other in others]))
         random, began = state["random"], None
         if not self._ranks.is_first:
-            empty = {name: hook.state_dict() for name, hook in _occurrences(self._hooks).items() if merges(hook)}
+            empty = {name: hook.state_dict() for name, hook in _occurrences(self._loop.hooks).items() if merges(hook)}
             own = [{"class": name, "occurrence": number, "state": each} for (name, number), each in empty.items()]
             with preserved_randomness():
-                seed_everything(self._seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"])
+                seed_everything(
+                    self._loop.seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"]
+                )
                 random = began = random_state()
-        parts = [self._model.of_rank(state["model"]), *(other["model"] for other in others)]
-        model = self._model.of_new_rank(parts, is_first=self._ranks.is_first)
+        parts = [self._loop.model.of_rank(state["model"]), *(other["model"] for other in others)]
+        model = self._loop.model.of_new_rank(parts, is_first=self._ranks.is_first)
         return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
 
     def _numbered_as_now(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded state in which each hook has the occurrence of the same hook now; others are left out."""
         now: dict[str, list[AbstractHook]] = {}
-        for (name, _), hook in _occurrences(self._hooks).items():
+        for (name, _), hook in _occurrences(self._loop.hooks).items():
             now.setdefault(name, []).append(hook)
         numbers: dict[tuple[str, int], int] = {}
         for name, hooks in now.items():
@@ -308,18 +302,18 @@ class TrainingState:
         self._merge_later = []
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.optional(NAMES).check(state.get("names"), "names")
-            state = self._of_this_rank(self._numbered_as_now(state))
+            state = self._of_this_rank(self._numbered_as_now(decode(state)))
             self._length.load_state_dict(state["horizon"])
-            loop = state["loop"]
-            self.epochs_done, self.iterations_done = index(loop["epochs_done"]), index(loop["iterations_done"])
-            self.updates_done = index(loop["updates_done"])
-            self.phase = Phase(loop["phase"])
-        model = self._model
+            loop, done = self._loop, state["loop"]
+            loop.training_epochs_done, loop.iterations_done = index(done["epochs_done"]), index(done["iterations_done"])
+            loop.updates_done = index(done["updates_done"])
+            self.phase = Phase(done["phase"])
+        model = loop.model
         with fields.reading(f"weights of checkpoint {place}", fields.ANOTHER_CHECKPOINT, model.load):
             model.load(place)
         with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
-        for (name, occurrence), hook in _occurrences(self._hooks).items():
+        for (name, occurrence), hook in _occurrences(self._loop.hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
                 with fields.reading(f"{file}: state of hook {name}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
@@ -329,14 +323,11 @@ class TrainingState:
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             for name, position in state["streams"].items():
                 self._streams.get(name, train=True).load_state_dict(position)
-            self._steps.load_state_dict(state["steps"], self.iterations_done)
+            self._steps.load_state_dict(state["steps"], loop.iterations_done)
             self._epoch_began = state["epoch_began"]
             self.names = state.get("names")
             self._loaded = place, state["random"]
-            if self._run is not None:
-                first = state.get("metrics_first")
-                expected = range(1 if first is None else first, self.epochs_done + 1)
-                self._run.rewind(state["metrics"], state.get("metrics_digest"), expected)
+            self._record.load_state_dict(state["record"], loop.training_epochs_done, loop.iterations_done)
 
     def is_now_in(self, place: Path) -> None:
         """Record that the loaded checkpoint has been moved to another directory."""
@@ -378,7 +369,7 @@ class TrainingState:
             return f"stream {name!r} {what} than before, as this resume changes {listed(self.changed)}"
         if not sources:
             return f"stream {name!r} has another length than before, or draws global random numbers during read-ahead"
-        changers = [type(each).__name__ for each in (*self._hooks, self._model) if may_change_batches(each)]
+        changers = [type(each).__name__ for each in (*self._loop.hooks, self._loop.model) if may_change_batches(each)]
         in_place = (
             f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"
         )
@@ -390,15 +381,16 @@ class TrainingState:
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the current epoch again, with the counters and random states of its first beginning."""
-        done = self.iterations_done, self.updates_done
+        loop = self._loop
+        done = loop.iterations_done, loop.updates_done
         if self._epoch_began is not None:
-            self.iterations_done = self._epoch_began["iterations_done"]
-            self.updates_done = self._epoch_began["updates_done"]
+            loop.iterations_done = self._epoch_began["iterations_done"]
+            loop.updates_done = self._epoch_began["updates_done"]
             set_random_state(self._epoch_began["random"])
         try:
-            before_epoch(self.epochs_done + 1)
+            before_epoch(loop.training_epochs_done + 1)
         finally:
-            self.iterations_done, self.updates_done = done
+            loop.iterations_done, loop.updates_done = done
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
@@ -12,9 +12,11 @@ from torch import Tensor
 from emrun.base.arguments import check_count
 from emrun.base.errors import HookError
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
+from emrun.hook import Loop
+from emrun.loop.batch_calls import Calls
 from emrun.loop.slots import Slots, read
-from emrun.model import AbstractModel
-from emrun.storage.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
+from emrun.record.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
+from emrun.streams.stream import StreamWrapper
 
 CHUNK_LENGTH = 1_000
 """A chunk ends with the iterations that are multiples of this."""
@@ -35,18 +37,17 @@ class StepRecord:
     that of an uninterrupted run.
 
     Args:
-        model: the model, whose `step_values` are recorded.
+        loop: has the model, whose `step_values` are recorded, and counts the iterations.
         file: the file; None without a run.
         every: record every n-th iteration; 0 for none.
     """
 
-    def __init__(self, model: AbstractModel, file: StepsFile | None, every: int) -> None:
+    def __init__(self, loop: Loop, file: StepsFile | None, every: int) -> None:
         check_count("record_steps", every)
-        self.due = 0
-        """The next iteration to record; 0 if none is."""
+        self._due = 0  # the next iteration to record, if it is not `_next`; 0 if none is
         self.given: dict[str, float | Tensor] = {}
         """What hooks have added in the current iteration."""
-        self._model = model
+        self._loop = loop
         self._file = file
         self._every = every if file is not None else 0
         self._slots = Slots()
@@ -54,33 +55,43 @@ class StepRecord:
         self._losses: list[float | Tensor | None] = []  # one for each iteration of the chunk
         self._rates: list[Any] = []  # the same: the learning rates of the groups
         self._added: dict[str, list[float | Tensor | None]] = {}  # of hooks; shorter if the last values are missing
-        self._last: tuple[int, dict[str, float]] | None = None  # the last row of the chunk that was ended last
         self._has_begun = False
         self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
 
-    def begin(self, iterations_done: int) -> None:
-        """Continue after a number of iterations, at the beginning of a train stream."""
+    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
+        """Record the values of a stream on which the model is trained; a chunk ends with an epoch of the stream."""
+        if train:
+            self.begin()
+            calls.end.append(lambda: self.end_chunk() if stream.epoch_ended else None)
+            if self.due:
+                calls.after.append(self.take)
+
+    def begin(self) -> None:
+        """Continue at the beginning of a train stream."""
         if self._file is None:
             return
         if self._written is not None:  # `close` was called, but the training continues in this process
             self._file.rewind(*self._written, self._first)
             self._written = None
         if not self._every:
+            self._next = self._due = 0  # where the checkpoint has a chunk that has not ended
             return
         if not self._has_begun:
             self._has_begun = True
             self._file.begin()
         self.given.clear()  # of a step that failed
         if self._file.refusal is not None:
-            self.due = 0
+            self._next = self._due = 0
             return
-        self.due, distance = _following(iterations_done, self._every)
-        if distance != self._step:  # a resume has changed it
+        self._due, distance = _following(self._loop.iterations_done, self._every)
+        if distance != self._step or self._due != self._next:  # a resume has changed it
             self._next = 0
 
-    def add(self, name: str, value: Any, iterations_done: int) -> None:
+    def add(self, name: str, value: Any) -> None:
         """Add a value of the current iteration; see `Loop.record`."""
-        if iterations_done + 1 < self.due or not self.due:
+        iteration = self._loop.iterations_done + 1
+        is_last = iteration == self._last  # which has been recorded, and whose update ends the window of an epoch
+        if not self.due or not (is_last or iteration >= self.due):
             return
         if not isinstance(name, str) or (name not in self._added and (name in _OF_THE_LOOP or is_rate(name))):
             taken = ", ".join(map(repr, _OF_THE_LOOP))
@@ -92,68 +103,54 @@ class StepRecord:
             self.given[name] = self._slots.keep(value)
         except TypeError as error:
             raise HookError(f"record: the value {name!r} {error}") from error
+        if is_last:
+            self._take_given()
 
-    def take(self, iteration: int) -> None:
-        """Record the values of an iteration, if it is the next one to record; else forget what hooks have added."""
-        if iteration != self.due:
-            self.given.clear()
-            return
+    def take(self, *_: object) -> None:
+        """Record the values of the iteration that is done, if it is due."""
+        iteration = self._loop.iterations_done
         if iteration != self._next:
+            if iteration != self.due:
+                self.given.clear()
+                return
             self._begin_chunk(iteration)
-        values = self._model.step_values()
+        values = self._loop.model.step_values()
         loss = values.get("loss")
+        if loss.__class__ is Tensor and loss.is_cpu and not loss.ndim:  # the usual case, without a call
+            loss = loss.item()
         if loss.__class__ is not float:
-            loss = self._number(loss)
+            try:
+                loss = self._slots.keep(loss)
+            except TypeError:  # no loss, or one without a value
+                loss = None
         self._losses.append(loss)
         self._rates.append(values.get(LEARNING_RATE))
         if self.given:
             self._take_given()
-        self.due = self._next = iteration + self._step
-        if self._next > self._end:
-            self.due = _following(iteration, self._every)[0]
-            if self._model.is_accumulating:
+        self._next = following = iteration + self._step
+        if following > self._end:
+            self._due = _following(iteration, self._every)[0]
+            if self._loop.model.is_accumulating:
                 self._next = 0  # the chunk ends with the next step: the window may end before, and add values
             else:
                 self.end_chunk()
 
-    @contextmanager
-    def reopened(self, iteration: int) -> Iterator[None]:
-        """Add what hooks give in this block to the values of the last iteration, if it was recorded."""
-        due, is_recorded = self.due, self._first + self._step * (len(self._losses) - 1) == iteration and self._losses
-        self.due = iteration if is_recorded else 0
-        try:
-            yield
-        finally:
-            self.due = due
-            if self.given:
-                self._take_given()
+    @property
+    def due(self) -> int:
+        """The next iteration to record; 0 if none is."""
+        return self._next or self._due
+
+    @property
+    def _last(self) -> int | None:
+        """The last iteration of the chunk that has not ended."""
+        return self._first + self._step * (len(self._losses) - 1) if self._losses else None
 
     def end_chunk(self) -> None:
         """Write the values since the last chunk, if there are any."""
         chunk = self._pending()
         if chunk is not None and self._file is not None:
             self._file.append(chunk)
-            self._last = chunk.first + chunk.every * (len(chunk) - 1), _last_row(chunk)
         self._forget()
-
-    @property
-    def is_on(self) -> bool:
-        """Whether values are recorded."""
-        return bool(self._every) and self._file is not None and self._file.refusal is None
-
-    @property
-    def last(self) -> tuple[int, dict[str, float]] | None:
-        """The last recorded iteration and its values by name; None if there is none since the chunk of a checkpoint."""
-        if not self._losses:
-            return self._last
-        row, losses, rates = len(self._losses) - 1, self._losses, self._rates
-        self._losses, self._rates, added = losses[-1:], rates[-1:], self._added
-        self._added = {name: values[row:] for name, values in added.items()}
-        try:
-            chunk = self._pending()
-        finally:
-            self._losses, self._rates, self._added = losses, rates, added
-        return self._first + self._step * row, _last_row(chunk)
 
     def close(self) -> None:
         """Write the pending values too, so that the file is complete; a resume begins before them."""
@@ -194,15 +191,6 @@ class StepRecord:
         self._step = _following(iteration - 1, self._every)[1]
         self._end = _end_of_chunk(iteration)
 
-    def _number(self, value: Any) -> float | Tensor | None:
-        """Return the loss as a number or in a slot; None if the model reports no loss, or one without a value."""
-        if value is None:
-            return None
-        try:
-            return self._slots.keep(value)
-        except TypeError:
-            return None
-
     def _take_given(self) -> None:
         before = len(self._losses) - 1
         for name, value in self.given.items():
@@ -230,7 +218,12 @@ class StepRecord:
         return Chunk(self._first + self._step * first, self._step, columns)
 
     def _read_rates(self, rates: Iterable[Any]) -> list[float | None]:
-        return read([rate if rate.__class__ is float else self._number(rate) for rate in rates])
+        return read([rate if rate.__class__ is float else self._rate(rate) for rate in rates])
+
+    def _rate(self, rate: Any) -> float | Tensor | None:
+        with suppress(TypeError):  # None, of an iteration without this group
+            return self._slots.keep(rate)
+        return None
 
     def _restore(self, chunk: Chunk) -> None:
         """Continue a chunk that had not ended at a checkpoint."""
@@ -249,11 +242,6 @@ class StepRecord:
     def _forget(self) -> None:
         self._losses, self._rates, self._added = [], [], {}
         self._next = 0
-
-
-def _last_row(chunk: Chunk | None) -> dict[str, float]:
-    columns = chunk.columns if chunk is not None else {}
-    return {name: values[-1] for name, values in columns.items() if values and values[-1] is not None}
 
 
 def _following(iterations_done: int, every: int) -> tuple[int, int]:

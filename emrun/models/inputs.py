@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,17 @@ from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, meant_of
+from emrun.models.scaling import KEYS, Scaling
 
-InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]]
-"""A list of sources, or parameter of forward -> a source or `{source: NAME, dtype: keep or a name}`."""
+_LOG = logging.getLogger(__name__)
+
+InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype | float | Sequence[float]]]
+"""A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std}`."""
 
 _AS_USUAL = object()
+_KEYS = ("source", "dtype", *KEYS)
+_OF_DTYPES = re.compile("dtype|scalar type|[Ll]ong")  # in messages of torch about an int64 instead of a float
+_kind_of, _from_numpy = attrgetter("dtype", "flags.writeable"), torch.from_numpy
 _OF_NUMPY = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -34,14 +43,16 @@ class InputNames:
     Args:
         positional: sources that are passed by position.
         named: parameter of forward -> the source that it gets.
-        optional: sources that are passed by name if a batch has them.
+        optional: parameter of forward -> the source that it gets if a batch has it.
         dtypes: source -> the dtype that it is converted to, None to keep its own; other sources are converted as usual.
+        scalings: source -> how it is scaled; its dtype in `dtypes` is None.
     """
 
     positional: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
-    optional: tuple[str, ...] = ()
+    optional: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
+    scalings: Mapping[str, Scaling] = field(default_factory=dict)
 
     @classmethod
     def read(cls, module: torch.nn.Module, inputs: InputsForm | None) -> InputNames:
@@ -67,7 +78,7 @@ class InputNames:
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources that it gets")
-            optional = tuple(name for name, p in named.items() if p.default is not p.empty)
+            optional = {name: name for name, p in named.items() if p.default is not p.empty}
             return cls(named={name: name for name in named if name not in optional}, optional=optional)
         if isinstance(inputs, Mapping):
             unknown = [name for name in inputs if name not in named]
@@ -75,19 +86,34 @@ class InputNames:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
             sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
-            dtypes: dict[str, Any] = {}
-            for name, dtype in sources.values():
-                if dtypes.setdefault(name, dtype) != dtype:
-                    message = f"source {name!r} cannot have two dtypes; give all its parameters the same dtype"
+            forms: dict[str, Any] = {}
+            for name, form in sources.values():
+                if forms.setdefault(name, form) != form:
+                    keys = " or ".join(("dtypes", *KEYS))
+                    message = f"source {name!r} cannot have two {keys}; give all its parameters the same"
                     raise ArgumentError("inputs", message)
-            own = {name: dtype for name, dtype in dtypes.items() if dtype is not _AS_USUAL}
-            return cls(named={parameter: name for parameter, (name, _) in sources.items()}, dtypes=own)
+            scalings = {name: form for name, form in forms.items() if isinstance(form, Scaling)}
+            own = {name: form for name, form in forms.items() if form is not _AS_USUAL} | dict.fromkeys(scalings)
+            named_sources = {parameter: name for parameter, (name, _) in sources.items()}
+            return cls(named=named_sources, dtypes=own, scalings=scalings)
         check_names("inputs", inputs)
-        if all(name in named for name in inputs) and len(set(inputs)) == len(inputs):
+        fits = all(name in named for name in inputs) or (
+            any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            and all(name in inputs for name, p in named.items() if p.default is p.empty)
+        )
+        if fits and len(set(inputs)) == len(inputs):
             return cls(named={name: name for name in inputs})
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple(inputs))
+
+    def without_defaults(self, module: torch.nn.Module) -> InputNames:
+        """Return the same names, but what goes by name to a parameter with a default is optional."""
+        parameters = inspect.signature(module.forward).parameters
+        free = {name for name, p in parameters.items() if p.default is not p.empty}
+        named = {name: source for name, source in self.named.items() if name not in free}
+        moved = {name: source for name, source in self.named.items() if name in free}
+        return replace(self, named=named, optional={**self.optional, **moved})
 
 
 class Inputs:
@@ -109,25 +135,44 @@ class Inputs:
     ) -> None:
         self._names = names
         self._dtypes = names.dtypes
-        self.need(*others)
+        self._bytes: set[str] = set()  # sources of uint8 that became int64
         self._device = device
         self._on_cpu = device.type == "cpu"
+        self.need(*others)
         tensors = [*module.parameters(), *module.buffers()]
         self._dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (self._dtype, torch.int64, torch.bool)
-        self._shared = {_OF_NUMPY[dtype] for dtype in self._wanted if dtype in _OF_NUMPY} if self._on_cpu else set()
+        self._shared = (
+            {(_OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY} if self._on_cpu else set()
+        )
+        self._pass_to(module)
+
+    def _pass_to(self, module: torch.nn.Module) -> None:
+        names, self._untold = self._names, set[str]()  # optional sources whose absence will be logged
         named, self._positional = dict(names.named), list(names.positional)
         if not self._positional:  # costs less than passing by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
         self._named = [(source, parameter) for parameter, source in named.items()]
-        self._maybe = names.optional
+        self._maybe = [(source, parameter) for parameter, source in names.optional.items()]
+        self._only = self._positional[0] if len(self._positional) == 1 and not (self._named or self._maybe) else None
+
+    def predict_only(self, module: torch.nn.Module, optional: Sequence[str]) -> None:
+        """From now on, need no source for a parameter with a default, and `optional` ones only if a batch has them."""
+        self._names = self._names.without_defaults(module)
+        self._pass_to(module)
+        self.need([], optional)
+        self._untold.update(self._names.optional.values())
 
     def need(self, required: Sequence[str], optional: Sequence[str]) -> None:
         """Set which sources losses and metrics need, and names that may be sources."""
         names = self._names
         self.required = list(dict.fromkeys((*names.positional, *names.named.values(), *required)))
-        self.optional = [name for name in dict.fromkeys((*names.optional, *optional)) if name not in self.required]
+        self.optional = [
+            name for name in dict.fromkeys((*names.optional.values(), *optional)) if name not in self.required
+        ]
         self._usual = [name for name in self.required if name not in self._dtypes]
+        is_all = self._on_cpu and not self.optional and not self._dtypes
+        self._values = values_of(self._usual) if is_all else None  # of all sources, as they are in a batch
 
     def needed(self, batch: Batch) -> list[str]:
         """Return the names of the sources that are needed from a batch."""
@@ -139,38 +184,42 @@ class Inputs:
         Raises:
             StreamError: a source cannot become a tensor.
         """
-        wanted, shared, device, on_cpu = self._wanted, self._shared, self._device, self._on_cpu
+        if self._values is not None:
+            try:
+                values = self._values(batch)
+                if self._shared.issuperset(map(_kind_of, values)):
+                    return dict(zip(self._usual, map(_from_numpy, values), strict=True))
+            except (AttributeError, TypeError, ValueError):  # no arrays, or strides that a tensor cannot have
+                pass
         tensors: dict[str, Any] = {}
         for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
             value = batch[name]
-            if type(value) is np.ndarray and value.dtype in shared and value.flags.writeable:
-                try:
-                    tensors[name] = torch.from_numpy(value)  # the usual case of `_convert`
-                except ValueError:  # strides that a tensor cannot have
-                    tensors[name] = self._convert(name, value)
-            else:
-                is_ready = type(value) is Tensor and value.dtype in wanted
-                is_here = is_ready and (value.is_cpu if on_cpu else value.device == device)
-                tensors[name] = value if is_here else self._convert(name, value)
+            is_ready = type(value) is Tensor and value.dtype in self._wanted
+            is_here = is_ready and (value.is_cpu if self._on_cpu else value.device == self._device)
+            tensors[name] = value if is_here else self._convert(name, value)
         if self._dtypes:
-            tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes})
+            tensors.update({name: self._convert(name, batch[name]) for name in self._dtypes if name in batch})
         return tensors
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
         """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
-        positional = self._positional
         try:
+            if self._only is not None:
+                return module(tensors[self._only])
             if not (self._named or self._maybe):
-                if len(positional) == 1:
-                    return module(tensors[positional[0]])
-                return module(*[tensors[source] for source in positional])
+                return module(*[tensors[source] for source in self._positional])
             keywords = {parameter: tensors[source] for source, parameter in self._named}
-            for source in self._maybe:
+            for source, parameter in self._maybe:
                 if source in tensors:
-                    keywords[source] = tensors[source]
-            return module(*[tensors[source] for source in positional], **keywords)
+                    keywords[parameter] = tensors[source]
+                elif source in self._untold:
+                    self._untold.remove(source)
+                    _LOG.info("the batch has no %r: forward of %s is called without it", source, type(module).__name__)
+            return module(*[tensors[source] for source in self._positional], **keywords)
         except Exception as error:
-            names = [*positional, *(source for source, _ in self._named), *self._maybe]
+            if (advice := self._about_bytes(module, error)) is not None:
+                raise StreamError(advice, first_batch=True) from error
+            names = [*self._positional, *(source for source, _ in (*self._named, *self._maybe))]
             what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
             add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
             raise
@@ -197,37 +246,59 @@ class Inputs:
             return tensor, self._dtypes[name] or tensor.dtype
         if tensor.is_floating_point():
             return tensor, self._dtype
+        if tensor.dtype is torch.uint8:
+            self._bytes.add(name)
         return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
 
     def _convert(self, name: str, value: Any, part: str = "") -> Any:
         if isinstance(value, Mapping):
             return {key: self._convert(name, each, f"{part}.{key}") for key, each in value.items()}
         tensor, dtype = self.read(name, value, part)
+        if name in self._names.scalings:
+            return self._names.scalings[name].of(name + part, tensor.to(self._device), self._dtype)
         return tensor.to(device=self._device, dtype=dtype)
+
+    def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:
+        """Return what to write if forward fails at the dtype of a source that has bytes; None for other errors."""
+        parameters = inspect.signature(module.forward).parameters.values()
+        by_name = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        names = dict(zip(by_name, self._names.positional, strict=False)) | dict(self._names.named)
+        names |= {name: source for name, source in self._names.optional.items() if source in self._bytes}
+        wrong = {source: None for source in names.values() if source in self._bytes}
+        if not wrong or not isinstance(error, RuntimeError | TypeError) or not _OF_DTYPES.search(str(error)):
+            return None
+        entries = ", ".join(
+            f"{parameter}: {{source: {source}, scale: 255}}" if source in wrong else f"{parameter}: {source}"
+            for parameter, source in names.items()
+        )
+        what = f"{type(module).__name__}.forward cannot use source {next(iter(wrong))!r}, which has bytes (uint8)"
+        return f"{what}: {str(error).splitlines()[0]}; if they are pixels, write `inputs: {{{entries}}}`"
+
+
+def values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    """Return a function that returns the values of a mapping under some names."""
+    return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 
 
 def _source(parameter: str, entry: Any) -> tuple[str, Any]:
-    """Return the source of a parameter of forward, and the dtype that the source gets: None to keep its own."""
+    """Return the source of a parameter of forward, and the source's dtype, None to keep its own, or its scaling."""
     if isinstance(entry, str):
         return entry, _AS_USUAL
     if not isinstance(entry, Mapping):
         raise ArgumentError("inputs", f"{parameter}: {entry!r} is not a source; write a name, or {{dtype: keep}}")
     for key in entry:
-        if key not in ("source", "dtype"):
-            hint = did_you_mean(str(key), ("source", "dtype"))
-            raise ArgumentError("inputs", f"{parameter}: unknown key {key!r}{hint} (allowed: source, dtype)")
-    source, dtype = entry.get("source", parameter), entry.get("dtype", _AS_USUAL)
+        if key not in _KEYS:
+            hint = did_you_mean(str(key), _KEYS)
+            raise ArgumentError("inputs", f"{parameter}: unknown key {key!r}{hint} (allowed: {', '.join(_KEYS)})")
+    source, given = entry.get("source", parameter), entry.get("dtype", _AS_USUAL)
     if not isinstance(source, str):
         raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
-    if dtype == "keep":
-        return source, None
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype, dtype)
-    if dtype is not _AS_USUAL and not isinstance(dtype, torch.dtype):
+    dtype = None if given == "keep" else getattr(torch, given, given) if isinstance(given, str) else given
+    if given not in ("keep", _AS_USUAL) and not isinstance(dtype, torch.dtype):
         known = [name for name, each in vars(torch).items() if isinstance(each, torch.dtype)]
         message = f"{parameter}: dtype {dtype!r} is neither keep nor a dtype of torch, such as uint8"
         raise ArgumentError("inputs", f"{message}{did_you_mean(str(dtype), known)}")
-    return source, dtype
+    return source, Scaling.read(parameter, entry, dtype) or dtype
 
 
 def describe(name: str, value: Any) -> str:

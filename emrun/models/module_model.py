@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -13,24 +12,27 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.base.encoding import random_state
+from emrun.base.encoding import decode, random_state
 from emrun.base.errors import ArgumentError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import Batch, Prefetch
+from emrun.base.wording import listed
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
 from emrun.models.compilation import Compilation
+from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
-from emrun.models.loss_scale import LossScale
 from emrun.models.memory_format import MemoryFormat
+from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
-from emrun.models.skipped_updates import NAME as SKIPPED
-from emrun.models.skipped_updates import SkippedUpdates
+from emrun.models.step.loss_scale import LossScale
+from emrun.models.step.skipped_updates import NAME as SKIPPED
+from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, warn_of_batch_norm
 from emrun.models.weights.averages import EvaluationWeights
@@ -38,6 +40,7 @@ from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.saving import collect_weights, extra_state, load_weights, own_memory
 from emrun.ranks.group import ranks
+from emrun.ranks.shares import rows_in
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS
@@ -52,6 +55,7 @@ class ModuleModel(AbstractModel):
     """
 
     shares_batches = True
+    _optimizers: Optimizers
 
     def __init__(
         self,
@@ -75,6 +79,8 @@ class ModuleModel(AbstractModel):
         self.device = _find_device(device)
         self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
         self.module = module.to(self.device)
+        self.frozen_parts = FrozenParts(module)
+        module.train()  # also the parts that an evaluation before the first batch would set to training mode
         own_memory(module)
         self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
         if not sync_batch_norm and warn_of_batch_norm(module):
@@ -142,6 +148,11 @@ class ModuleModel(AbstractModel):
         """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
         return [*self._outputs.of_streams, *([SKIPPED] if self._scale is not None else [])]
 
+    @property
+    def only_in(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
+        """Entry of `model.metrics` -> its `streams`, if it has some."""
+        return self._outputs.only_in
+
     def stream_values(self, stream: str) -> Mapping[str, Any]:
         """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
         metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
@@ -178,11 +189,11 @@ class ModuleModel(AbstractModel):
             self._evaluation_weights.use(False)
 
     def predict_only(self) -> None:
-        """Leave out losses and metrics that need a source that a batch does not have, and metrics of whole streams."""
+        """Leave out what needs a source that a batch does not have, and metrics of whole streams; see `predict`."""
         required, optional = self._outputs.sources()
         self._outputs.leave_out_missing()
         self._stream_metrics = None
-        self._inputs.need([], [*required, *optional])
+        self._inputs.predict_only(self.module, [*required, *optional])
 
     @property
     def losses(self) -> Mapping[str, Any]:
@@ -226,8 +237,7 @@ class ModuleModel(AbstractModel):
         Returns:
             Output name -> value, with gradients where they are enabled. Values of 16 bits become float32.
         """
-        autocast = self._autocast
-        if autocast is None:
+        if (autocast := self._autocast) is None:
             return self._outputs.of(self._call(self.module, inputs), inputs)
         with autocast.on():
             returned = self._call(self.module, inputs)
@@ -268,7 +278,7 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: the file cannot be written.
         """
-        with self._mode_of_evaluations():
+        with self._optimizers.mode_of_evaluations():
             for write in self._writers(copied=False):
                 write(directory)
 
@@ -276,7 +286,7 @@ class ModuleModel(AbstractModel):
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
-        with self._mode_of_evaluations():
+        with self._optimizers.mode_of_evaluations():
             writers = self._writers(copied=True)
 
         def write_all(directory: Path) -> None:
@@ -310,12 +320,16 @@ class ModuleModel(AbstractModel):
 
     @evaluation_weights.setter
     def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
-        if weights is not None and self._has_modes:
+        if weights is not None and self._optimizers.has_modes:
             message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
             raise ArgumentError("optimizer", message)
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
+        self.list_work()
+
+    def list_work(self) -> None:
+        """Note what is done before and after a batch."""
 
     def recompute_batch_norm(self, batches: Iterable[Batch]) -> None:
         """Calculate the running statistics of BatchNorm anew, for the weights of evaluations.
@@ -345,7 +359,8 @@ class ModuleModel(AbstractModel):
         Raises:
             StorageError: a file cannot be read, or does not fit this module.
         """
-        self._forget_training()
+        for each in self._optimizers.members:
+            each.forget_training()
         self.evaluation_weights = self.restored_weights = None
         self._loaded_from = directory
         load_weights(self.module, directory)
@@ -354,10 +369,10 @@ class ModuleModel(AbstractModel):
         if extra_state(self.module):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
-                extra = dict(state["model"]["extra"])
+                extra = dict(decode(state["model"]["extra"]))
             self.module.load_state_dict({**self.module.state_dict(), **extra})
 
-    def _begin_with(self, init_from: InitFrom) -> dict[str, Any]:
+    def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
         """Load other weights to begin with; lazy parts get their shapes from them.
 
         Returns:
@@ -367,36 +382,29 @@ class ModuleModel(AbstractModel):
             ArgumentError: they cannot be read, or do not fit the module.
         """
         self.load_initial = None
-        found = init_from.load(self.module)
+        loaded: dict[str, str] = {}
+        found = [each.load(self.module, loaded) for each in init_from]
         if self.is_lazy and not uninitialised(self.module):
             self._end_laziness()
-        return found
+        if len(found) == 1:
+            return found[0]
+        rows = [{**row, "what": f"{i}: {row['what']}"} for i, each in enumerate(found, 1) for row in each["rows"]]
+        return {"source": listed([f"{i}: {each['source']}" for i, each in enumerate(found, 1)]), "rows": rows}
 
     def _measure(
-        self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, rows: int
+        self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch
     ) -> None:
         """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own.
 
-        Without `rows`, the batch has none of this rank, but its metrics are computed with those of the others.
+        Without rows, the batch has none of this rank, but its metrics are computed with those of the others.
         """
         loop, metrics = self._main_loop, self._stream_metrics
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
-        if metrics is not None and is_of_loop and rows:
-            metrics.add(stream, outputs, inputs)
-        elif metrics is not None and is_of_loop:
-            metrics.begin(stream)
-
-    @property
-    def _has_modes(self) -> bool:
-        """Whether an optimizer puts other weights into the module for evaluations."""
-        return False
-
-    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
-        """Return a context in which such an optimizer has put its weights for evaluations into the module."""
-        return nullcontext()
-
-    def _forget_training(self) -> None:
-        """Prepare for weights that are loaded."""
+        if metrics is not None and is_of_loop:
+            if rows_in(batch):
+                metrics.add(stream, outputs, inputs)
+            else:
+                metrics.begin(stream)
 
     @property
     def _evaluates(self) -> bool:
@@ -411,6 +419,11 @@ class ModuleModel(AbstractModel):
             self._memory_format.apply(self.module)
         if self._compilation is not None:
             self._compilation.begin(self.module)
+        self._build_optimizers()
+        self.list_work()
+
+    def _build_optimizers(self) -> None:
+        """Build the optimizers once all parameters have shapes."""
 
     def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
         """Return a function that also changes the memory format of what a function makes of a batch."""

@@ -8,6 +8,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from emrun.base.types import Factory
 from emrun.base.wording import listed
 from emrun.models.parameter_groups import parameter_groups
 from emrun.storage.checkpoints.state_file import read_back
+
+_rate_of = itemgetter("lr")
+_FLOAT = frozenset((float,))
 
 
 def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str = "optimizer") -> torch.optim.Optimizer:
@@ -71,7 +75,7 @@ def check_steps_alone(optimizer: torch.optim.Optimizer, key: str) -> None:
         raise ArgumentError(
             key,
             f"{type(optimizer).__name__} calculates the loss several times for an update; derive a class from "
-            "emrun.TorchModel whose train_step calls self.optimizer.step(closure), and name it in model.class",
+            "emrun.TorchModel whose train_step calls self.update(self.optimizer, closure), and name it in model.class",
         )
 
 
@@ -96,7 +100,12 @@ def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimiz
 
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float | torch.Tensor]:
     """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    try:
+        rates = list(map(_rate_of, optimizer.param_groups))
+        if _FLOAT.issuperset(map(type, rates)):  # the usual case
+            return rates
+    except KeyError:
+        rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     for index, rate in enumerate(rates):
         if rate.__class__ is not float:
             is_elsewhere = isinstance(rate, torch.Tensor) and not rate.is_cpu

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.wording import did_you_mean, listed
-from emrun.hook import Loop
+from emrun.base.types import Batch
+from emrun.base.wording import NO_OPTIMIZER, did_you_mean, listed
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.planning import plan_of
@@ -20,18 +20,11 @@ from emrun.models.schedules.stepping import Scheduler
 from emrun.schedule_plan import SchedulePlan
 
 
-class HasModule(Protocol):
-    """The model whose parameters are trained."""
-
-    module: torch.nn.Module
-    _main_loop: Loop | None
-
-
 class Optimizers:
     """Builds, shows, saves and loads the optimizers and their schedules.
 
     Args:
-        model: the model.
+        model: a `TorchModel`, whose file needs this one.
         optimizer: the form of the optimizer, or name -> form; None for a model that is only evaluated, or trains in its
             own way.
         scheduler: the form of the schedule, which every optimizer gets, or name of an optimizer -> form.
@@ -40,27 +33,28 @@ class Optimizers:
         ArgumentError: a name is not that of an optimizer.
     """
 
-    def __init__(self, model: HasModule, optimizer: Any, scheduler: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any) -> None:
         self._model = model
         self.members = optimizers_of(optimizer, scheduler)
         """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
-        self._is_one = not self.members[0].name
+        self.only = self.members[0] if not self.members[0].name else None
+        """The only optimizer, without a name; None if there are several."""
         self.has_modes = False
         """Whether an optimizer has other weights for evaluations than for training."""
-        self._is_plan_due = False  # whether the plan of the learning rates will be known after the zeroth epoch
+        self.is_plan_due = False
+        """Whether the plan of the learning rates will be known after the zeroth epoch."""
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The only optimizer; None if there is none, or several with names."""
-        return self.members[0].optimizer if self._is_one else None
+    def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Take another optimizer than the only one.
 
-    @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        if not self._is_one:
+        Raises:
+            ArgumentError: there are several, with names.
+        """
+        if self.only is None:
             names = listed([each.name for each in self.members])
             raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
-        self.members[0].replace(optimizer)
-        self.has_modes = self.members[0].has_modes
+        self.only.replace(optimizer)
+        self.has_modes = self.only.has_modes
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -77,11 +71,6 @@ class Optimizers:
         """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
         return any(each.is_configured for each in self.members)
 
-    @property
-    def monitors(self) -> list[str]:
-        """The statistics that schedulers read in the epoch's data."""
-        return list(dict.fromkeys(each.metric for each in self.members if each.metric is not None))
-
     def build(self) -> None:
         """Build optimizers and schedulers from their forms, once all parameters have shapes.
 
@@ -93,19 +82,9 @@ class Optimizers:
         check_apart(self._model.module, self.members)
         self.has_modes = any(each.has_modes for each in self.members)
 
-    def register(self) -> None:
-        """Record the groups of the optimizers; a resume loads their states after that."""
-        for each in self.members:
-            each.register()
-
-    def check_loadable(self) -> None:
-        """Check that a resume could load the states of optimizers and schedulers.
-
-        Raises:
-            ArgumentError: it could not.
-        """
-        for each in self.members:
-            each.check_loadable()
+    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
+        """Put the weights into the module with which a batch is run."""
+        self.set_mode(train=train)
 
     def set_mode(self, *, train: bool) -> None:
         """Put the weights for training or for evaluations into the module, if an optimizer has both."""
@@ -123,17 +102,17 @@ class Optimizers:
             for each in trained:
                 each.set_mode(train=True)
 
-    def forget_training(self) -> None:
-        """Prepare for weights that are loaded, which are those for evaluations."""
-        for each in self.members:
-            each.forget_training()
-
-    def named(self, optimizer: torch.optim.Optimizer | str) -> torch.optim.Optimizer:
+    def named(self, optimizer: torch.optim.Optimizer | str | None) -> torch.optim.Optimizer:
         """Return an optimizer by its name, or as it is.
 
         Raises:
-            ArgumentError: no optimizer has the name.
+            ArgumentError: there is no such optimizer.
         """
+        if optimizer is None:
+            names = listed([each.name for each in self.members])
+            raise ArgumentError(
+                "optimizer", NO_OPTIMIZER if self.only is not None else f"name one of the optimizers: {names}"
+            )
         if not isinstance(optimizer, str):
             return optimizer
         own = self.optimizers
@@ -152,8 +131,7 @@ class Optimizers:
             The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
             a number after the names of further groups (`generator`, `generator_1`).
         """
-        if self._is_one:
-            only = self.members[0]
+        if (only := self.only) is not None:
             if (only.rates is None or of_next) and only.optimizer is not None:
                 return only.next_rates(self._model._main_loop)
             return only.rates
@@ -172,23 +150,23 @@ class Optimizers:
             ArgumentError: the schedule does not fit the length of the run.
         """
         loop = self._model._main_loop
-        self._is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
+        self.is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
         found: list[SchedulePlan] = []
         if loop is None or not self.schedulers:
             return None
-        self._is_plan_due = False
+        self.is_plan_due = False
         for each in self.members:
             if each.scheduler is not None:
                 with each.errors():
                     plan, is_due = plan_of(each.scheduler, loop)
-                self._is_plan_due = self._is_plan_due or is_due
+                self.is_plan_due = self.is_plan_due or is_due
                 found.append(replace(plan, optimizer=each.name))
         return replace(found[0], others=found[1:]) if found else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the last learning rates."""
-        if self._is_one:
-            return self.members[0].state_dict()
+        if self.only is not None:
+            return self.only.state_dict()
         several = {each.name: each.state_dict() for each in self.members}
         return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
 

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, listed
-from emrun.models.inputs import describe
-from emrun.ranks.parts import weighted
+from emrun.models.inputs import describe, values_of
+from emrun.ranks.parts import loss_weights, weighted
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,24 +52,29 @@ class Outputs:
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
         self.terms = self._terms = calculations("loss", loss, device, module)
         """The losses by their names; a single one is called `loss`."""
+        self._loss = self._terms.get("loss")
+        """The only loss, if it has no name."""
         self._sums_terms = "loss" not in self._terms and bool(self._terms)
         measured = calculations("metrics", metrics, device)
-        self._metrics = {name: each for name, each in measured.items() if each.metric is None}
+        self.only_in = {name: each.streams for name, each in measured.items() if each.streams is not None}
+        """The metrics that are not calculated in all streams, with their streams."""
+        self._of_batches = {name: each for name, each in measured.items() if each.metric is None}
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
+        self.prepare({}, False, "")
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
-        self._is_complete = not (self._terms or self._metrics or names)  # nothing is added to what forward returns
+        self._is_complete = not (self._terms or self._of_batches or names)  # nothing is added to what forward returns
 
     @property
     def names(self) -> list[str]:
         """The names of the outputs, as far as they are known before the first batch."""
         total = ["loss"] if self._sums_terms else []
-        return [*(self._named or ()), *self._terms, *total, *self._metrics]
+        return [*(self._named or ()), *self._terms, *total, *self._of_batches]
 
     @property
     def metrics(self) -> list[str]:
         """The names of the metrics that are outputs."""
-        return list(self._metrics)
+        return list(self._of_batches)
 
     @property
     def losses(self) -> dict[str, Any]:
@@ -77,23 +83,26 @@ class Outputs:
 
     def sources(self) -> tuple[list[str], list[str]]:
         """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
-        used = [*self._terms.values(), *self._metrics.values(), *self.of_streams.values()]
-        names = list(dict.fromkeys(name for each in used for name in each.inputs))
-        if self._named is None:
-            return [], names
-        made = {*self.names, "loss"}
-        return [name for name in names if name not in made], []
+        used = [*self._terms.values(), *self._of_batches.values(), *self.of_streams.values()]
+        made = {*self.names, "loss"} if self._named is not None else set[str]()
+        wanted = [(name, each) for each in used for name in each.inputs if name not in made]
+        needed = {name: None for name, each in wanted if self._named is not None and each.streams is None}
+        return list(needed), list(dict.fromkeys(name for name, _ in wanted if name not in needed))
+
+    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
+        """Prepare for a batch of a stream: choose the metrics that are calculated there."""
+        self._metrics = {name: each for name, each in self._of_batches.items() if each.is_of(stream)}
 
     def leave_out_missing(self) -> None:
         """From now on, leave out losses and metrics that need what is not there; drop the metrics of streams."""
         self._left_out = set()
-        self.of_streams = {}
+        self._loss, self.of_streams = None, {}
 
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
         if self._left_out is not None:  # then they need nothing
             return None
-        used = (*self._terms.values(), *self._metrics.values(), *self.of_streams.values())
+        used = (*self._terms.values(), *self._of_batches.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 
     def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -110,15 +119,20 @@ class Outputs:
             ArgumentError: forward returns other values than the names say, or an output exists twice.
             StreamError: a loss or metric needs a name that is neither an output nor a source.
         """
-        if type(returned) is dict and self._is_complete:
+        if returned.__class__ is Tensor and self._only is not None:
+            outputs = {self._only: returned}
+        elif self._is_complete and type(returned) is dict:
             return returned
-        outputs = {self._only: returned} if type(returned) is Tensor and self._only else self._by_name(returned)
-        if self._terms:
+        else:
+            outputs = self._by_name(returned)
+        if self._loss is not None and "loss" not in outputs:
+            outputs["loss"] = self._loss(outputs, inputs)
+        elif self._terms:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
             self._add(outputs, self._terms, inputs, "loss")
             if self._sums_terms and all(name in outputs for name in self._terms):
-                weights = outputs.get("example_weight")
+                weights = loss_weights(outputs)
                 terms = self._terms.items()
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
         if self._metrics:
@@ -180,7 +194,7 @@ class Calculation:
 
     Args:
         key: the key in the model's section.
-        form: returns the object or function; its options are `inputs` and, for a loss, `scale`.
+        form: returns the object or function; its options are `inputs`, for a loss `scale`, for a metric `streams`.
         device: the device of a loss that is a module.
         module: what the loss gets if it has a parameter `module`, as a penalty for weights has; None for a metric.
 
@@ -195,10 +209,16 @@ class Calculation:
         options: Mapping[str, Any] = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
+        self.streams: Sequence[str] | None = options.get("streams")
+        """The streams in which it is calculated; None for all."""
         if not isinstance(self.inputs, list | tuple):
             raise self._wrong(f"inputs {self.inputs!r} is not a list, e.g. [logits, label]")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
             raise self._wrong(f"scale {self.scale!r} is not a number")
+        if self.streams is not None:
+            check_names(f"{key}.streams", self.streams)
+            if not self.streams:
+                raise ArgumentError(f"{key}.streams", "the list is empty; leave it out for all streams")
         function = form()
         self.metric: Any = function if key.startswith("metrics") and is_of_streams(function) else None
         """The object, if it is a metric of whole streams."""
@@ -216,6 +236,7 @@ class Calculation:
             advice = "" if key.startswith("loss") else ", and does not have the methods update, compute and reset"
             raise self._wrong(f"{type(function).__name__} cannot be called{advice}")
         self.function = function
+        self._values = values_of(self.inputs)
         place = _place_of_module(function) if module is not None else None
         self._call = function if place is None else partial(function, module=module)
         if place is not None and place < len(self.inputs):
@@ -223,15 +244,17 @@ class Calculation:
         if not self.inputs and place is None:
             raise self._wrong("set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]")
 
+    def is_of(self, stream: str) -> bool:
+        """Return whether it is calculated in a stream."""
+        return self.streams is None or stream in self.streams
+
     def _wrong(self, problem: str) -> ArgumentError:
         return ArgumentError(self.key.partition(".")[0], f"{self.key}: {problem}")
 
     def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
         """Return the loss or metric; an error in it gets a note with its inputs."""
-        arguments: list[Any] = []
         try:
-            for name in self.inputs:
-                arguments.append(outputs[name] if name in outputs else inputs[name])  # noqa: PERF401 - is not slower
+            arguments = self._values({**inputs, **outputs})
         except KeyError as error:
             there = [*outputs, *inputs]
             message = f"model.{self.key} needs {error.args[0]!r}, which is neither an output nor a source"
@@ -294,7 +317,7 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     """
     loss = outputs.get("loss")
     if isinstance(loss, Tensor):
-        return mean(loss, outputs.get("example_weight"))
+        return mean(loss, loss_weights(outputs))
     if "loss" in outputs:
         kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
         shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
@@ -322,7 +345,9 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
         return loss.mean()
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
     if weights.shape != per_example.shape:
-        message = f"output 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
+        message = (
+            f"output 'loss_weight' or 'example_weight' has shape {tuple(weights.shape)}, not {tuple(per_example.shape)}"
+        )
         raise StreamError(f"{message}: it must have one number per example")
     mean: Tensor = weighted(per_example, weights).sum() / weights.sum()
     return mean

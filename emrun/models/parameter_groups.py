@@ -10,12 +10,11 @@ import torch
 from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
-from emrun.base.wording import listed
+from emrun.base.wording import few
 from emrun.models.patterns import patterns
 
 _BIASES_AND_NORMS = "biases_and_norms"
 _BIAS = re.compile(r"(^|_)bias(_|$)")  # also `in_proj_bias` and `bias_hh_l0`
-_SHOWN = 20  # names in messages
 
 Named = dict[str, Parameter]
 
@@ -59,8 +58,7 @@ def _matching(parameters: Named, match: object, argument: str) -> Named:
     for index, each in enumerate(expressions):
         if not any(map(each.search, parameters)):
             where = f"{argument}[{index}]" if isinstance(match, list | tuple) else argument
-            there = listed(list(parameters)[:_SHOWN])
-            raise ArgumentError(where, f"{each.pattern!r} matches none of the parameters {there}")
+            raise ArgumentError(where, f"{each.pattern!r} matches none of the parameters {few(parameters)}")
     held = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
     return {name: each for name, each in parameters.items() if id(each) in held}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import EpochData
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizer import (
     build_optimizer,
@@ -30,7 +30,6 @@ from emrun.models.schedules.planning import check_length, horizon_of
 from emrun.models.schedules.stepping import Scheduler, build_scheduler
 
 _LOG = logging.getLogger(__name__)
-_SHOWN = 10  # names in a warning
 
 
 class ScheduledOptimizer:
@@ -138,7 +137,7 @@ class ScheduledOptimizer:
             first, _, rest = error.argument.partition(".")
             if first != "scheduler" or self._scheduler_key == "scheduler":
                 raise
-            raise ArgumentError(f"{self._scheduler_key}{f'.{rest}' * bool(rest)}", error.message) from error
+            raise ArgumentError(f"{self._scheduler_key}{f'.{rest}' * bool(rest)}", error.message, error.fix) from error
 
     def begin_stream(self, loop: Loop | None) -> None:
         """Prepare for the batches of a train stream.
@@ -161,9 +160,14 @@ class ScheduledOptimizer:
             _LOG.warning(
                 "%sin the first update, there is no gradient for %s: nothing that is minimised depends on %s",
                 f"optimizer {self.name!r}: " * bool(self.name),
-                named(names),
+                few(names),
                 "it" if len(names) == 1 else "them",
             )
+
+    def step_schedule(self) -> None:
+        """Step a schedule that steps after each update."""
+        self.optimizer._opt_called = True  # type: ignore[union-attr]  # otherwise schedulers of torch warn
+        self.scheduler.step(None)  # type: ignore[union-attr]
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step a scheduler that steps after each training epoch."""
@@ -287,8 +291,3 @@ def check_apart(module: torch.nn.Module, members: Sequence[ScheduledOptimizer]) 
                 message = f"selects parameter {names[id(each)]!r}, which optimizer {owners[id(each)]!r} trains"
                 raise ArgumentError(f"optimizer.{member.name}.match", message)
             owners[id(each)] = member.name
-
-
-def named(names: list[str]) -> str:
-    """Return the first names, and how many there are."""
-    return f"{listed(names[:_SHOWN])}{f', ... ({len(names)})' * (len(names) > _SHOWN)}"

@@ -19,6 +19,8 @@ from emrun.models.outputs import Calculation, Calculations
 from emrun.ranks.group import answered, ranks
 
 _LOG = logging.getLogger(__name__)
+_BY_ORDER = {"MulticlassStatScores", "MulticlassConfusionMatrix", "MulticlassExactMatch"}
+"""Classes of torchmetrics that only look for the largest value; others take values in [0, 1] as probabilities."""
 
 
 class StreamMetrics:
@@ -46,7 +48,11 @@ class StreamMetrics:
                 self._states[name] = ObjectState(each.key, each.metric, device)
             except StateError as error:
                 raise ArgumentError("metrics", f"{each.key}: {error}") from error
+        self._outside: dict[str, list[Tensor]] = {  # whether the values of each update are not all in [0, 1]
+            name: [] for name, each in calculations.items() if _looks_at_range(each.metric)
+        }
         self._open: str | None = None  # the stream of the batches that have been added
+        self._of_open: Calculations = {}  # the metrics that are of this stream
         self._values: dict[str, dict[str, Any]] = {}
         self._is_saved = False  # whether a checkpoint will need the states
 
@@ -69,13 +75,14 @@ class StreamMetrics:
         """
         if stream != self._open:
             self._check_names(outputs, inputs)
-            self._reset()
-            self._open = stream
+            self.begin(stream)
         with_gradients = torch.is_grad_enabled()
         torch.set_grad_enabled(False)
         try:
-            for each in self._calculations.values():
+            for name, each in self._of_open.items():
                 each(outputs, inputs)
+                if name in self._outside:
+                    self._look_at_range(name, {**inputs, **outputs}.get(each.inputs[0]))
         finally:
             torch.set_grad_enabled(with_gradients)
         if self._is_saved:  # again, now that there is something in the states
@@ -86,7 +93,7 @@ class StreamMetrics:
         """Begin a stream, unless it has begun, without a batch."""
         if stream != self._open:
             self._reset()
-            self._open = stream
+            self._set_open(stream)
 
     def end(self, stream: str) -> None:
         """Compute the metrics at the end of a stream, unless it had no batches.
@@ -98,7 +105,7 @@ class StreamMetrics:
             return
         found = {}
         with torch.no_grad():
-            for name, each in self._calculations.items():
+            for name, each in self._of_open.items():
                 try:
                     with answered():  # a metric of torchmetrics exchanges its states
                         result = each.metric.compute()
@@ -106,9 +113,27 @@ class StreamMetrics:
                     error.add_note(f"in compute() of model.{each.key} for stream {stream!r}")
                     raise
                 found[name] = _statistic(result, each)
+                self._tell_of_range(stream, name)
         self._values[stream] = found
         self._reset()
         self._open = None
+
+    def _look_at_range(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+            self._outside[name].append(((value < 0) | (value > 1)).any())
+
+    def _tell_of_range(self, stream: str, name: str) -> None:
+        """Warn once of a metric that has taken some updates of a stream as logits, and some as probabilities."""
+        flags = self._outside.get(name)
+        count = int(torch.stack(flags).sum()) if flags else 0
+        if flags and 0 < count < len(flags):
+            del self._outside[name]
+            _LOG.warning(
+                "model.metrics.%s is wrong for stream %r: of %d updates, %d have values outside of 0 to 1, which "
+                "torchmetrics takes as logits, and the others are taken as probabilities; give the metric "
+                "probabilities, such as an output of softmax or sigmoid",
+                *(name, stream, len(flags), count),
+            )
 
     def values(self, stream: str) -> Mapping[str, Any]:
         """Return metric -> a number, or a mapping from names to numbers, of a stream that has ended in this epoch."""
@@ -145,7 +170,7 @@ class StreamMetrics:
             FieldError: the state has another form.
         """
         self._reset()
-        self._open = state["open"]
+        self._set_open(state["open"])
         changed = []
         for name, each in self._states.items():
             saved = state["metrics"].get(name)
@@ -199,12 +224,28 @@ class StreamMetrics:
     def _reset(self) -> None:
         for each in self._calculations.values():
             each.metric.reset()
+        for flags in self._outside.values():
+            flags.clear()
+
+    def _set_open(self, stream: str | None) -> None:
+        self._open = stream
+        self._of_open = {name: each for name, each in self._calculations.items() if each.is_of(stream or "")}
 
     def _check_names(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
         for name in self._calculations:
             if name in outputs or name in inputs:
                 what = "an output" if name in outputs else "a source"
                 raise ArgumentError("metrics", f"there is {what} {name} already; rename one of the two")
+
+
+def _looks_at_range(metric: Any) -> bool:
+    """Return whether a metric applies softmax or sigmoid to the values of an update if they are not all in [0, 1]."""
+    for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():  # perhaps a collection
+        kinds = type(part).__mro__
+        is_of_classes = any(each.__module__.startswith("torchmetrics.classification.") for each in kinds)
+        if is_of_classes and _BY_ORDER.isdisjoint(each.__name__ for each in kinds):
+            return True
+    return False
 
 
 def _statistic(result: Any, calculation: Calculation) -> Any:

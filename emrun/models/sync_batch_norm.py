@@ -12,7 +12,9 @@ from torch.nn import SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
 from emrun.ranks.group import ranks
+from emrun.ranks.shares import rows_in
 
 _LOG = logging.getLogger(__name__)
 _KEY = "sync_batch_norm"
@@ -33,8 +35,8 @@ def warn_of_batch_norm(module: torch.nn.Module) -> bool:
     name = next(iter(batch_norms(module)), None) if ranks().several else None
     if name is not None:
         _LOG.warning(
-            "%s (BatchNorm) normalises the rows of each rank by themselves; with `model.sync_batch_norm: true`, it "
-            "normalises the whole batch, as in one process",
+            "%s (BatchNorm) normalises the rows of each rank by themselves, and fails where a rank has a single row; "
+            "with `model.sync_batch_norm: true`, it normalises the whole batch, as in one process",
             name or "the module",
         )
     return name is not None
@@ -67,6 +69,10 @@ class SynchronisedBatchNorm:
         for part in self._parts:
             part.forward = MethodType(_forward, part)  # type: ignore[method-assign]  # a deep copy binds its copy
         self._counts = True
+
+    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
+        """Prepare for a batch."""
+        self.begin(rows_in(batch))
 
     def begin(self, rows: int) -> None:
         """Prepare for a batch of which this rank has some rows, or none; then its row counts nothing."""

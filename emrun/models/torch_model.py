@@ -5,47 +5,49 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
 from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
-from emrun.models.first_window import FirstWindow
-from emrun.models.laziness import in_evaluation_mode
-from emrun.models.micro_batches import MicroBatches
 from emrun.models.module_model import ModuleModel
-from emrun.models.optimization import Optimization
-from emrun.models.optimizer import check_steps_alone
+from emrun.models.optimizer import check_steps_alone, learning_rates, parameters_of
+from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
-from emrun.models.size_search import advise
-from emrun.models.updates import Traces
+from emrun.models.step.micro_batches import MicroBatches
+from emrun.models.step.own import FirstWindow, InAutocast, Own
+from emrun.models.step.plain import Plain
+from emrun.models.step.scaled import Scaled, ScaledGradients
+from emrun.models.step.size_search import advise
+from emrun.models.step.summed import SummedGradients
+from emrun.models.step.windows import Gradients, Windows
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
-from emrun.ranks.shares import rows_in
+from emrun.ranks.group import ranks
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
+_detach = Tensor.detach
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
-MetricForm = Annotated[Factory, Form(keys=("inputs",))]
+Look = Callable[[Mapping[str, Any]], None]
+MetricForm = Annotated[Factory, Form(keys=("inputs", "streams"))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory,
     Form(("step_on", "metric"), "torch.optim.lr_scheduler", "emrun.models.schedules.built_in", 1, shared="optimizer"),
 ]
-
-"""Fields of `TorchModel.state_dict`; optimizers and schedulers judge theirs themselves."""
 
 
 class TorchModel(ModuleModel):
@@ -65,7 +67,8 @@ class TorchModel(ModuleModel):
     bool. Outputs are detached and stay on the device; nothing is copied to the host, and nothing waits for the device.
 
     The loss that is minimised is the mean over the examples of the batch. If there is an output `example_weight` of
-    shape (B,), e.g. the number of tokens, the mean is weighted.
+    shape (B,), e.g. the number of tokens, the mean is weighted, and so are the statistics of hooks. An output
+    `loss_weight` of shape (B,) weights the loss that is minimised instead, and no statistic of an example.
 
     Args:
         module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy module, such as
@@ -74,10 +77,14 @@ class TorchModel(ModuleModel):
             `before_training` for its `before_batch`. The stream must then return a new iterator for each pass, or one
             with a state.
         inputs: the sources that `forward` gets. A list is passed by name if all its names are parameters of `forward`,
-            else by position; a mapping `{parameter: source}` is passed by name. `{parameter: {source: image, dtype:
+            or `forward` takes `**kwargs` and the list has all that it needs, else by position; a mapping `{parameter:
+            source}` is passed by name. `{parameter: {source: image, dtype:
             uint8}}` sets another dtype than stated above: a dtype of torch, or `keep` for the dtype of the source;
-            `source` may be left out if it has the name of the parameter. Default: the parameters of `forward`; those
-            with a default value are passed if a batch has them.
+            `source` may be left out if it has the name of the parameter. `{source: image, scale: 255, mean: [0.485,
+            0.456, 0.406], std: [0.229, 0.224, 0.225]}` divides the source by `scale`, subtracts `mean` and divides by
+            `std`, on the device and in float32; `mean` and `std` are numbers, or lists with one for each entry of the
+            second axis. Losses and metrics get the result, hooks the source as it is in the batch. Default: the
+            parameters of `forward`; those with a default value are passed if a batch has them.
         outputs: the names of the values that `forward` returns, a single value or a tuple. If `forward` returns a
             mapping: the keys to use, by default all.
         loss: an object or function that is called with `inputs`, which names outputs and sources; its result is the
@@ -88,7 +95,8 @@ class TorchModel(ModuleModel):
         metrics: name -> an object or function that is called with `inputs`, without gradients; its result is an output.
             An object with the methods `update`, `compute` and `reset`, such as those of torchmetrics, is a metric of
             the whole stream: `update` is called with the `inputs` of each batch, `compute` at the end of the stream.
-            The result, a number or a mapping from names to numbers, is added to the data of the epoch.
+            The result, a number or a mapping from names to numbers, is added to the data of the epoch. `streams:
+            [valid]` calculates the metric in these streams only; others need not have its sources.
         optimizer: a class from torch.optim or a dotted path, and its arguments. `groups: [{match: REGEX, lr: 0.01}]`
             sets arguments for the parameters whose names match a regular expression, or one of a list (`re.search`);
             `groups: {import: my_models.groups}` is a function that gets the module and returns groups as torch has
@@ -120,9 +128,11 @@ class TorchModel(ModuleModel):
             or a state dict.
             `{path: PATH, match: REGEX, rename: {REGEX: REPLACEMENT}, on_mismatch: skip}` loads the parameters and
             buffers whose names match a regular expression, or one of a list (`re.search`), after renaming those of the
-            file (`re.sub`), and skips what does not fit, which is an error by default. A new run loads them when it
-            begins, before the hooks are built; a resume and an evaluation load their checkpoint only. A model that is
-            built in Python loads them when it is given to a `MainLoop`.
+            file (`re.sub`), and skips what does not fit, which is an error by default. With a list of replacements, a
+            tensor is loaded to several places. A list of paths or mappings loads from several files; none may load
+            what another has loaded. A new run loads them when it begins, before the hooks are built; a resume and an
+            evaluation load their checkpoint only. A model that is built in Python loads them when it is given to a
+            `MainLoop`.
         compile: true, or arguments of torch.compile, such as `{dynamic: true}`: the module is compiled, in place.
         recompute: a regular expression for names of parts of the module, a list of them (`re.search`), or `{match:
             ...}`: their activations are computed again for the gradients instead of kept, which saves memory.
@@ -150,7 +160,9 @@ class TorchModel(ModuleModel):
     def __init__(
         self,
         module: torch.nn.Module,
-        inputs: Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype]] | None = None,
+        inputs: Sequence[str]
+        | Mapping[str, str | Mapping[str, str | torch.dtype | float | Sequence[float]]]
+        | None = None,
         outputs: Sequence[str] | None = None,
         loss: LossForm | Mapping[str, LossForm] | None = None,
         metrics: Mapping[str, MetricForm] | None = None,
@@ -160,7 +172,11 @@ class TorchModel(ModuleModel):
         micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
         precision: Precision = 32,
         device: str = "auto",
-        init_from: str | os.PathLike[str] | InitFromForm | None = None,
+        init_from: str
+        | os.PathLike[str]
+        | InitFromForm
+        | Sequence[str | os.PathLike[str] | InitFromForm]
+        | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
@@ -183,46 +199,96 @@ class TorchModel(ModuleModel):
             sync_batch_norm=sync_batch_norm,
         )
         if init_from is not None:
-            self.load_initial = partial(self._begin_with, InitFrom.read(init_from))
-        self._micro_batches = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
-        has_parts = self._micro_batches is not None
-        self._optimization = Optimization(self, optimizer, scheduler, accumulate, has_parts=has_parts)
+            self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
+        self._optimizers = Optimizers(self, optimizer, scheduler)
         self.iterations_per_update = accumulate
-        if not self.is_lazy:
-            self._optimization.build()
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
-        self._check_pending = False
         self._trained = False
-        own = type(self)
-        self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
-        self._optimization.is_own_scheme = self._is_own_scheme
-        if self._is_own_scheme:
-            self._optimization.autocast = self._autocast
-            self.train_step = FirstWindow(self)  # type: ignore[method-assign]
-        self._is_own_saving = own.save is not ModuleModel.save or own.load is not ModuleModel.load
-        self._loadable = Loadable(self)
-        self._traces: Traces | None = None  # of the last step, if a subclass trains in its own way
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
+        own = type(self)
+        self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        self._choose_step(accumulate, micro_batch_size)
+        if not self.is_lazy:
+            self._build_optimizers()
+        self._loadable = Loadable(self)
+        self.list_work()
+
+    def _choose_step(self, accumulate: int, micro_batch_size: int | Literal["auto"] | None) -> None:
+        """Choose what is done with a train batch, for the whole run."""
+        check_count("accumulate", accumulate, minimum=1)
+        parts, scale, several = (self, self._optimizers, self._skipped), self._scale, ranks().several
+        self._parts = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
+        self._summed: SummedGradients | None = None
+        if accumulate > 1 or self._parts is not None or several:
+            gradients = Gradients() if scale is None else ScaledGradients(scale)
+            if several:
+                is_one = accumulate == 1 and self._parts is None
+                gradients = self._summed = SummedGradients(
+                    self, ranks(), carries_loss=is_one, sends=not self._is_own_scheme
+                )
+            more: dict[str, Any] = {"parts": self._parts, "exchanges": self._synchronised is not None}
+            self._updates: Plain = Windows(*parts, gradients=gradients, accumulate=accumulate, **more)
+        else:
+            self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
+        self._step: Plain | Own | InAutocast = self._updates
+        if self._is_own_scheme:
+            if self._autocast is not None:
+                self._step = InAutocast(self, self._updates, self._autocast, scale)
+            self._step = self._own = Own(self, self._step)
+            self.train_step = FirstWindow(self)  # type: ignore[method-assign]
+        is_usual = not self._is_own_scheme and type(self).backward is TorchModel.backward
+        self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
+        self._weighs: Sequence[Look] = []
+        make = cast("Callable[..., None]", self._updates.update)
+        if isinstance(self._updates, Windows):
+            self._weighs, make = [self._updates.look], self._updates.note
+        self._update: Callable[..., None] = make if is_usual else self.update
+        self._looks: Sequence[Look] = self._weighs  # what looks at outputs
+
+    def list_work(self) -> None:
+        """Note what is done before and after a batch; called when something is added or removed."""
+        before: list[Callable[[Batch, bool, str], None]] = []
+        if self.is_lazy:  # if no loop has given the shapes before
+            before.append(self._begin_lazy)
+        if self._optimizers.has_modes:
+            before.append(self._optimizers.prepare)
+        if self._synchronised is not None:
+            before.append(self._synchronised.prepare)
+        if self._evaluation_weights is not None:
+            before.append(self._evaluation_weights.prepare)
+        if self._outputs.only_in:
+            before.append(self._outputs.prepare)
+        self._before = before
+        after: list[Callable[..., None]] = [] if self._summed is None else [self._summed.take_mean]
+        self._after = after if self._stream_metrics is None else [*after, self._measure]
+        self._forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
+
+    def _begin_lazy(self, batch: Batch, train: bool, stream: str) -> None:
+        self.materialise(batch)  # lists the work anew
+        for prepare in self._before:
+            prepare(batch, train, stream)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """See the class."""
-        return self._optimization.optimizer
+        return None if self._optimizers.only is None else self._optimizers.only.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self._optimization.optimizer = optimizer
+        self._optimizers.replace(optimizer)
+        self._updates.list_optimizers()
+        self.list_work()
 
     @property
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
         """See the class."""
-        return self._optimization.optimizers
+        return self._optimizers.optimizers
 
     @property
     def optimizer_names(self) -> Sequence[str]:
         """The names of several optimizers, also as long as a lazy module has none yet; else empty."""
-        return [each.name for each in self._optimization.members if each.name]
+        return [each.name for each in self._optimizers.members if each.name]
 
     @property
     def scheduler(self) -> Scheduler | ClosedForm | None:
@@ -232,22 +298,22 @@ class TorchModel(ModuleModel):
     @property
     def schedulers(self) -> Mapping[str, Scheduler | ClosedForm]:
         """See the class."""
-        return self._optimization.schedulers
+        return self._optimizers.schedulers
 
     @property
     def is_accumulating(self) -> bool:  # type: ignore[override]
         """Whether a window has begun that the last train batch did not end."""
-        return self._optimization.is_open
+        return self._updates.is_open
 
     @property
     def splits_batches(self) -> bool:
         """Whether a batch may be run in parts, see `micro_batch_size`."""
-        return self._micro_batches is not None
+        return self._parts is not None
 
     @property
     def is_skipping(self) -> bool:
         """Whether the current update is skipped because its gradients in float16 are not finite; in `before_update`."""
-        return self._optimization.is_skipping
+        return self._updates.is_skipping
 
     @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
@@ -256,27 +322,28 @@ class TorchModel(ModuleModel):
         None if it is not known: a subclass trains in its own way, no update was seen, and none of its attributes is an
         optimizer of torch.
         """
-        if self._optimization.has_updated or not self._is_own_scheme:
-            return self._optimization.has_updated
-        if self._traces is not None and self._traces.has_updated():
+        if self._updates.has_updated or not self._is_own_scheme:
+            return self._updates.has_updated
+        if self._own.has_updated():
             return True
         own = [*self.optimizers.values(), *vars(self).values()]
         return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
-        if not self._has_modes:
+        if not self._optimizers.has_modes:
             self.evaluation_weights = None
         if self.load_initial is not None:
             self.load_initial()
-        self._main_loop, self._restores_averages = main_loop, True
+        self._main_loop, self._restores_averages, self._stream = main_loop, True, None
         self._loadable.register()
-        self._optimization.register()
+        for each in self._optimizers.members:
+            each.register()
 
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        return self._optimization.monitors
+        return list(dict.fromkeys(each.metric for each in self._optimizers.members if each.metric is not None))
 
     def before_training(self) -> None:
         """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
@@ -287,22 +354,23 @@ class TorchModel(ModuleModel):
         super().before_training()
         if self._evaluates:
             return
-        if not self._optimization.is_configured and type(self).train_step is TorchModel.train_step:
+        if not self._optimizers.is_configured and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self._is_own_scheme:
             for name, each in self.optimizers.items():
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
-            if not self._is_own_saving:
+            if type(self).save is ModuleModel.save and type(self).load is ModuleModel.load:
                 self._loadable.check_saving()
-            self._optimization.check_loadable()
+            for member in self._optimizers.members:
+                member.check_loadable()
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
         if self.restored_weights is not None:
             self.restored_weights, self._restores_averages = None, False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:  # noqa: PLR0915 - calls cost time
+    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
 
         Returns:
@@ -311,73 +379,66 @@ class TorchModel(ModuleModel):
         Raises:
             StreamError: the batch does not fit the module.
         """
-        module, optimization = self.module, self._optimization
-        if module.training is not train:
-            module.train(train)
-        optimization.has_updated = False
-        if self._random_of_lazy is not None:  # if no loop has done so before
-            self.materialise(batch)
-        if optimization.has_modes:
-            optimization.set_mode(train=train)
+        self._updates.has_updated = False
+        if self.module.training is not train:
+            self.module.train(train)
+        if self._before:
+            for prepare in self._before:
+                prepare(batch, train, stream)
         inputs = self._tensors(batch)
-        if self._synchronised is not None:
-            self._synchronised.begin(rows_in(batch))
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(not train)
         if not train:
-            with torch.no_grad():
-                forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
-                outputs: Mapping[str, Any] = forward(inputs)
-            if self._stream_metrics is not None:
-                self._measure(outputs, inputs, train, stream, rows_in(batch))
-            if self._evaluation_weights is not None and self._main_loop is not None and self._main_loop.training:
-                self._evaluation_weights.use(False)  # a hook has run the model between two train batches
-            return outputs
+            return self._evaluate(inputs, train, stream, batch)
         if stream is not self._stream:
-            self._stream, self._check_pending, self._trained = stream, True, True
-            optimization.begin_stream(stream)
-            if self._micro_batches is not None:
-                self._find_size(self._micro_batches, inputs, batch)
-        if self._is_own_scheme:
-            self._traces = Traces(optimization.parameters, self._loadable.pending)
-            self._minimised = None  # a subclass may call `backward` of the loss itself
+            self._begin_stream(stream, inputs, batch)
         try:
-            if optimization.is_plain:
-                optimization.clear()
-                outputs = self.train_step(inputs)
-                if optimization.scheduled:
-                    optimization.step_schedules()
-            else:
-                outputs = self._run_step(inputs, batch)
+            outputs = self._step.run(self.train_step, inputs, batch)
         except Exception as error:
-            size = self._micro_batches.size if self._micro_batches is not None else None
-            advise(error, size, examples_of(batch))
+            self.step_outputs = None
+            advise(error, self._parts.size if self._parts is not None else None, examples_of(batch))
             raise
-        detached = {}
-        for name, value in outputs.items():
-            detached[name] = value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-        if self._minimised is not None:  # usually an output, which is detached already
-            self._minimised = detached["loss"] if self._minimised is outputs.get("loss") else self._minimised.detach()
-        elif isinstance(loss := detached.get("loss"), Tensor) and not loss.dim():
-            self._minimised = loss
-        if optimization.ranks.several:
-            self._minimised = optimization.mean_of_ranks(self._minimised)
-        if self._stream_metrics is not None:
-            self._measure(detached, inputs, train, stream, rows_in(batch))
+        try:
+            detached = dict(zip(outputs, map(_detach, outputs.values()), strict=True))
+        except TypeError:  # a value is not a tensor
+            detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+        if self._after:
+            for finish in self._after:
+                finish(detached, inputs, train, stream, batch)
         return detached
+
+    def _evaluate(self, inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch) -> Mapping[str, Any]:
+        with torch.no_grad():
+            outputs = self._forward(inputs)
+        if self._stream_metrics is not None:
+            self._measure(outputs, inputs, train, stream, batch)
+        if self._evaluation_weights is not None and self._main_loop is not None and self._main_loop.training:
+            self._evaluation_weights.use(False)  # a hook has run the model between two train batches
+        return outputs
+
+    def _begin_stream(self, stream: str, inputs: Mapping[str, Tensor], batch: Batch) -> None:
+        """Prepare for the batches of a train stream."""
+        self._stream, self._trained = stream, True
+        self._looks = [self._check_first]
+        self._updates.begin_stream(stream)
+        if self._parts is not None:
+            found = self._parts.prepare(inputs, examples_of(batch))
+            if found is not None and self.write_setting is not None:
+                self.write_setting("micro_batch_size", found)
 
     def step_values(self) -> Mapping[str, Any]:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
 
         The learning rates are those of the last update, or of the first one as long as there is none.
         """
-        values: dict[str, Any] = {}
-        if self._minimised is not None:
-            values["loss"] = self._minimised
-        rates = self._optimization.rates(of_next=self._optimization.is_open)
-        if rates is not None:
-            values["learning_rate"] = rates
-        return values
+        loss, only, is_open = self._minimised, self._optimizers.only, self._updates.is_open
+        rates: Any = None if only is None or is_open else only.rates
+        if rates is None and only is not None and only.rates is not None and only.optimizer is not None:
+            rates = learning_rates(only.optimizer)
+        elif rates is None:
+            rates = self._optimizers.rates(of_next=is_open)
+        if loss is None or rates is None:
+            values = {"loss": loss, "learning_rate": rates}
+            return {name: value for name, value in values.items() if value is not None}
+        return {"loss": loss, "learning_rate": rates}
 
     def schedule_plan(self) -> SchedulePlan | None:
         """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.
@@ -385,7 +446,7 @@ class TorchModel(ModuleModel):
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        return self._optimization.plan()
+        return self._optimizers.plan()
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
@@ -403,61 +464,78 @@ class TorchModel(ModuleModel):
         Returns:
             Output name -> value.
         """
-        outputs = self.forward(inputs) if self._cast is None else self._cast.call(self.forward, inputs)
-        if self._check_pending:
-            self._check_pending = False
-            if self._main_loop is not None:
-                self._main_loop.check_outputs(outputs)
-            self._loadable.check_first_update()
+        outputs = self._forward(inputs)
+        self.step_outputs = outputs
+        for look in self._looks:
+            look(outputs)
         loss = outputs.get("loss")
-        if type(loss) is not Tensor or loss.dim():
+        if loss.__class__ is not Tensor or loss.ndim:
             loss = mean_loss(outputs)
-        seen: Mapping[str, Any] = outputs
-        if self._optimization.has_windows:
-            if isinstance(weights := outputs.get("example_weight"), Tensor) and self._optimization.weight:
-                self._optimization.weight = weights.detach().sum()
-            if self._micro_batches is not None:
-                seen = self._micro_batches.seen(outputs)
-        self.backward(loss)
-        self.step_outputs = seen
-        for each in self._optimization.members:
-            self.update(each.optimizer)
+        self._minimised = loss.detach()
+        self._backward(loss)
+        for each in self._optimizers.members:
+            self._update(each.optimizer)
         self.step_outputs = None  # frees the graph, whose memory the next step needs
         return outputs
+
+    def _check_first(self, outputs: Mapping[str, Any]) -> None:
+        """Check the first batch of a train stream, before its update."""
+        if isinstance(self._updates, Windows) and "loss_weight" in outputs:
+            self._weighs = [self._updates.look_at_loss]
+        self._looks = self._weighs
+        if self._main_loop is not None:
+            self._main_loop.check_outputs(outputs)
+        self._loadable.check_first_update()
+        for look in self._looks:
+            look(outputs)
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
 
         Args:
-            loss: the loss, which the step record gets; that of the last call if there are several.
-            optimizer: an optimizer or its name: only its parameters get gradients. Default: all parameters.
+            loss: the loss, which the step record gets as `loss`; that of the last call if there are several.
+            optimizer: an optimizer or its name: only its parameters get gradients. Default: all parameters. With a
+                name, the step record also gets the loss as `loss_NAME`, unless a batch has several parts
+                (`micro_batch_size`) or ranks.
 
         Raises:
             ArgumentError: the loss does not depend on any parameter with `requires_grad`, or no optimizer has the name.
         """
-        self._minimised = loss
-        self._optimization.backward(loss, optimizer)
+        self._minimised = loss.detach()
+        if optimizer is None:
+            self._step.backward(loss)
+        elif of := [each for each in parameters_of(self._optimizers.named(optimizer)) if each.requires_grad]:
+            self._step.backward(loss, of)
+            loop = self._main_loop
+            if isinstance(optimizer, str) and loop is not None and loop.training and not (self._parts or self._summed):
+                loop.record(f"loss_{optimizer}", self._minimised)
 
-    def update(self, optimizer: torch.optim.Optimizer | str | None) -> None:
+    def update(
+        self, optimizer: torch.optim.Optimizer | str | None, closure: Callable[[], Tensor] | None = None
+    ) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 
         With `accumulate`, the update is made at the end of the window.
 
         Args:
             optimizer: an optimizer or its name.
+            closure: for an optimizer that calculates the loss several times for an update, such as LBFGS: a function
+                that runs forward, calls `backward` and returns the loss. Its gradients are cleared before each call.
+                The first call is made before the hooks get the update, so that they see, and may clip, its gradients.
 
         Raises:
-            ArgumentError: there is no such optimizer.
+            ArgumentError: there is no such optimizer; or a closure is given with `accumulate`, `micro_batch_size`,
+                `precision: fp16` or several ranks.
         """
-        self._optimization.update(optimizer)
+        self._step.update(optimizer, closure)
 
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
-        if self._optimization.is_open:
+        if self._updates.is_open:
             if self._evaluation_weights is not None:
                 self._evaluation_weights.use(False)
-            self._optimization.set_mode(train=True)
-        self._optimization.finish()
+            self._optimizers.set_mode(train=True)
+        self._updates.finish()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream; after a train stream, all ranks get the buffers of rank 0.
@@ -466,12 +544,12 @@ class TorchModel(ModuleModel):
             DifferentRanks: a parameter differs between the ranks.
         """
         is_trained = self._main_loop is not None and stream_name == self._main_loop.train_stream_name
-        if self._optimization.ranks.several and is_trained and self.module.training:
+        if self._summed is not None and is_trained and self.module.training:
             buffers = dict(self.module.named_buffers())
             averages = {name: each for name, each in (self.evaluation_weights or {}).items() if name in buffers}
-            copy_from_first(buffers, self._optimization.ranks)
-            copy_from_first(averages, self._optimization.ranks)
-            check_alike(dict(self.module.named_parameters()), self._optimization.ranks)
+            copy_from_first(buffers, ranks())
+            copy_from_first(averages, ranks())
+            check_alike(dict(self.module.named_parameters()), ranks())
         super().after_stream(stream_name)
 
     def before_epoch(self, epoch_id: int) -> None:
@@ -482,7 +560,8 @@ class TorchModel(ModuleModel):
             self._stream_metrics.clear()
         if not self._evaluates:
             self._trained, self._stream = False, None
-            self._optimization.begin_epoch()
+            self._updates.clear()
+            self._skipped.begin_epoch()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Step the scheduler after a training epoch; after the zeroth, check that a resume could load its checkpoint.
@@ -492,12 +571,14 @@ class TorchModel(ModuleModel):
         """
         self._loadable.check()
         if self._trained and not self._evaluates:
-            self._optimization.end_epoch(epoch_data)
+            self._updates.end_epoch(epoch_data)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
         return {
-            **self._optimization.state_dict(),
+            **self._optimizers.state_dict(),
+            "loss_scale": self._scale.state_dict() if self._scale is not None else None,
+            "skipped_updates": self._skipped.state_dict(),
             "trained": self._trained,
             **super().state_dict(),
         }
@@ -508,57 +589,15 @@ class TorchModel(ModuleModel):
         Raises:
             StateError: the config has another optimizer or scheduler.
         """
-        self._optimization.load_state_dict(state)
+        self._optimizers.load_state_dict(state)
+        self._skipped.load_state_dict(state["skipped_updates"])
+        if self._scale is not None and state["loss_scale"] is not None:
+            self._scale.load_state_dict(state["loss_scale"])
+        elif self._scale is not None:
+            _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")
         self._trained = state["trained"]
         super().load_state_dict(state)
 
-    def _run_step(self, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
-        """Run `train_step` on a batch, or on each of its parts."""
-        optimization, step = self._optimization, self._step_function()
-        if not optimization.has_windows:
-            optimization.clear()
-            outputs = step(inputs)
-            if optimization.scale is not None:
-                optimization.scale.end()
-            optimization.step_schedules()
-            return outputs
-        examples = rows_in(batch)
-        if not examples and self._synchronised is None and self.module.training:
-            with in_evaluation_mode(self.module):  # no statistics of a row that counts nothing
-                return self._run_step(inputs, batch)
-        if self._micro_batches is not None:
-            outputs = self._micro_batches.run(step, inputs, examples)
-        else:
-            optimization.begin_part(examples)
-            outputs = step(inputs)
-            optimization.end_part()
-        if self._traces is not None and self._traces.has_updated() and not optimization.has_updated:
-            key, parts = ("accumulate" if self.iterations_per_update > 1 else "micro_batch_size"), "parts"
-            if optimization.ranks.several:
-                key, parts = "class", "ranks"
-            message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
-            raise ArgumentError(key, f"{message}: an update has the gradients of several {parts}")
-        return outputs
-
-    def _step_function(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:
-        """Return `train_step`, or a function that calls it in the precision of the model."""
-        return self.train_step if self._optimization.autocast is None else partial(self._optimization.run_own, self)
-
-    def _find_size(self, micro_batches: MicroBatches, inputs: Mapping[str, Any], batch: Batch) -> None:
-        found = micro_batches.prepare(inputs, examples_of(batch))
-        if found is not None and self.write_setting is not None:
-            self.write_setting("micro_batch_size", found)
-
-    @property
-    def _has_modes(self) -> bool:
-        return self._optimization.has_modes
-
-    def _mode_of_evaluations(self) -> AbstractContextManager[None]:
-        return self._optimization.mode_of_evaluations()
-
-    def _forget_training(self) -> None:
-        self._optimization.forget_training()
-
-    def _end_laziness(self) -> None:
-        super()._end_laziness()
-        self._optimization.build()
+    def _build_optimizers(self) -> None:
+        self._optimizers.build()
+        self._updates.list_optimizers()

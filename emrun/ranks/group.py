@@ -212,6 +212,14 @@ class Ranks:
         """Begin to replace a tensor in main memory by the largest values of all ranks; call the result to end this."""
         return self._begin("MAX", tensor, self.background)
 
+    def begin_largest(self, number: float) -> Callable[[], float]:
+        """Begin to find the largest number of all ranks; call the result to end this and to get it."""
+        import torch
+
+        tensor = torch.tensor(number, dtype=torch.float64)
+        end = self.begin_maximum(tensor)
+        return lambda: (end(), tensor.item())[1]
+
     def _begin(self, operation: str, tensor: torch.Tensor, group: ProcessGroup | None) -> Callable[[], None]:
         if not self.several:
             return lambda: None

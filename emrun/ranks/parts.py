@@ -169,9 +169,20 @@ def weighted(values: Any, weights: float | Tensor) -> Any:
 
 
 def weighs_nothing(outputs: Mapping[str, Any]) -> bool:
-    """Return whether the examples of a batch all have the weight 0, so that its means are NaN; waits for the device."""
-    weights = outputs.get("example_weight")
+    """Return whether the examples of a batch all have the weight 0, so that its loss is NaN; waits for the device."""
+    weights = loss_weights(outputs)
     return isinstance(weights, Tensor | np.ndarray) and not weights.any()
+
+
+def loss_weights(outputs: Mapping[str, Any]) -> Any:
+    """Return the weights of the examples in the loss that is minimised, of shape (B,); None if they count alike."""
+    return outputs.get("loss_weight", outputs.get("example_weight"))
+
+
+def weight_of(outputs: Mapping[str, Any], examples: int) -> Any:
+    """Return what the scalars of some examples count in means: the number of examples, or the sum of their weights."""
+    weights = outputs.get("example_weight")
+    return examples if weights is None else torch.as_tensor(weights).detach().sum()
 
 
 def mean(values: Sequence[Any], weights: Sequence[float | Tensor]) -> Any:

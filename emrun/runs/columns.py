@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Literal
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import did_you_mean, in_one_line, size_of, span
 from emrun.epoch_data import statistics
+from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.runs.summaries import Summaries, Which
 
@@ -31,12 +34,14 @@ class Row:
         name: how the list names it.
         summaries: its statistics.
         now: the time, for ages.
+        config_looks: returns the looks of the config of each run of the list; see `looks_by_config`.
     """
 
     run: StoredRun
     name: str
     summaries: Summaries
     now: datetime
+    config_looks: Callable[[], Mapping[Path, Counter[str]]] = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ FACTS = {
         Column("age", _age, "seconds", is_number=True),
         Column("duration", _duration, "seconds", is_number=True),
         Column("size", lambda row: row.run.size, "bytes", is_number=True),
+        Column("looks", lambda row: looks_of(row.run).total(), is_number=True),
+        Column("config_looks", lambda row: row.config_looks()[row.run.directory].total(), is_number=True),
         Column("begin", lambda row: _or_missing(row.run.begin), "time"),
         Column("end", lambda row: _or_missing(row.run.end), "time"),
         Column("reason", lambda row: _or_missing(row.run.reason)),
@@ -156,8 +163,11 @@ def rows_of(runs: Iterable[StoredRun], root: Path, columns: Sequence[Column], no
     addresses = [each.address for each in columns if each.address is not None]
     with_best = any(each.name in ("best", "best_epoch") for each in columns)
     now = datetime.now().astimezone() if now is None else now
+    runs = list(runs)
+    looks = functools.cache(lambda: looks_by_config(runs))
     return [
-        Row(run, _name_of(run.directory, root), Summaries(run, addresses, with_best=with_best), now) for run in runs
+        Row(run, _name_of(run.directory, root), Summaries(run, addresses, with_best=with_best), now, looks)
+        for run in runs
     ]
 
 

@@ -27,7 +27,7 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
     one, other = _tree(a), _tree(b)
     commands = [_overrides(run.trace) for run in (a, b)]
     found: list[dict[str, Any]] = []
-    for key, left, right in _differences(one, other, ()):
+    for key, left, right in differences(one, other):
         if len(found) == _MOST:
             break
         sides = [_side(node, key, own) for node, own in zip((left, right), commands, strict=True)]
@@ -59,8 +59,8 @@ def _overrides(trace: Mapping[str, Any]) -> dict[str, str]:
     return {key: word for key, word in pairs if key and not key.startswith("-")}
 
 
-def _differences(
-    one: Node | None, other: Node | None, path: tuple[str, ...]
+def differences(
+    one: Node | None, other: Node | None, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Node | None, Node | None]]:
     """Yield the keys whose values differ, as overrides write them, with both values."""
     if one is not None and other is not None:
@@ -68,7 +68,7 @@ def _differences(
         if is_split and (path == ("hooks",) or isinstance(one.value, dict) or len(one.value) == len(other.value)):
             left, right = children(one, path), children(other, path)
             for name in {**left, **right}:
-                yield from _differences(left.get(name), right.get(name), (*path, name))
+                yield from differences(left.get(name), right.get(name), (*path, name))
             return
         if repr(one.plain()) == repr(other.plain()):
             return

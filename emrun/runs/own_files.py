@@ -18,20 +18,16 @@ from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
 from emrun.storage.code.files import recorded_files
 from emrun.storage.code.record import code_records
-from emrun.storage.files import LIST, check_guards, listed_files, remove_files, storing
+from emrun.storage.files import LIST, PLACES, check_guards, listed_files, remove_files, storing
 from emrun.storage.lock import EVALUATIONS, LOCK_FILES
 from emrun.storage.log import LOG
-from emrun.storage.metrics import METRICS
-from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.storage.run import CHECKPOINTS, CONFIG, METRICS, ROWS, STEPS
 from emrun.storage.sealed import files_of
-from emrun.storage.steps import STEPS
 from emrun.storage.trace import TRACE
 
-_ALWAYS = re.compile(
-    rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|config-[1-9]\d*\.yaml|train-\d+\.log|{re.escape(LIST)}"
-)
+_ALWAYS = re.compile(rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|train-\d+\.log|{re.escape(LIST)}")
 _BEFORE = re.compile(
-    rf"{LOG}|{METRICS}|{STEPS}|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
+    rf"{LOG}|{METRICS}|{STEPS}|{ROWS}|config-[1-9]\d*\.yaml|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"
 )
 _MOST_NAMES = 5
@@ -110,7 +106,8 @@ def what_stays(directory: Path, left: Sequence[Path]) -> str:
 
 def _found_in(directory: Path) -> Iterator[PurePath]:
     """Yield the paths that may be emrun's, relative to a directory."""
-    yield from files_written_by(directory)
+    for path in files_written_by(directory):
+        yield from (path, path.with_name(f".{path.name}{PLACES}"))
     with suppress(OSError):
         yield from (PurePath(name) for name in os.listdir(directory) if _ALWAYS.fullmatch(name))  # noqa: PTH208
     for name in (CHECKPOINTS, f".{CHECKPOINTS}.removed"):

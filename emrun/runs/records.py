@@ -9,9 +9,9 @@ from typing import Any
 from emrun.base.errors import UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.epoch_data import statistics
+from emrun.record.steps import ITERATION
 from emrun.runs.columns import value_of
 from emrun.runs.stored_run import MISSING, StoredRun, number
-from emrun.storage.steps import ITERATION
 
 RUN = "run"
 """The column with the name of the run."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from emrun.storage.steps import Chunk
+from emrun.record.steps import Chunk
 
 _Row = tuple[int, int, Mapping[str, float | None]]  # iteration, distance to the previous one, the values
 

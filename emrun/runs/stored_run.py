@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from emrun.base.errors import ConfigError, Position, StorageError
-from emrun.base.wording import counted
 from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_at
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.epoch_data import named, statistics
+from emrun.record.rows import Reader
+from emrun.record.steps import Chunk
 from emrun.storage.files import read_regular
 from emrun.storage.lock import writer_of
-from emrun.storage.metrics import METRICS, epochs_of
 from emrun.storage.plain import plain_of
-from emrun.storage.run import CONFIG
-from emrun.storage.steps import STEPS, Chunk, chunks_of
+from emrun.storage.run import CONFIG, METRICS, STEPS
 from emrun.storage.trace import TRACE, known_fields
 
 MISSING: Final = object()
@@ -47,6 +46,7 @@ class StoredRun:
         self.directory = directory
         self.problems: list[str] = []
         """What is damaged, as far as it has been read, each in a sentence."""
+        self.record = Reader(directory, self.note)
 
     @cached_property
     def trace(self) -> Mapping[str, Any]:
@@ -165,7 +165,7 @@ class StoredRun:
             StorageError: the config cannot be read.
             ConfigError: it is not a config.
         """
-        tree, path = self._final, tuple(key.split("."))
+        tree, path = self.final, tuple(key.split("."))
         hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
         is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
         whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]
@@ -181,43 +181,12 @@ class StoredRun:
             self.problems.append(problem)
 
     def epochs(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of `metrics.jsonl` one after another; `problems` counts damaged ones.
-
-        Each has `epoch`, `streams` (stream -> variable -> a number or a mapping aggregation -> number) and usually
-        `iteration` and `seconds`; other values are possible, since a file may be damaged: see `number`.
-
-        Raises:
-            StorageError: the file cannot be read.
-        """
-        damaged = 0
-        for _, epoch in epochs_of(self.directory / METRICS):
-            if epoch is None:
-                damaged += 1
-            else:
-                yield epoch
-        if damaged:
-            self.note(f"{METRICS}: {counted(damaged, 'line')} damaged or not of an epoch")
+        """Yield the lines of `metrics.jsonl`; see `Reader.epochs`, and `number` for values."""
+        return self.record.epochs()
 
     def steps(self, *, as_text: bool = False) -> Iterator[Chunk]:
-        """Yield the chunks of `steps.jsonl` one after another; `problems` has those that are left out.
-
-        Args:
-            as_text: leave the numbers as they are written; see `read_chunk`.
-
-        Raises:
-            StorageError: the file cannot be read.
-        """
-        left_out: list[str] = []
-        for each in chunks_of(self.directory / STEPS, as_text=as_text):
-            if isinstance(each, Chunk):
-                yield each
-            elif not left_out:
-                left_out.append(each)
-            else:
-                left_out.append("")
-        if left_out:
-            more = f", and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            self.note(f"{STEPS}: {left_out[0]}{more}")
+        """Yield the chunks of `steps.jsonl`; see `Reader.steps`."""
+        return self.record.steps(as_text=as_text)
 
     @cached_property
     def written(self) -> Mapping[str, Any]:
@@ -231,8 +200,13 @@ class StoredRun:
         return found if isinstance(found, dict) else self.config.root.plain()
 
     @cached_property
-    def _final(self) -> Mapping[str, Any]:
-        """The config in plain types with references to other values replaced."""
+    def final(self) -> Mapping[str, Any]:
+        """The config in plain types with references to other values replaced.
+
+        Raises:
+            StorageError: it cannot be read.
+            ConfigError: it is not a config, or a reference leads nowhere.
+        """
         if "${" not in self.config_text:
             return self.written
         root = node_of(self.written, Position(str(self.directory / CONFIG)))

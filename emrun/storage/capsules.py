@@ -16,7 +16,7 @@ from typing import Any
 import emrun
 from emrun.base import fields
 from emrun.base.censor import Censor
-from emrun.base.encoding import GENERATORS, encode, pack_all, unpack
+from emrun.base.encoding import GENERATORS, decode, encode, pack_all, unpack
 from emrun.base.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import from_here
@@ -32,7 +32,7 @@ from emrun.storage.sealed import damaged_file, read_seal, seal
 _LOG = logging.getLogger(__name__)
 
 FAILURES = "failures"
-FORMAT = 1
+FORMAT = 2
 MOST = 5
 """How many capsules a run stores; older ones are deleted."""
 _FACTS = "failure.json"
@@ -288,7 +288,7 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
     """Read a capsule and compare every file with its checksum; nothing in the files is imported or called.
 
     Raises:
-        StorageError: the capsule is damaged, or its format is newer than this version of emrun supports.
+        StorageError: the capsule is damaged, or has the format of another version of emrun.
         StateError: a field has an invalid value although its checksum is correct.
     """
     try:
@@ -301,10 +301,10 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
     with fields.reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
         version = facts.get("format")
-        if type(version) is int and version > FORMAT:
-            raise StorageError(
-                f"capsule {place}: format {version} is newer than this emrun supports ({FORMAT}); update emrun"
-            )
+        if type(version) is int and version != FORMAT:
+            newer = f"is newer than this emrun supports ({FORMAT}); update emrun"
+            why = newer if version > FORMAT else "is of an earlier version of emrun, which alone can replay it"
+            raise StorageError(f"capsule {place}: format {version} {why}")
         fields.record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise fields.FieldError("files", f"is {fields.shown(list(facts['files']))}", f"a mapping that has {FILE}")
@@ -313,7 +313,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         raise StorageError(f"capsule {place}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
     with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
-        batch = {name: unpack(value) for name, value in state["batch"].items()}
+        batch = {name: unpack(value) for name, value in state.pop("batch").items()}
+        state = decode(state)
         step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 

@@ -17,12 +17,13 @@ CLASSES = "classes.json"
 
 
 def record_classes(dataset: Any, directory: Path) -> None:
-    """Write the names of the classes of a dataset into a run directory, unless it has none.
+    """Write the names of the classes of a dataset into a run directory, unless it has none that are not there yet.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    if names := _names(dataset):
+    names = _names(dataset)
+    if names and names != _recorded(directory / CLASSES):
         with storing(directory / CLASSES, "write"):
             write_atomically(directory / CLASSES, json.dumps(names, indent=1))
 
@@ -34,13 +35,7 @@ def check_classes(dataset: Any, directory: Path) -> None:
         StateError: the names are others, so that labels would mean something else; or the file cannot be read.
     """
     path = directory / CLASSES
-    if not os.path.lexists(path):  # the run began without names
-        return
-    try:
-        with opened_regular(path) as file:
-            before = dict(json.load(file))
-    except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
+    before = _recorded(path)
     for source, names in _names(dataset).items():
         known = before.get(source, names)
         if names != known:
@@ -50,6 +45,28 @@ def check_classes(dataset: Any, directory: Path) -> None:
                 f"its labels mean something else: new {listed(more)}; missing {listed(less)}; or in another order. Use "
                 f"the data of the run, or train anew; if each number means the same, delete {path}"
             )
+
+
+def restore_classes(dataset: Any, directory: Path) -> None:
+    """Let a dataset that finds its classes in its data number them as the run in a directory does; see `use_classes`.
+
+    Raises:
+        StateError: the file cannot be read.
+    """
+    use = getattr(dataset, "use_classes", None)
+    if callable(use):
+        use(_recorded(directory / CLASSES))
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """Return what the file has; nothing if the run began without names."""
+    if not os.path.lexists(path):
+        return {}
+    try:
+        with opened_regular(path) as file:
+            return dict(json.load(file))
+    except (OSError, ValueError, TypeError) as error:
+        raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
 
 
 def _names(dataset: Any) -> dict[str, list[str]]:

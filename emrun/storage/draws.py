@@ -24,7 +24,7 @@ class Draws:
         self._at_model: dict[str, Any] = {}  # in the first step, before the model
         self._by_hooks = self._by_model = GENERATORS  # that hooks and the model draw from; all until the first step
 
-    def take_all(self) -> None:
+    def take_all(self, *_: object) -> None:
         """Save all states, before the first step of a pass."""
         self._before = self._at_hooks = self._at_model = random_state()
         self._by_hooks = self._by_model = GENERATORS
@@ -33,11 +33,11 @@ class Draws:
         """Save the states before a hook that may change the batch."""
         self._before = {name: take() for name, take in self._by_hooks.items()}
 
-    def before_model(self) -> None:
+    def before_model(self, *_: object) -> None:
         """Save the states before the model, after the hooks that may change the batch."""
         self._before = self._at_model = {name: take() for name, take in self._by_model.items()}
 
-    def watch(self, *, of_whole_steps: bool = True) -> Callable[[], None] | None:
+    def watch(self, *, of_whole_steps: bool = True) -> Callable[[object], None] | None:
         """Compare the states with those after the first step; return the function to call before each later step.
 
         Args:

@@ -21,6 +21,8 @@ _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
 _WRITTEN: dict[str, set[str]] = {}  # absolute run directory with a / -> the files that were written, relative to it
 LIST = ".files"
 """The file in a run directory that lists what the run has written, but for folders with lists of their own."""
+PLACES = ".places"
+"""The end of the name `.NAME.places` of a list beside a file that a sink writes."""
 _LISTED_ELSEWHERE = ("checkpoints/", "failures/", "eval/", ".")
 _LARGEST_LIST = 50_000_000  # bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import io
 import logging
@@ -44,15 +43,6 @@ def read_lines(path: Path, longest: int = LONGEST) -> Iterator[bytes]:
             yield line
 
 
-class Change(enum.Enum):
-    """How a file has changed since a checkpoint."""
-
-    NONE = "none"  # except for later lines, which are removed
-    EDITED = "edited"  # the length is the same, the content differs
-    LOST = "lost"  # lines were lost or changed; the complete lines are kept
-    REBUILT = "rebuilt"  # lines were lost or changed, but the file was rebuilt completely
-
-
 class Lines:
     """A file that one process appends lines to, with its length and a running digest.
 
@@ -78,48 +68,46 @@ class Lines:
         append_line(self.path, line)
         self._count(f"{line}\n".encode())
 
-    def look(self) -> None:
-        """Log a warning if other code changed the file, and remove an incomplete line at its end."""
+    def look(self) -> bool:
+        """Return whether other code changed the file; log a warning then, and remove an incomplete line at its end."""
         with storing(self.path, "read"):
             size = self.path.stat().st_size if self.path.exists() else 0
         if size == self.length:
-            return
+            return False
         found = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
         _LOG.warning("%s was %s while the run writes it; the run continues to append to it", self.path, found)
         content = self._content()
         self._keep(content, content[: content.rfind(b"\n") + 1])
+        return True
+
+    def count(self) -> None:
+        """Count the content that the file has."""
+        self.length, self._digest = 0, hashlib.sha256()
+        self._count(self._content())
 
     def go_back_to(
-        self,
-        length: int,
-        digest: str | None = None,
-        *,
-        is_wanted: Callable[[bytes], bool] = lambda line: True,
-        rebuilt: Callable[[], bytes | None] = lambda: None,
-    ) -> Change:
-        """Restore the content that the file had at a checkpoint, as far as possible.
+        self, length: int, digest: str | None = None, *, is_wanted: Callable[[bytes], bool] | None = None
+    ) -> bool:
+        """Cut the file down to the content that it had at some time, such as a checkpoint.
 
         Args:
-            length: the file's length at the checkpoint, in bytes.
-            digest: the file's SHA-256 at the checkpoint, None if it is not known.
-            is_wanted: whether a line is complete and older than the checkpoint; called if lines were lost or changed.
-            rebuilt: returns the content, made from another source, or None; used only if length and digest match.
+            length: the file's length at that time, in bytes.
+            digest: the file's SHA-256 at that time, None if it is not known.
+            is_wanted: whether a line is complete and older; called if lines were lost or changed. Only such lines are
+                kept then. None to change nothing then.
+
+        Returns:
+            Whether the file has the same content.
         """
-
-        def is_it(content: bytes) -> bool:
-            return len(content) == length and digest in (None, hashlib.sha256(content).hexdigest())
-
         content = self._content()
-        if is_it(content[:length]):
-            self._keep(content, content[:length])
-            return Change.NONE
-        made = rebuilt() if len(content) != length else None
-        if made is not None and is_it(made):
-            self._keep(content, made)
-            return Change.REBUILT
-        kept = [line.removesuffix(b"\n") for line in io.BytesIO(content) if is_wanted(line)]
-        self._keep(content, b"".join(line + b"\n" for line in kept))
-        return Change.EDITED if len(content) == length else Change.LOST
+        kept = content[:length]
+        is_whole = len(kept) == length and digest in (None, hashlib.sha256(kept).hexdigest())
+        if not is_whole and is_wanted is not None:
+            lines = [line.removesuffix(b"\n") for line in io.BytesIO(content) if is_wanted(line)]
+            kept = b"".join(line + b"\n" for line in lines)
+        if is_whole or is_wanted is not None:
+            self._keep(content, kept)
+        return is_whole
 
     def _content(self) -> bytes:
         if not os.path.lexists(self.path):

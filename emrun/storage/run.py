@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 from emrun.base.arguments import safe_component
 from emrun.base.censor import Censor, keep_on_terminal
 from emrun.base.errors import RunExists, UsageError
-from emrun.base.types import EpochData
 from emrun.base.wording import from_here, listed
 from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
@@ -25,18 +23,17 @@ from emrun.storage.files import (
     opened_regular,
     storing,
 )
-from emrun.storage.lines import Change, Lines
 from emrun.storage.lock import EVALUATIONS, RunLock
 from emrun.storage.log import LOG, RunLog
-from emrun.storage.metrics import METRICS, in_words, is_before, numbers, read_metrics
 from emrun.storage.plain import write_with_plain
-from emrun.storage.steps import STEPS, StepsFile
 from emrun.storage.trace import TRACE, Clock, Trace, last_status, local_time, read_trace
 
 _LOG = logging.getLogger(__name__)
 
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
-_PARTS = (LOG, METRICS, STEPS, CHECKPOINTS, EVALUATIONS, "code", "failures")
+METRICS, STEPS, ROWS = "metrics.jsonl", "steps.jsonl", "rows.jsonl"
+"""The files with the rows of a run, see the package `record`."""
+_PARTS = (LOG, METRICS, STEPS, ROWS, CHECKPOINTS, EVALUATIONS, "code", "failures")
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}{overrides}_{timestamp}"
 _LONGEST_NAME = 80  # with overrides, without the time
@@ -76,9 +73,6 @@ class Run:
         keep_on_terminal(*places)
         self._lock = lock
         note_writes(directory, (CONFIG, TRACE, LOG, *known))
-        self.metrics: list[dict[str, Any]] = []
-        self._lines = Lines(directory / METRICS)
-        self.steps = StepsFile(directory / STEPS)
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
@@ -92,67 +86,10 @@ class Run:
         """The directory of the run's checkpoints."""
         return self.directory / CHECKPOINTS
 
-    @property
-    def metrics_position(self) -> dict[str, Any]:
-        """The state of `metrics.jsonl` that a checkpoint stores: length in bytes, digest and first epoch."""
-        first = self.metrics[0]["epoch"] if self.metrics else None
-        return {"metrics": self._lines.length, "metrics_digest": self._lines.digest, "metrics_first": first}
-
-    def rewind_to_start(self) -> None:
-        """Remove the lines of `metrics.jsonl` and `steps.jsonl`, because no checkpoint counts on them."""
-        self.rewind()
-        self.steps.rewind()
-
-    def rewind(self, length: int = 0, digest: str | None = None, expected: range = range(1)) -> None:
-        """Cut `metrics.jsonl` down to its content at a checkpoint; log a warning if this content was changed or lost.
-
-        Args:
-            length: the file's length at the checkpoint, in bytes.
-            digest: the file's SHA-256 at the checkpoint, None if it is not known.
-            expected: the epochs that the file had at the checkpoint.
-        """
-        change = self._lines.go_back_to(length, digest, is_wanted=lambda line: is_before(line, expected.stop))
-        self.metrics = read_metrics(self._lines.path)
-        there = {line["epoch"] for line in self.metrics}
-        missing = list(
-            itertools.islice((str(each) for each in expected if each not in there), 1000)
-        )  # there may be any number
-        if change is Change.LOST and missing:
-            _LOG.warning(
-                "%s has lost lines since the checkpoint was saved; missing epochs: %s. The next epoch is written on "
-                "a new line; the training itself is not affected",
-                self._lines.path,
-                in_words(missing),
-            )
-        elif change is not Change.NONE:
-            _LOG.warning(
-                "%s was changed since the checkpoint was saved; the run continues to append to it", self._lines.path
-            )
-
     def release(self) -> None:
         """Release the lock, so that another process can write the directory."""
         if self._lock is not None:
             self._lock.release()
-
-    def record_epoch(
-        self, epoch: int, iteration: int, seconds: float, epoch_data: EpochData, *, at_end: bool = False
-    ) -> None:
-        """Append an epoch to `metrics.jsonl` and count it in the trace, which is written at intervals.
-
-        Args:
-            epoch: the number of finished training epochs; 0 for the zeroth epoch.
-            iteration: the number of batches of the train stream that were run.
-            seconds: the duration of the epoch.
-            epoch_data: numbers, or mappings of numbers; other values of hooks are not written.
-            at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
-        """
-        streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
-        line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
-        line |= {"at_end": True} if at_end else {}
-        self._lines.append(json.dumps(line, allow_nan=False))
-        self.metrics.append(line)
-        if not at_end:
-            self.trace.count(epoch, iteration)
 
     def end(self, status: str, exit_status: int, reason: str | None, *done: int) -> None:
         """Write into the trace how the run ended; later calls do nothing.

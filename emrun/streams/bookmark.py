@@ -42,11 +42,7 @@ def different(batch: Any, digests: str | None) -> list[str]:
     """Return the sources of a batch whose checksums differ from the saved ones."""
     if digests is None:
         return []
-    now = json.loads(_digests(batch))
-    try:
-        before = json.loads(digests)
-    except ValueError:
-        return list(now)
+    before, now = json.loads(digests), json.loads(_digests(batch))
     return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 

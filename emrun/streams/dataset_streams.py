@@ -12,7 +12,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Interval
 from emrun.dataset import stream_function, stream_lengths, stream_names
 from emrun.ranks.group import Ranks
-from emrun.streams.extra_streams import read_extra_streams
+from emrun.streams.extra_streams import ExtraStream, read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.pass_lengths import asked_length
 from emrun.streams.reading import Reading
@@ -58,7 +58,8 @@ class DatasetStreams:
         iterations_per_update: int = 1,
         ranks: Ranks | None = None,
     ) -> None:
-        reading = reading or Reading()
+        given = reading or Reading()
+        reading = given.of(dataset)
         if reading.timeout is not None and not reading.ahead:
             raise ArgumentError(
                 "stream_timeout", "needs `buffer` or `workers`; without read-ahead the wait for a batch has no limit"
@@ -79,6 +80,8 @@ class DatasetStreams:
         self._dataset = dataset
         self.train_stream_name = train_stream_name
         self.reading = reading
+        """How the streams of the dataset are read."""
+        self._given = given
         self.overfit = overfit
         self._kept: KeptBatches | None = None
         self._seed = seed
@@ -115,6 +118,16 @@ class DatasetStreams:
         else:
             self._evaluated[key] = wrapper
         return wrapper
+
+    def shorten(self, lengths: Mapping[str, int]) -> None:
+        """Limit each stream of the dataset to so many batches in an epoch, and evaluate extra streams in each epoch."""
+        own = lengths[self.train_stream_name]
+        self.fixed_epoch_size = min(own, self.fixed_epoch_size or own)
+        shorter = {name: lengths[self.source_of(name)] for name in self.extra}
+        self.extra = {
+            name: ExtraStream(None, min(shorter[name], each.batches or shorter[name]))
+            for name, each in self.extra.items()
+        }
 
     def _kept_batches(self, count: int) -> KeptBatches:
         if self._kept is None:
@@ -161,7 +174,7 @@ class DatasetStreams:
             return self.get(stream, train=train)
         if isinstance(stream, StreamWrapper):
             return stream
-        here = replace(self.reading, workers=0)  # the iterable exists only in this process
+        here = replace(self._given, workers=0)  # the iterable exists only in this process
         return self._wrapped(lambda: stream, name=unnamed, training=train, reading=here)
 
     def due(self, epoch_id: int) -> list[StreamWrapper]:

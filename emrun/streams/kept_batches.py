@@ -6,10 +6,11 @@ import copy
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
-from emrun.streams.stream_pass import StreamPass, WithState
+from emrun.streams.stream_pass import StreamPass, WithState, closable
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,11 +46,6 @@ class KeptBatches:
     def _read(self) -> list[Batch]:
         with preserved_randomness():
             seed_everything(self._pass.seed, self._pass.name, "overfit", devices=False)
-            batches = self._pass.read()
-            try:
+            with closing(closable(self._pass.read())) as batches:
                 found = [copy.deepcopy(each) for each in itertools.islice(batches, self._count)]
-            finally:
-                close = getattr(batches, "close", None)
-                if close is not None:
-                    close()
         return [each.batch if isinstance(each, WithState) else each for each in found]

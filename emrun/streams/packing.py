@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import shutil
+import weakref
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
+from emrun.base.errors import StorageError
+from emrun.base.wording import size_of
+
 _BY_PIPE = 4096  # bytes; a smaller array costs less in a pipe than in shared memory
+_PLACE = Path("/dev/shm")
+_made: dict[int, Any] = {}  # id of an array of `shared_empty` that was not sent -> its memory
 _HELD_BY_PIPE = 1 << 16  # bytes; a longer message would block in a full pipe until the loop reads it
 
 
@@ -35,6 +44,10 @@ class _Long(NamedTuple):
 class _Pickler(ForkingPickler):
     def reducer_override(self, item: Any) -> Any:
         kind = item.__class__
+        memory = _made.pop(id(item), None)
+        if memory is not None and item.flags.c_contiguous:
+            item.flags.writeable = False  # the loop has it from now on
+            return _array, (memory, item.dtype, item.shape)
         if kind is np.ndarray and item.nbytes > _BY_PIPE and not item.dtype.hasobject:
             memory = _shared_memory(item.nbytes)
             _array(memory, item.dtype, item.shape)[...] = item
@@ -52,7 +65,21 @@ class _Pickler(ForkingPickler):
         return NotImplemented
 
 
+def shared_empty(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return a new array in shared memory, which is sent once without a copy; a small one is an array as usual."""
+    found = np.empty(shape, dtype)  # without values, it takes no memory
+    if found.nbytes > _BY_PIPE and not found.dtype.hasobject:
+        memory = _shared_memory(found.nbytes)
+        found = _array(memory, found.dtype, found.shape)
+        _made[id(found)] = memory
+        weakref.finalize(found, _made.pop, id(found), None)
+    return found
+
+
 def _shared_memory(size: int) -> Any:
+    if _PLACE.is_dir() and (free := shutil.disk_usage(_PLACE).free) < size:  # otherwise, writing would end the process
+        message = f"{_PLACE}, the shared memory, has {size_of(free)} free, but a worker process needs {size_of(size)}"
+        raise StorageError(errno.ENOSPC, f"{message}; use fewer `workers`, a smaller `buffer` or smaller batches")
     return torch.UntypedStorage._new_shared(max(1, size))  # type: ignore[no-untyped-call]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from emrun.base.arguments import check_choice, check_count, check_seconds
 from emrun.base.types import Prefetch, StartMethod
@@ -14,8 +15,8 @@ class Reading:
     """How streams are read; the user sets this once for all streams.
 
     Args:
-        buffer: the number of batches that a thread or the workers read ahead; 0 for none, or with workers for two
-            batches per worker.
+        buffer: the number of batches that a thread or the workers read ahead; None for none, or with workers for two
+            batches per worker; 0 with workers likewise.
         workers: the number of processes that read a stream; 0 for none.
         start_method: how the processes are started: fork, forkserver or spawn; None for Python's default.
         timeout: the seconds that the loop waits for one batch before an error is raised; None for no limit. Without
@@ -27,19 +28,32 @@ class Reading:
         ArgumentError: a value is invalid.
     """
 
-    buffer: int = 0
+    buffer: int | None = None
     workers: int = 0
     start_method: StartMethod | None = None
     timeout: float | None = None
     prefetch: Callable[[], Prefetch | None] = lambda: None
 
     def __post_init__(self) -> None:
-        check_count("buffer", self.buffer)
+        if self.buffer is not None:
+            check_count("buffer", self.buffer)
         check_count("workers", self.workers)
         if self.start_method is not None:
             check_choice("start_method", self.start_method, StartMethod)
         if self.timeout is not None:
             check_seconds("stream_timeout", self.timeout)
+
+    def of(self, dataset: Any) -> Reading:
+        """Return how the streams of a dataset are read: without a setting, as many batches ahead as the dataset says.
+
+        Raises:
+            ArgumentError: the attribute `read_ahead` of the dataset is not a number of batches.
+        """
+        if self.buffer is not None or self.workers:
+            return self
+        own = getattr(dataset, "read_ahead", 0)
+        check_count("read_ahead", own)
+        return replace(self, buffer=own)
 
     @property
     def ahead(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.streams.stream_pass import WithState
+from emrun.streams.stream_pass import WithState, closable
 
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None)))
 _LOOKED_AT = 16  # the number of entries of a long list that are examined
@@ -23,14 +23,9 @@ def copied(batches: Iterator[Any]) -> Iterator[Any]:
 
     Other objects are not copied.
     """
-    for item in _closing(batches):
+    for item in closable(batches):
         yield item._replace(batch=_copy(item.batch)) if item.__class__ is WithState else _copy(item)
         del item  # not kept while the stream makes the next one
-
-
-def _closing(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches; unlike a `for` loop, this closes their generator when it is closed itself."""
-    yield from batches
 
 
 def _copy(value: Any) -> Any:

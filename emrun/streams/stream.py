@@ -5,13 +5,11 @@ from __future__ import annotations
 import faulthandler
 import logging
 import tempfile
-from array import array
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
-from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 from emrun.base.encoding import random_digest, random_state, set_random_state
@@ -29,6 +27,7 @@ from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
 
 _LOG = logging.getLogger(__name__)
+_NO_BATCHES = frozenset((END.__class__, INTERRUPTED.__class__, WithState))
 
 
 class StreamPosition(NamedTuple):
@@ -50,7 +49,6 @@ class StreamWrapper:
         stream_fn: returns an iterable of batches; takes no argument, or the `StreamContext`.
         name: the name of the stream.
         epoch_size: the number of batches of an epoch; -1 for a whole pass.
-        profile: receives the seconds that reading each batch of the epoch took, as `read_batch_<name>`.
         seed: the seed of the run.
         training: whether passes are numbered and continued; an evaluation is always the same pass 0.
         interrupted: returns whether to stop waiting for a batch; the epoch then ends early.
@@ -74,7 +72,6 @@ class StreamWrapper:
         name: str = "unnamed",
         *,
         epoch_size: int = -1,
-        profile: MutableMapping[str, Any] | None = None,
         seed: int = 0,
         training: bool = True,
         interrupted: Callable[[], bool] = lambda: False,
@@ -84,7 +81,6 @@ class StreamWrapper:
     ) -> None:
         self.name = name
         self._context_name = context_name or name
-        self.profile: MutableMapping[str, Any] = {} if profile is None else profile
         self.training = training
         self._stream_fn = stream_fn
         self._reading = reading or Reading()
@@ -271,11 +267,9 @@ class StreamWrapper:
         elif self._to_restore is not None:
             with preserved_randomness():
                 self.restore()
-        note = self.profile.setdefault(f"read_batch_{self.name}", array("d")).append
         left = max(0, self.epoch_size - self._epoch_batches) if self.epoch_size > 0 else -1
         self.epoch_ended = False
         while left:
-            began = perf_counter()
             try:
                 batch = (self._read or self._open())()
             except BaseException as raised:
@@ -285,22 +279,21 @@ class StreamWrapper:
                 if error is raised:
                     raise
                 raise error from raised
-            if batch is END:
-                self._keep_end_of_pass()
-                if left > 0 and self._batch and self.training:  # the epoch continues in the next pass
+            if batch.__class__ in _NO_BATCHES:
+                if batch is INTERRUPTED:
+                    return
+                if batch is END:
+                    self._keep_end_of_pass()
+                    goes_on = left > 0 and self._batch and self.training
                     self._next_pass()
-                    continue
-                self._next_pass()
-                break
-            if batch is INTERRUPTED:
-                return
-            if batch.__class__ is WithState:
+                    if goes_on:  # the epoch continues in the next pass
+                        continue
+                    break
                 batch = self._opened(batch)
             self._bookmark.last = batch
             self._batch += 1
             self._epoch_batches += 1
             left -= 1
-            note(perf_counter() - began)
             yield batch
         if not self.training:
             self.close()  # the pass may have more batches

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from emrun.base.encoding import encode
+from emrun.base.encoding import decode, encode
 from emrun.base.errors import StreamError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.randomness import seed_everything
@@ -88,7 +88,7 @@ class StreamPass:
             if self.state is not None:
                 load = stream.load_state_dict  # type: ignore[attr-defined]
                 with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
-                    load(copy.deepcopy(self.state))
+                    load(decode(copy.deepcopy(self.state)))
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may raise
             batches = _with_states(stream, self.ranks)
             return batches if self.state is not None or not self.start else self._behind_start(batches)
@@ -130,6 +130,11 @@ def named(error: BaseException, name: str) -> BaseException:
         f"stream {name!r} raised StopIteration{where}, probably from a call of `next` on an iterator that has ended; "
         "give `next` a default, or use `return` to end the stream"
     )
+
+
+def closable(batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """Yield the batches; unlike a `for` loop, this closes their generator when it is closed itself."""
+    yield from batches
 
 
 def is_stateful(stream: Any) -> bool:

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from emrun.base.censor import Censor, censor_standard_error, terminal_censor
-from emrun.base.errors import EmrunError, StreamError
-from emrun.streams.packing import packed
+from emrun.base.cores import SHARE
+from emrun.base.errors import EmrunError, StorageError, StreamError
+from emrun.stream_context import StreamContext
+from emrun.streams.packing import packed, shared_empty
 from emrun.streams.stream_pass import StreamPass, named
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -101,7 +103,9 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
     try:
         stream_pass = task.stream_pass or cast(StreamPass, pickle.loads(task.pass_file.read_bytes()))
         for batch in stream_pass.read(worker, task.count):
-            yield _message(batch)
+            message = _message(batch)
+            del batch  # not kept while the stream makes the next one
+            yield message
     except GeneratorExit:
         raise
     except BaseException as raised:
@@ -112,6 +116,8 @@ def _messages(task: Task, worker: int) -> Iterator[memoryview]:
 def _message(batch: Any) -> memoryview:
     try:
         return packed(batch)
+    except StorageError:
+        raise
     except Exception as error:
         raise StreamError(
             f"a batch cannot be sent from a worker process to the loop ({type(error).__name__}: {error}); yield "
@@ -137,6 +143,8 @@ def _begin(task: Task, worker: int) -> Any:
         The file to which it writes its stacks.
     """
     torch.set_num_threads(1)
+    os.environ[SHARE] = "1"  # of the cores: the other workers have theirs
+    StreamContext.allocate = staticmethod(shared_empty)
     for number in GROUP_SIGNALS:
         # not SIG_IGN, because programs that the stream starts would inherit it, but for what nohup ignores
         if signal.getsignal(number) != signal.SIG_IGN:

@@ -32,7 +32,7 @@ _STARTING = threading.Lock()  # held while `sys.path` and the environment are pr
 _PATIENCE = 10.0  # seconds to wait for the end of a process that was killed
 _LOOK_AGAIN = 0.05  # seconds
 _BEFORE_THEY_ARE_JOINED = 10  # at the end of Python, multiprocessing joins its processes with priority 0
-_FOR_STACKS = 1.0  # seconds to wait until a worker has written its stacks
+_FOR_STACKS = 5.0  # seconds to wait until a worker has written its stacks
 
 
 class Workers(Iterator[Any]):
@@ -142,11 +142,12 @@ class Workers(Iterator[Any]):
         for index, process in enumerate(self._processes):
             path = self._task.stacks_file(index)
             if process.exitcode is None and path.exists():
-                before = path.stat().st_size
+                before = size = path.stat().st_size
                 os.kill(process.pid, signal.SIGUSR2)
                 ends_at = time.monotonic() + _FOR_STACKS
-                while path.stat().st_size == before and time.monotonic() < ends_at:
-                    time.sleep(0.01)
+                # the stacks are written in parts, and nothing says which is the last
+                while (size != (size := path.stat().st_size) or size == before) and time.monotonic() < ends_at:
+                    time.sleep(0.2)
                 parts.append(f"worker process {index} (pid {process.pid}):\n{path.read_text()}")
         return "\n".join(parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +21,7 @@ from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.ranks.group import ranks
 from emrun.schedule_plan import SchedulePlan
+from emrun.storage.class_names import restore_classes
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 
@@ -46,6 +47,8 @@ def assemble(
     *,
     is_evaluation: bool = False,
     is_new: bool = False,
+    dataset: Any = None,
+    classes: Path | None = None,
 ) -> Training:
     """Build the dataset, the model, the hooks and the main loop, each with its own random numbers.
 
@@ -56,6 +59,8 @@ def assemble(
         rank_log: see `MainLoop`.
         is_evaluation: whether the loop will only evaluate, possibly on streams that the config does not name.
         is_new: whether the loop will train from the start.
+        dataset: the dataset, if it is built already.
+        classes: the directory of the run whose classes the dataset has; None for a new run.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -63,7 +68,9 @@ def assemble(
     """
     seed, started = plan.get("seed", 0), plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir}
-    supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started)
+    supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
+    if classes is not None:
+        restore_classes(supplied["dataset"], classes)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], plan)
     supplied["model"] = _built("model", plan.model, seed, supplied, started)
@@ -84,7 +91,8 @@ def assemble(
     except ArgumentError as error:
         node = plan.config.get("main_loop", error.argument)
         message = plan.config.censored(error.message)
-        raise ConfigError(Problem(node.position if node else None, f"main_loop.{error.argument}", message)) from error
+        place = node.position if node else None
+        raise ConfigError(Problem(place, f"main_loop.{error.argument}", message, error.code, error.fix)) from error
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
@@ -99,7 +107,7 @@ def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:
     try:
         return training.model.schedule_plan()
     except ArgumentError as error:
-        raise ConfigError(plan.model.problem(error)) from error
+        raise ConfigError(replace(plan.model.problem(error), code="config.horizon")) from error
 
 
 def _built(what: str, recipe: Recipe, seed: int, supplied: dict[str, Any], started: str | None) -> Any:
@@ -142,15 +150,15 @@ def _check_dataset(dataset: Any, plan: Plan) -> None:
             stream_function(dataset, name)
         except AttributeError as error:
             message = plan.config.censored(str(error))
-            raise ConfigError(Problem(node.position, "main_loop", message)) from error
+            raise ConfigError(Problem(node.position, "main_loop", message, "config.unknown-stream")) from error
 
 
 def _hook_problem(error: HookError, plan: Plan) -> Problem:
     if error.hook_index is None:
-        return Problem(None, "hooks", plan.config.censored(str(error)))
+        return Problem(None, "hooks", plan.config.censored(str(error)), error.code, error.fix)
     recipe = plan.hooks[error.hook_index] if error.hook_index < len(plan.hooks) else plan.model
     position = next(filter(None, (_place_of(each, recipe.node) for each in error.about)), recipe.node.key_position)
-    return Problem(position, recipe.key, plan.config.censored(str(error)))
+    return Problem(position, recipe.key, plan.config.censored(str(error)), error.code, error.fix)
 
 
 def _place_of(value: str, node: Node) -> Position | None:

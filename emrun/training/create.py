@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, Usag
 from emrun.base.randomness import draw_seed, seed_everything
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import from_here, listed
-from emrun.config.config import Config, load_config
+from emrun.config.config import Config, load_config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import escaped
 from emrun.config.overrides import in_name
@@ -27,19 +28,22 @@ from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.ranks.group import join, ranks
 from emrun.runs.own_files import remove_run, what_stays
+from emrun.runs.report.page import write_at_end
 from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
 from emrun.storage.log import LOG_OF_RANK, RunLog
-from emrun.storage.run import Run, create_run
+from emrun.storage.plain import write_with_plain
+from emrun.storage.run import CONFIG, Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.device import device_of
-from emrun.training.settings import connected
+from emrun.training.device import device_of, unused_gpu
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
 
 _LOG = logging.getLogger(__name__)
 
 DRAWN = ("seed", "code_directory")
 """The keys that are added to the config of a run if the given config does not have them."""
+FOUND = ("model.micro_batch_size",)
+"""The keys that may be `auto`."""
 
 
 def create_training(
@@ -103,6 +107,7 @@ def create_training(
                 tell(str(run.directory))
                 training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 run.trace.write(device=device_of(training.model))
+                warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
                 tell(None)
@@ -184,9 +189,9 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     section = tree.get(name)
     kind, word = (list, "a list") if name == "hooks" else (dict, "a mapping")
     if section is None or section.value is None:
-        raise ConfigError(Problem(tree.position, "", f"missing section {name!r}"))
+        raise ConfigError(Problem(tree.position, "", f"missing section {name!r}", "config.missing-key"))
     if not isinstance(section.value, kind):
-        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}"))
+        raise ConfigError(Problem(section.position, name, f"{section.shown()!r} is not {word}", "config.type"))
     find_user_modules(*code_directories(tree))
     found = Planner(Imported())
     if name == "hooks":
@@ -201,6 +206,23 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     seed = config.get("seed")
     seed_everything(seed if isinstance(seed, int) else 0, name)
     return [recipe.build({**supplied, "output_dir": None}) for recipe in recipes]
+
+
+def connected(training: Training, run: Run) -> Training:
+    """Connect a training with its run, and return it.
+
+    What the model finds for `auto` is written to the config, so that a resume has it; at the end, unless
+    `main_loop.report` is false, a page of the run is written.
+    """
+    training.model.write_setting = partial(_write, run)
+    run.write_report = write_at_end if training.main_loop.report else None
+    return training
+
+
+def _write(run: Run, argument: str, value: Any) -> None:
+    """Set an argument of the model in the config of a run; its comments are kept."""
+    config = read_config(run.directory).overridden([f"model.{argument}={value}"])
+    write_with_plain(run.directory / CONFIG, dump(config.root, config.text), config.root.plain())
 
 
 def train(training: Training) -> Outcome:
@@ -244,6 +266,7 @@ def follow(
     *,
     is_new: bool = False,
     is_evaluation: bool = False,
+    classes: Path | None = None,
 ) -> Training:
     """Build all objects on a rank other than 0, which writes nothing but its log.
 
@@ -254,10 +277,12 @@ def follow(
         load: called when the objects are built; loads the checkpoint that rank 0 has loaded, if any.
         is_new: see `assemble`.
         is_evaluation: see `assemble`.
+        classes: see `assemble`.
     """
     log = RunLog(directory / LOG_OF_RANK.format(ranks().rank), Censor(plan.config.secrets()))
     with log:
-        training = assemble_alike(plan, tell, directory, None, log, is_new=is_new, is_evaluation=is_evaluation)
+        how: dict[str, Any] = {"is_new": is_new, "is_evaluation": is_evaluation, "classes": classes}
+        training = assemble_alike(plan, tell, directory, None, log, **how)
         load(training)
         tell(None)
         return training

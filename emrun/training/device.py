@@ -7,6 +7,15 @@ import torch
 from emrun.model import AbstractModel
 
 
+def unused_gpu(model: AbstractModel) -> str | None:
+    """Return what to say of a model on the CPU of a machine with a GPU; None for nothing."""
+    device = getattr(model, "device", None)
+    if not isinstance(device, torch.device) or device.type != "cpu" or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(0)
+    return f"the model is trained on the CPU, and the GPU ({name}) is not used; model.device=auto takes the GPU"
+
+
 def device_of(model: AbstractModel) -> str | None:
     """Return the device of a model with what its results may depend on: `cpu, 4 threads`, `cuda:0, NVIDIA H200`.
 

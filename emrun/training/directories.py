@@ -27,13 +27,12 @@ def check_run(run_directory: Path) -> None:
     """Check that a directory holds a run, whose config can be read.
 
     Raises:
-        UsageError: the directory is missing, or it is not a run directory.
+        UsageError: the directory is missing, or it is not a run directory, or it has no config.
         StorageError: the config is a link or a pipe.
     """
-    if not run.holds_run(run_directory):
+    if not (run_directory / run.CONFIG).exists():
         raise run.no_run(run_directory)
-    if (run_directory / run.CONFIG).exists():
-        run.check_config(run_directory)
+    run.check_config(run_directory)
 
 
 def ranks_of(directory: Path) -> int:

@@ -14,15 +14,16 @@ import torch
 
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
-from emrun.base.errors import StorageError, UsageError
+from emrun.base.errors import StorageError, StreamError, UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import EpochData
-from emrun.base.wording import counted, did_you_mean, from_here, listed, progress
+from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import Config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
+from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
 from emrun.ranks.group import join, ranks
 from emrun.storage.checkpoints import commits
@@ -64,7 +65,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
     commits.find(directory / CHECKPOINTS, checkpoint_name)
-    training = assemble(plan, directory, run=None, is_evaluation=True)
+    training = assemble(plan, directory, run=None, is_evaluation=True, classes=directory)
     load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
     if isinstance(module := getattr(training.model, "module", None), torch.nn.Module):
         module.eval()
@@ -126,10 +127,9 @@ def evaluate(
                 warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = assemble_alike(plan, tell, run.directory, run, is_evaluation=True)
+                training = assemble_alike(plan, tell, run.directory, run, is_evaluation=True, classes=directory)
                 warn_of_changed_code(plan, directory, run.censor)
-                if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-                    raise unknown_stream(training.dataset, stream)
+                check_stream(training.dataset, stream)
                 name = name_of_checkpoint(root, checkpoint_name)
                 place, manifest = load_checkpoint(training, root, name, tell)
                 where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
@@ -140,19 +140,24 @@ def evaluate(
                 tell(None)  # the other ranks are ready
         else:
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
-            training = follow(plan, Path(tell(None)), tell, load, is_evaluation=True)
+            training = follow(plan, Path(tell(None)), tell, load, is_evaluation=True, classes=directory)
     if run is None:
-        _leave_out(training, stream)
-        return training.main_loop.run_evaluation(stream)
+        return _evaluate(training, stream)
     with kept_or_removed(run, existed=False), run.log:
-        _leave_out(training, stream)
-        try:
-            return training.main_loop.run_evaluation(stream)
-        except BaseException:
-            if training.main_loop.capsule is not None:
-                place = from_here(training.main_loop.capsule)
-                _LOG.warning("repeat the step that failed with: emrun replay %s", place)
-            raise
+        return _evaluate(training, stream)
+
+
+def _evaluate(training: Training, stream: str) -> EpochData:
+    _leave_out(training, stream)
+    try:
+        return training.main_loop.run_evaluation(stream)
+    except BaseException as error:
+        if isinstance(error, StreamError) and "forward of" in str(error):
+            error.add_note("for a stream without labels there is `emrun predict`, not an evaluation")
+        if training.main_loop.capsule is not None:
+            place = from_here(training.main_loop.capsule)
+            _LOG.warning("repeat the step that failed with: emrun replay %s", place)
+        raise
 
 
 def config_of(directory: Path) -> Config:
@@ -221,10 +226,13 @@ def _leave_out(training: Training, stream: str) -> None:
     loop.change_hooks(kept)
 
 
-def unknown_stream(dataset: Any, stream: str) -> UsageError:
-    """Return the error for a stream that a dataset does not have."""
-    there = [name.removesuffix("_stream") for name in dir(dataset) if name.endswith("_stream")]
-    near = did_you_mean(stream, there)
-    if stream.removesuffix("_eval") in there:  # the loop's name for an evaluated train stream
-        near = f"; did you mean {stream.removesuffix('_eval')!r}?"
-    return UsageError(f"dataset {type(dataset).__name__} has no stream {stream!r}{near} (it has {listed(there)})")
+def check_stream(dataset: Any, stream: str) -> None:
+    """Check that a dataset has a stream.
+
+    Raises:
+        UsageError: it has not.
+    """
+    try:
+        stream_function(dataset, stream)
+    except AttributeError as error:
+        raise UsageError(str(error)) from error

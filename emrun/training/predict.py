@@ -17,7 +17,7 @@ from emrun.ranks.group import join
 from emrun.storage.checkpoints import commits
 from emrun.storage.run import CHECKPOINTS
 from emrun.training.create import assemble_alike, check_alike
-from emrun.training.evaluate import config_of, load_checkpoint, name_of_checkpoint, unknown_stream
+from emrun.training.evaluate import check_stream, config_of, load_checkpoint, name_of_checkpoint
 from emrun.training.user_code import log_code_directory
 
 
@@ -42,11 +42,13 @@ def predict(
     checkpoint_name: str | None = None,
     variables: Sequence[str] | None = None,
     *,
+    classes: bool = False,
     overwrite: bool = False,
 ) -> Predictions:
     """Write the outputs of a run's model for every example of a stream to a file; nothing is written into the run.
 
-    The stream may lack the labels: losses and metrics that need a source that is not there are left out, and logged.
+    The stream may lack the labels: losses and metrics that need a source that is not there are left out, and sources
+    whose parameter of `forward` has a default value; both are logged.
     Of the hooks, only those that change batches (`before_batch`) are run. `fixed_batch_size` has no effect.
 
     Args:
@@ -57,6 +59,7 @@ def predict(
         config: a config to use instead of the config of the run.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
+        classes: add the number and the name of the predicted class; see the hook `SavePredictions`.
         overwrite: replace a file that exists.
 
     Raises:
@@ -78,23 +81,26 @@ def predict(
         check_alike(plan, tell)
         commits.find(root, checkpoint_name)
         try:
-            saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables)
+            saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables, classes=classes)
         except ArgumentError as error:
             raise UsageError(error.message) from error
         log_code_directory(plan)
         plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
-        training = assemble_alike(plan, tell, directory, run=None, is_evaluation=True)
-        if not callable(getattr(training.dataset, f"{stream}_stream", None)):
-            raise unknown_stream(training.dataset, stream)
+        training = assemble_alike(plan, tell, directory, run=None, is_evaluation=True, classes=directory)
+        check_stream(training.dataset, stream)
         training.model.predict_only()
-        loop = training.main_loop
+        loop, saver.dataset = training.main_loop, training.dataset
         loop.change_hooks([*loop.hooks, saver])
         loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
         loop.run_evaluation(stream)
     except StreamError as error:
         if "forward of" in str(error):
-            error.add_note("if the model can predict without a source, give the parameter of forward a default value")
+            error.add_note(
+                "leave out a source that a prediction does not need: 'model.inputs=[...]' with the others"
+                if base.root.get("model", "inputs") is not None
+                else "a label may be absent if its parameter of forward has a default value, such as label=None"
+            )
         raise
     rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))  # type: ignore[attr-defined]
     if not rows:

@@ -21,24 +21,25 @@ from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
 from emrun.loop.saving import left_alone
 from emrun.ranks.group import join, ranks
+from emrun.record.record import Record
+from emrun.record.rows import Reader
+from emrun.record.sinks import AbstractSink
 from emrun.runs.own_files import files_written_by
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage.checkpoints import commits
-from emrun.storage.checkpoints.manifest import check_resumable, verify
-from emrun.storage.class_names import check_classes
+from emrun.storage.checkpoints.manifest import check_resumable, is_of_earlier_version, verify
+from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.code.record import copy_code
-from emrun.storage.files import check_guards, copy_regular, storing, write_atomically
+from emrun.storage.files import PLACES, check_guards, copy_regular, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
-from emrun.storage.metrics import METRICS, read_metrics
 from emrun.storage.plain import plain_of, write_with_plain
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
-from emrun.training.create import DRAWN, assemble_alike, check_alike, follow, remove, warn_of
+from emrun.training.create import DRAWN, FOUND, assemble_alike, check_alike, connected, follow, remove, warn_of
 from emrun.training.device import device_of
-from emrun.training.settings import FOUND, connected
 from emrun.training.user_code import log_code_directory, record_code
 
 _LOG = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def _resumed(
             and checkpoint_name is None
             and run is not None
         ):
-            _leave_finished(run, str(trace.get("reason")), has_page=plan.get("main_loop", {}).get("report", True))
+            _leave_finished(plan, run, str(trace.get("reason")), has_page=plan.get("main_loop", {}).get("report", True))
             tell(None)
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -137,11 +138,13 @@ def _resumed(
             log_code_directory(plan)
             _tell_of_ranks(int(trace.get("ranks") or 1))
             tell((str(run.directory), place is None))
-            training = connected(assemble_alike(plan, tell, run.directory, run, is_new=place is None), run)
+            training = connected(
+                assemble_alike(plan, tell, run.directory, run, is_new=place is None, classes=run.directory), run
+            )
             if place is not None:
                 place = _restored(training, place, changed)
             else:
-                run.rewind_to_start()
+                training.main_loop.rows.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", from_here(source))
             schedule = plan_schedule(training, plan)
             if fork is None:
@@ -149,7 +152,7 @@ def _resumed(
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
-            _store(run, config.root, source, changed)
+            _store(run, config.root, source, changed, training.dataset)
             run.trace.begin_again(
                 trace,
                 {"checkpoint": place.name if place else None, "changed": changed},
@@ -175,10 +178,26 @@ def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
         raise
 
 
-def _leave_finished(run: Run, reason: str, *, has_page: bool) -> None:
+def _complete_sinks(plan: Plan, run: Run, reason: str) -> None:
+    """Write what sinks do not have of a finished run."""
+    recipes = [each for each in plan.hooks if isinstance(each.target, type) and issubclass(each.target, AbstractSink)]
+    supplied = {"output_dir": run.directory, "model": None, "dataset": None}
+    with run.log:
+        sinks = [each.build(supplied) for each in recipes]
+        record = Record(run.directory)
+        record.go_on()
+        for sink in sinks:
+            sink.complete(record, "finished", reason, [each for each in sinks if type(each) is type(sink)])
+
+
+def _leave_finished(plan: Plan, run: Run, reason: str, *, has_page: bool) -> None:
     """Say that a run is finished, and how to train it longer; write its page if the process was killed before."""
     _LOG.info("nothing to do: the run is finished: %s", reason)
-    _LOG.info("to train longer, resume with %s", _way_on(reason))
+    if is_of_earlier_version((run.checkpoints / "latest").resolve()):
+        _LOG.info("an earlier version of emrun has made the run, which alone can train it longer")
+    else:
+        _LOG.info("to train longer, resume with %s", _way_on(reason))
+        _complete_sinks(plan, run, reason)
     if has_page:
         complete(run.directory)
     run.release()
@@ -205,7 +224,7 @@ def _follow(
         if place is not None:
             training.main_loop.restore(Path(place))
 
-    return follow(plan, Path(told[0]), tell, load, is_new=told[1])
+    return follow(plan, Path(told[0]), tell, load, is_new=told[1], classes=source)
 
 
 def _tell_of_ranks(before: int) -> None:
@@ -337,7 +356,7 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
     if place is not None:
         check_resumable(place)
         return
-    recorded = read_metrics(source / METRICS)
+    recorded = list(Reader(source).epochs())
     is_at_its_first = len(recorded) <= 1 and trace.get("status") in ("running", "failed")
     had_none = trace.get("has_checkpoints") is not True
     if had_none and (is_at_its_first or commits.is_unfinished(source / CHECKPOINTS)):
@@ -363,7 +382,8 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
         is_file = path.is_file() and not path.is_symlink()
-        if is_file and not path.name.startswith(".") and path.name not in (CONFIG, TRACE, LOG):
+        is_known = not path.name.startswith(".") or path.name.endswith(PLACES)
+        if is_file and is_known and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
                 check_guards(directory / path.name)
                 copy_regular(path, directory / path.name)
@@ -371,8 +391,9 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
     return copied
 
 
-def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any]) -> None:
-    """Save the changed config as the config of the run, and the old config as `config-<n>.yaml`."""
+def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any], dataset: Any) -> None:
+    """Save the changed config as the config of the run, the old config as `config-<n>.yaml`, and new classes."""
+    record_classes(dataset, run.directory)
     if not changed:
         return
     text = (source / CONFIG).read_text(encoding="utf-8")

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
@@ -110,8 +109,7 @@ def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
     if not ranks().several:
         return
     directories = [Path(each) for each in code_directories(plan.config)]
-    code = gather(directories, Path(), everything=False)
-    own = replace(code, packages=_packages(list(_directories_of_packages(_own(directories))))).record()
+    own = gather(directories, Path(), with_repositories=False).record()
     different, _ = changes(tell(own), own)
     severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
     if severe:
@@ -133,9 +131,8 @@ def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> Non
     """
     directories = [Path(each) for each in code_directories(plan.config)]
     try:
-        code = gather(directories, run_directory, everything=False)
-        found = _directories_of_packages(_own(directories))
-        changed, place = changed_since(run_directory, replace(code, packages=_packages(list(found))).censored(censor))
+        code = gather(directories, run_directory, with_repositories=False)
+        changed, place = changed_since(run_directory, code.censored(censor))
     except OSError as error:
         _LOG.warning("the code is not compared with that of the run: %s", reason_of(error))
         return
@@ -148,24 +145,26 @@ def _own(directories: Sequence[Path]) -> set[Path]:
     return {path.absolute() for path in (*directories, *map(Path, user_directories()))}
 
 
-def gather(directories: Sequence[Path], run: Path, skipped: Container[str] = (), everything: bool = True) -> Code:
+def gather(
+    directories: Sequence[Path], run: Path, skipped: Container[str] = (), with_repositories: bool = True
+) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
     Args:
         directories: directories of the user's modules, whose repositories count also if nothing is imported from them.
         run: the run directory; changes in it do not count.
         skipped: the names of modules to leave out.
-        everything: also look at packages and repositories.
+        with_repositories: also look at repositories.
     """
     ends = monotonic() + _LONGEST
     problems: list[str] = []
     installed = list(_directories_of_packages(_own(directories)))
     modules = _read_modules(dict(_user_modules(installed, skipped)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    if not everything:
-        return Code(python, modules, problems=problems)
-    places = sorted({Path(each.file).parent for each in modules.values()})
-    repositories = list(_repositories([*directories, *places], run, ends, problems))
+    repositories: list[Repository] = []
+    if with_repositories:
+        places = sorted({Path(each.file).parent for each in modules.values()})
+        repositories += _repositories([*directories, *places], run, ends, problems)
     return Code(python, modules, _packages(installed), repositories, problems)
 
 

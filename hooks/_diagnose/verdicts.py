@@ -71,6 +71,8 @@ class Verdicts:
     """Decides from what the looks find which verdicts are given, each once for a layer."""
 
     def __init__(self) -> None:
+        self.given: list[dict[str, Any]] = []
+        """The verdicts of this process: `update`, `verdict`, and `layers` with what usually `helps`."""
         self._streaks: dict[tuple[str, str], int] = {}  # verdict and layer -> how many looks in a row have found it
         self._settled: set[tuple[str, str]] = set()  # verdicts and layers that are not judged any more
 
@@ -98,4 +100,5 @@ class Verdicts:
             shown = [f"{layer} ({in_words(figure)})" for layer, figure in found.items()]
             more = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
             layers = f"{', '.join(shown[:_MOST])}{more}"
+            self.given.append({"update": update, "verdict": verdict, "layers": list(found), "helps": help_})
             _LOG.warning("Diagnose, update %d: %s%s. What usually helps: %s", update, begin, layers, help_)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emrun.base.errors import MissingExtra
+from emrun.base.errors import needing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,10 +25,8 @@ def check_matplotlib(what: str) -> None:
     Args:
         what: the class that needs it.
     """
-    try:
+    with needing(what, "matplotlib", "plots"):
         import matplotlib.figure  # noqa: F401 - takes a quarter of a second, and most runs have no figures
-    except ImportError as error:
-        raise MissingExtra(what, "matplotlib", "plots") from error
 
 
 @contextmanager

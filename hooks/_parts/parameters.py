@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.wording import listed
+from emrun.base.wording import few
 
 Match = str | Sequence[str] | None
 """A regular expression, or a list of them, for names of parameters (`re.search`)."""
@@ -48,8 +48,7 @@ def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], module:
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     for each in expressions:
         if not any(each.search(name) for name in names):
-            more = f", ... ({len(names)} in all)" if len(names) > 20 else ""
-            message = f"{each.pattern!r} matches none of the parameters {listed(names[:20])}{more}"
+            message = f"{each.pattern!r} matches none of the parameters {few(names)}"
             raise ArgumentError(argument, message)
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from emrun.base.errors import HookError, MissingExtra
+from emrun.base.errors import HookError, needing
 from emrun.hooks._parts.columns import Column, plain
 
 _ROWS = 65536  # rows in a row group of Parquet
@@ -166,11 +166,9 @@ class ParquetFile(_Stream):
     ending = ".parquet"
 
     def __init__(self, path: Path, owner: str) -> None:
-        try:
+        with needing("a Parquet file", "pyarrow", "data"):
             import pyarrow
             import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtra("a Parquet file", "pyarrow", "data") from error
         super().__init__(path, owner)
         self._arrow = pyarrow
         self._schema: Any = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ArgumentError
-from emrun.base.wording import counted, did_you_mean
+from emrun.base.wording import counted, did_you_mean, from_here
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._parts.aside import Aside
 from emrun.hooks._parts.columns import Column
@@ -133,7 +133,8 @@ class WritesRows(AbstractHook):
             finally:
                 self.rows, self.columns = self._written, file.columns
                 self._drop()
-        _LOG.info("wrote %s of stream %r to %s", counted(self.rows, "row"), stream_name, self.path)
+        shown = counted(self.rows, "row"), stream_name, from_here(self.path)
+        _LOG.info("wrote %s of stream %r to %s", *shown, extra={"once": f"{stream_name} {self.path}"})
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop what an evaluation that was interrupted has left."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from emrun.base.errors import ArgumentError, HookError
-from emrun.base.wording import did_you_mean, listed
-from emrun.dataset import stream_names
+from emrun.base.errors import ArgumentError
+from emrun.dataset import check_streams
 
 
 class Streams:
@@ -24,14 +23,15 @@ class Streams:
         is_list = isinstance(streams, list | tuple) and bool(streams)
         if streams is not None and not (is_list and all(isinstance(name, str) for name in streams)):
             raise ArgumentError("streams", f"{streams!r} is not a list of streams such as [valid]")
-        self._names = None if streams is None else frozenset(streams)
+        self.names = None if streams is None else frozenset(streams)
+        """Their names; None for all."""
 
     def __contains__(self, name: str) -> bool:
-        return self._names is None or name in self._names
+        return self.names is None or name in self.names
 
     def reads(self, variables: Sequence[str]) -> Sequence[str] | None:
         """Return what the hook declares as `reads`: streams that it leaves out need not have the variables."""
-        return tuple(variables) if self._names is None else None
+        return tuple(variables) if self.names is None else None
 
     def check(self, hook: Any, main_loop: Any) -> None:
         """Check, when the hook is registered, that the dataset has the streams.
@@ -39,13 +39,6 @@ class Streams:
         Raises:
             HookError: it does not have one of them.
         """
-        there = list(dict.fromkeys([*stream_names(main_loop.dataset), *main_loop.extra_streams]))  # train_eval is there
-        for name in sorted(self._names or ()):
-            if name not in there:
-                raise HookError(
-                    f"{type(hook).__name__} reads stream {name!r}, which the dataset does not have"
-                    f"{did_you_mean(name, there)} "
-                    f"(its streams: {listed(there)})",
-                    [each is hook for each in main_loop.hooks].index(True),
-                    (name, "streams"),
-                )
+        index = [each is hook for each in main_loop.hooks].index(True)
+        owner = f"{type(hook).__name__} reads"
+        check_streams(self.names or (), main_loop.dataset, main_loop.extra_streams, owner, index)

@@ -11,9 +11,9 @@ class AppendRows(AbstractTracker):
         super().__init__(**kwargs)
         self.file = file
 
-    def start(self, facts, identity):
+    def begin(self, facts, identity):
         return identity or facts.name
 
-    def send(self, rows):
+    def write(self, row):
         with Path(self.file).open("a") as file:
-            file.writelines(json.dumps({"iteration": row.iteration, **row.values}) + "\n" for row in rows)
+            file.write(json.dumps({"iteration": row.iteration, **row.values}) + "\n")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.base.encoding import digest, encode, pack_all, random_state, set_random_state, unpack
+from emrun.base.encoding import decode, digest, encode, pack_all, random_state, set_random_state, unpack
 from emrun.base.errors import StateError
 from emrun.storage.checkpoints.state_file import load_state, save_state
 
@@ -19,9 +19,11 @@ def test_numpy_numbers_and_kinds_of_dict_become_plain():
     assert [type(value) for value in found.values()] == [float, int, dict, dict]
 
 
-@pytest.mark.parametrize("value", [np.zeros(2), Path("a"), {1, 2}, object(), lambda: 0, torch.float32])
+@pytest.mark.parametrize(
+    "value", [np.array([object()]), np.array(["a"]), Path("a"), {1, 2}, object(), lambda: 0, torch.float32]
+)
 def test_anything_else_is_refused_with_its_key(value):
-    with pytest.raises(StateError, match=r"state\.a\[1\]\.b is \w+, which cannot be saved"):
+    with pytest.raises(StateError, match=r"state\.a\[1\]\.b is \w+( of \S+)?, which cannot be saved"):
         encode({"a": [0, {"b": value}]}, "state")
 
 
@@ -94,6 +96,19 @@ def test_mappings_and_nested_tensors_of_a_batch_are_saved_whole(tmp_path):
         encode({"a": values}, "state")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_sparse_tensors_such_as_the_momentum_of_an_embedding_are_saved(tmp_path):
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1, momentum=0.9)
+    embedding(torch.tensor([1, 3, 1])).sum().backward()
+    optimizer.step()
+    save_state(encode(optimizer.state_dict(), "optimizer"), tmp_path)
+    found = load_state(tmp_path)["state"][0]["momentum_buffer"]
+    expected = optimizer.state[embedding.weight]["momentum_buffer"]
+    assert found.is_sparse
+    assert torch.equal(found.to_dense(), expected.to_dense())
+
+
 def test_nested_tensors_with_other_values_or_lengths_have_other_checksums():
     def nested(*entries):
         return torch.nested.nested_tensor([torch.tensor(each) for each in entries], layout=torch.jagged)
@@ -101,3 +116,66 @@ def test_nested_tensors_with_other_values_or_lengths_have_other_checksums():
     found = {digest(nested(*each)) for each in ([[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0]], [[1.0], [2.0, 4.0]])}
     assert len(found) == 3
     assert digest(nested([1.0], [2.0, 3.0])) in found
+
+
+ARRAYS = [
+    *(np.arange(4).reshape(2, 2).astype(dtype) for dtype in ("bool", "uint8", "uint64", "float16", "complex128")),
+    *(np.array(1.5), np.zeros((0, 3), np.int32), np.asfortranarray(np.arange(6.0).reshape(2, 3))[:, ::-1]),
+]
+
+
+def came_back(value, tmp_path):
+    encoded = encode({"a": [value]}, "state")
+    save_state(encode(encoded, "state", copied=True), tmp_path)  # as the state of a model is encoded twice
+    return decode(load_state(tmp_path))["a"][0]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
+def test_arrays_come_back_through_a_file(tmp_path, array):
+    found = came_back(array, tmp_path)
+    assert (type(found), found.dtype, found.shape) == (np.ndarray, array.dtype, array.shape)
+    np.testing.assert_array_equal(found, array)
+    found += found  # its own memory, which may be changed
+
+
+def test_an_array_in_a_file_becomes_one_in_memory_and_the_state_is_a_copy(tmp_path):
+    mapped = np.memmap(tmp_path / "mapped", np.int64, "w+", shape=(3,))
+    assert type(came_back(mapped, tmp_path)) is np.ndarray
+    array = np.zeros(2)
+    encoded = encode(array, "state")
+    array += 1
+    assert decode(encoded).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_generators_of_numpy_continue_and_spawn_as_before(tmp_path, kind):
+    generator = np.random.Generator(getattr(np.random, kind)(np.random.SeedSequence([3, 2**70], spawn_key=(1,))))
+    generator.spawn(2), generator.integers(9, size=5, dtype=np.int32)  # leaves half of a number for later
+    found = came_back(generator, tmp_path)
+    assert type(found) is np.random.Generator
+    for one, other in ((generator, found), (generator.spawn(1)[0], found.spawn(1)[0])):
+        expected = one.integers(99, size=9, dtype=np.int32)
+        np.testing.assert_array_equal(other.integers(99, size=9, dtype=np.int32), expected)
+
+
+def test_a_generator_of_torch_continues(tmp_path):
+    generator = torch.Generator().manual_seed(5)
+    torch.randn(3, generator=generator)
+    found = came_back(generator, tmp_path)
+    assert found.initial_seed() == 5
+    assert torch.equal(torch.randn(20, generator=found), torch.randn(20, generator=generator))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"emrun.kind": "array"},
+        {"emrun.kind": "array", "values": [1]},
+        {"emrun.kind": "torch", "device": "/tmp", "state": torch.zeros(3)},
+        {"emrun.kind": "numpy", "seed": [1, (), 0], "state": {"bit_generator": "seed"}},
+        {"emrun.kind": "numpy", "seed": [1], "state": {"bit_generator": "PCG64"}},
+    ],
+)
+def test_a_forged_state_is_an_error(forged):
+    with pytest.raises((KeyError, AttributeError, RuntimeError, ValueError, TypeError)):
+        decode({"a": [forged]})

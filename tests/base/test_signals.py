@@ -1,11 +1,12 @@
 """Handlers of signals for a block."""
 
+import os
 import signal
 import threading
 
 import pytest
 
-from emrun.base.signals import handled, unless_ignored
+from emrun.base.signals import Signals, handled, unless_ignored
 
 
 def test_signals_are_handled_in_the_block_only():
@@ -40,3 +41,21 @@ def test_a_hangup_that_is_ignored_stays_ignored():
         assert unless_ignored([signal.SIGTERM, signal.SIGHUP]) == [signal.SIGTERM]
     with handled({signal.SIGHUP: signal.SIG_DFL}):
         assert unless_ignored([signal.SIGTERM, signal.SIGHUP]) == [signal.SIGTERM, signal.SIGHUP]
+
+
+def test_the_end_of_a_child_ends_a_wait():
+    with Signals() as signals:
+        child = os.posix_spawn("/bin/true", ["true"], {})
+        signals.wait(60)
+        assert os.waitpid(child, os.WNOHANG) == (child, 0)
+        assert signals.pending == []
+
+
+def test_a_signal_that_came_before_a_wait_ends_it():
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signals.wait(60)
+        assert signals.pending == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1

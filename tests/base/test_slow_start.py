@@ -81,7 +81,7 @@ def test_nothing_is_named_when_nothing_is_slow(at_once, caplog, tmp_path):
     at_once.is_over = False
     create_training(SAMPLE, tmp_path, overrides=["hooks.StopAfter.epochs=1"]).main_loop.run_training()
     assert named(caplog) == []
-    assert at_once.cancelled == 3
+    assert at_once.cancelled >= 3
 
 
 def test_a_stream_that_fails_before_its_first_batch_ends_the_wait(at_once, tmp_path):

@@ -12,22 +12,18 @@ from click.testing import CliRunner
 
 from emrun.cli import emrun as commands
 
-ROOT = Path(__file__).parent.parent.parent
 EMRUN = Path(sys.executable).with_name("emrun")
 SHELLS = ("bash", "zsh", "fish")
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(project):
     """The current directory: a project with a run in `log`."""
-    place = shutil.copytree(ROOT / "sample_configs" / "my_project", tmp_path / "project")
-    run = place / "log" / "tumours_20261120-210301"
+    run = project / "log" / "tumours_20261120-210301"
     run.mkdir(parents=True)
     (run / "trace.yaml").write_text("status: finished\n")
-    shutil.copy(place / "config.yaml", run)
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return place
+    shutil.copy(project / "config.yaml", run)
+    return project
 
 
 def completed(line):
@@ -98,7 +94,7 @@ def test_completion_imports_neither_torch_nor_user_code(project):
     )
     assert done.stdout.split() == [f"partial,model.module.{each}" for each in ("dropout=", "hidden=", "class=")]
     loaded = set(ast.literal_eval(done.stderr))
-    assert not loaded & {"torch", "numpy", "tabulate", "tqdm", "safetensors", "sklearn", "my_model"}
+    assert not loaded & {"torch", "numpy", "tqdm", "safetensors", "sklearn", "my_model"}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

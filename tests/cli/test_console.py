@@ -1,6 +1,11 @@
 """How the commands look: colours on a terminal, none elsewhere, and what `-q` and `-v` leave out and add."""
 
+import sys
+import warnings
+
 import pytest
+
+from emrun.cli.console import terminal_log
 
 CONFIG = """\
 dataset: {class: Majority, n: 50}
@@ -131,24 +136,30 @@ class Net(torch.nn.Module):
     def forward(self, x):
         if self.wrong == "library":
             return random.sample([1, 2], 5)
+        if self.wrong == "token":
+            return torch.nn.functional.embedding(torch.arange(3), self.layer.weight)
         return self.layer(x) if self.wrong == "shape" else [][len(x)]
 
 
 def loss(logit, y):
     return torch.nn.functional.cross_entropy(logit, y.sum(dim=3))
+
+
+def classes(logit, y):
+    return torch.nn.functional.cross_entropy(logit[:, None].expand(-1, 2), (0 * y + 2).long())
 """
 WRONG_CALLS = {
     "shape": (
         ["model.module={class: my_net.Net}"],
         "forward of Net got x: float32 (10, 11)",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (10x11 and 64x1)",
-        ['my_net.py", line 14, in forward', "return self.layer(x) if"],
+        ['my_net.py", line 16, in forward', "return self.layer(x) if"],
     ),
     "Python": (
         ["model.module={class: my_net.Net, wrong: list}"],
         "forward of Net got x: float32 (10, 11)",
         "IndexError: list index out of range",
-        ['my_net.py", line 14, in forward', "return self.layer(x) if"],
+        ['my_net.py", line 16, in forward', "return self.layer(x) if"],
     ),
     "a library of Python's": (
         ["model.module={class: my_net.Net, wrong: library}"],
@@ -160,13 +171,25 @@ WRONG_CALLS = {
         ["model.loss={import: my_net.loss, inputs: [logit, y]}"],
         "model.loss got logit: float32 (10,), y: float32 (10,)",
         "IndexError: Dimension out of range",
-        ['my_net.py", line 18, in loss', "return torch.nn.functional.cross_entropy"],
+        ['my_net.py", line 20, in loss', "return torch.nn.functional.cross_entropy"],
     ),
     "metric": (
         ["model.metrics={m: {import: my_net.loss, inputs: [y, x]}}"],
         "model.metrics.m got y: float32 (10,), x: float32 (10, 11)",
         "IndexError: Dimension out of range",
-        ['my_net.py", line 18, in loss'],
+        ['my_net.py", line 20, in loss'],
+    ),
+    "the number of a class": (
+        ["model.loss={import: my_net.classes, inputs: [logit, y]}"],
+        "model.loss got logit: float32 (10,), y: float32 (10,); cross_entropy takes whole numbers from 0 to 1 here",
+        "IndexError: Target 2 is out of bounds.",
+        ['my_net.py", line 24, in classes'],
+    ),
+    "the number of a token": (
+        ["model.module={class: my_net.Net, wrong: token}"],
+        "forward of Net got x: float32 (10, 11); embedding takes whole numbers from 0 to 0 here",
+        "IndexError: index out of range in self",
+        ['my_net.py", line 15, in forward'],
     ),
     "without code of one's own": (
         ["model.module={class: torch.nn.Linear, in_features: 64, out_features: 1}"],
@@ -196,3 +219,19 @@ def test_an_error_in_forward_or_loss_says_what_went_in_then_torchs_message_then_
     assert log.rstrip().endswith(went_in)
     replayed = emrun("replay", "run")
     assert (replayed.returncode, "\nreproduced\n" in replayed.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("options", "times"), [([], 1), (["always"], 3)])
+def test_a_warning_of_python_is_shown_once_unless_the_user_says_how_often(options, times, monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "warnoptions", options)
+    with warnings.catch_warnings():
+        monkeypatch.setattr(warnings, "showwarning", lambda message, *others: shown.append(str(message)))
+        warnings.simplefilter("always")  # as Python does after each `catch_warnings`
+        before = warnings.showwarning
+        with terminal_log():
+            for _ in range(3):
+                warnings.warn("the same", UserWarning, stacklevel=1)
+            warnings.warn("another", UserWarning, stacklevel=1)
+        assert warnings.showwarning is before
+    assert shown == [*["the same"] * times, "another"]

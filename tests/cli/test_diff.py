@@ -140,7 +140,7 @@ def test_a_seed_is_named_with_its_override(runs):
 def test_the_version_of_a_package_is_named(runs):
     found = differing(runs, "one", "package")
     assert found == {"packages": [{"name": "numpy", "a": np.__version__, "b": "1.0"}]}
-    assert f"numpy      {np.__version__}" in compared(runs, "one", "package")
+    assert f"numpy    {np.__version__}" in compared(runs, "one", "package")
 
 
 def test_the_order_of_hooks_is_named(runs):

@@ -44,7 +44,11 @@ def test_an_evaluation_prints_a_table_of_each_stream_and_what_the_training_wrote
     assert [row[0] for row in rows[2:]] == ["valid", "train"]
     assert sorted(path.name for path in (tmp_path / "run" / "eval").iterdir()) == ["train-1", "valid-1"]
     done = emrun("eval", "-q", "run", "valid", "--json")
-    assert json.loads(done.stdout) == {"streams": {"valid": last["streams"]["valid"]}}
+    assert json.loads(done.stdout) == {
+        "status": "finished",
+        "exit_status": 0,
+        "streams": {"valid": last["streams"]["valid"]},
+    }
     done = emrun("eval", "-q", "run", "valid", "hooks.LogVariables.variables=[sise]")
     assert (done.returncode, done.stdout) == (2, "")
     assert "hooks[2].LogVariables: LogVariables monitors sise, but no hook writes 'sise'; did you mean 'size'?" in (

@@ -40,6 +40,13 @@ def test_what_is_no_habit_or_has_no_value_is_not_guessed_and_never_deletes(emrun
     assert "--rm'" not in done.stderr
 
 
+def test_what_no_command_does_is_answered_with_python(emrun):
+    done = emrun("export", "log/run")
+    assert done.returncode == 2
+    assert "No such command 'export'. In Python, emrun.load_run(RUN).model.module is the trained module" in done.stderr
+    assert "report" not in done.stderr
+
+
 def test_a_run_is_looked_for_where_the_user_points(emrun, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps(linear_on_majority(hooks=[{"StopAfter": {"epochs": 1}}])))
     for name in ("one", "two"):

@@ -17,7 +17,7 @@ from emrun.cli.bench import _choice
 from emrun.config.catalogue import PLACES, listing
 from emrun.config.json_schema import config_schema
 from emrun.config.names import short_names
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
 from emrun.stream_context import StreamContext
 
@@ -111,7 +111,7 @@ def test_origins_of_a_config_that_cannot_be_used_are_shown_as_far_as_possible(pr
 
 
 def test_the_schema_is_printed_without_a_config_and_without_torch(tmp_path, emrun, monkeypatch):
-    monkeypatch.setattr(Sources, "_lookup", LOOKUP)
+    monkeypatch.setattr(Unimported, "_lookup", LOOKUP)
     done = emrun("config", "--schema", env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == config_schema()
@@ -179,7 +179,10 @@ def test_bench_prints_a_table_of_streams_and_settings_and_what_to_choose(project
     streams = [line.split()[0] for line in lines[2 : lines.index("")]]
     assert len(streams) >= 8
     assert streams == ["train"] * (len(streams) // 2) + ["valid"] * (len(streams) // 2)
-    assert re.match(r"choose .*: with a step of 9 ms, training waits \d+% of its time for stream 'train', ", lines[-1])
+    assert re.match(r"choose .*: with a step of 9 ms, training waits \d+% of its time for stream 'train', ", lines[-2])
+    assert re.match(
+        r"as the config is \(.*\), the stream gives \S+ batches/s, the model takes 111: training waits", lines[-1]
+    )
     assert sorted(path.name for path in project.iterdir()) == ["base.yaml", "config.yaml"]
 
 
@@ -268,7 +271,7 @@ def test_the_help_shows_each_command_in_one_group(emrun):
     assert names == {
         "Train": ["init", "train", "resume", "eval", "predict", "sweep"],
         "Look": ["check", "config", "show", "bench", "dataset", "completion"],
-        "Compare": ["ls", "diff", "trace", "report", "prune"],
+        "Compare": ["compare", "ls", "diff", "trace", "report", "prune"],
         "Prove": ["verify-resume", "replay"],
     }
     assert sorted(itertools.chain(*names.values())) == sorted(commands.commands)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,8 +67,8 @@ hooks:
 
 @pytest.fixture
 def emrun(emrun):
-    """Run the command; its ranks are processes that have imported PyTorch. `straight` and torchrun start new ones."""
-    return lambda *words, **options: emrun(*words, **{"ranks": 4, **options})
+    """Run the command; its ranks are processes that have imported PyTorch, so that only a test of campaigns waits."""
+    return lambda *words, **options: emrun(*words, **{"ranks": 2, **options})
 
 
 @pytest.fixture
@@ -80,13 +79,13 @@ def project(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(tmp_path_factory, warm):
     """Return the run directory of an uninterrupted run on two ranks."""
     project = tmp_path_factory.mktemp("straight")
     (project / "parts.py").write_text(PARTS)
     (project / "config.yaml").write_text(CONFIG)
-    command = [EMRUN, "train", "config.yaml", "--nproc", "2", "--output-dir", "run"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200, check=False)
+    command = [str(EMRUN), "train", "config.yaml", "--nproc", "2", "--output-dir", "run"]
+    done = warm.run(command, project, timeout=100, ranks=2)
     assert done.returncode == 0, done.stderr
     return project / "run"
 
@@ -100,6 +99,13 @@ def assert_same(one, other):
     assert read_steps(one)["loss"].tolist() == read_steps(other)["loss"].tolist()
     weights = [load_file(each / "checkpoints/latest/model.safetensors") for each in (one, other)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.campaign
+def test_new_processes_train_as_those_that_stand_by(project, straight, emrun):
+    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", env={}, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert_same(straight, project / "run")
 
 
 def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
@@ -198,7 +204,9 @@ def test_a_run_that_is_deleted_at_its_end_tells_the_cause_of_a_failure(project, 
 
 def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, straight, emrun):
     (project / "fault").write_text("SIGKILL")
-    done = emrun("train", "config.yaml", "--nproc", "2", "--output-dir", "run", "--max-restarts", "1", "--no-progress")
+    done = emrun(
+        "train", "config.yaml", "--nproc", "2", "--output-dir", "run", "--max-restarts", "1", "--no-progress", ranks=4
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: rank 1 was killed by SIGKILL") == 1
     assert f"restart 1 of 1: resuming {project / 'run'}\n" in done.stderr
@@ -232,7 +240,8 @@ def test_the_status_that_the_config_has_for_an_interrupted_run(project, emrun):
 
 
 def test_a_rank_that_cannot_build_its_model_is_one_message_and_the_others_end(project, emrun):
-    done = emrun("train", "config.yaml", "--nproc", "3", "--output-dir", "run", "model.module.class=parts.failing_net")
+    words = ["--nproc", "3", "--output-dir", "run", "model.module.class=parts.failing_net"]
+    done = emrun("train", "config.yaml", *words, ranks=3)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("OSError: no weights on this machine") == 1
     assert "rank 1: " in done.stderr
@@ -330,6 +339,6 @@ class Nine(Data):
 def test_verify_resume_of_ranks_that_have_no_rows_of_some_batches(project, emrun, size, options):
     (project / "parts.py").write_text(PARTS + NINE_ROWS)
     config = [f"dataset={{class: parts.Nine, size: {size}}}", "main_loop.extra_streams=[valid]", "~hooks.parts.Fault"]
-    done = emrun("verify-resume", "config.yaml", "--nproc", "2", *options, *config, ranks=16)
+    done = emrun("verify-resume", "config.yaml", "--nproc", "2", *options, *config, ranks=8)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nexact: interrupted at" in done.stdout

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from emrun.storage.steps import Chunk
+from emrun.cli import emrun as group
+from emrun.record.record import Record
+from emrun.record.steps import Chunk
+from emrun.shown import Picture, Text
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = """\
@@ -188,6 +191,7 @@ def test_runs_are_compared(make_run, emrun, tmp_path):
     assert table.index("trial-1") < table.index("trial-3") < table.index("trial-2") < table.index("trial-0")
     repeats = found.text[found.text.index("Repeats") :]
     assert "trial-2, trial-3 0.1 2 0.75 0.0707107" in repeats
+    assert "trial-1" not in repeats[: repeats.index("Parameters and")]
     pictures = [each["aria-label"] for name, each in found.tags if name == "svg" and "aria-label" in each]
     assert pictures == ["highest valid/accuracy against model.optimizer.lr"]
     assert set(lines_of(found, "valid/accuracy")) == {f"trial-{index}" for index in range(4)}
@@ -196,6 +200,58 @@ def test_runs_are_compared(make_run, emrun, tmp_path):
     by_loss = emrun("report", "log/trial-0", "log/trial-1", "-o", "two.html", "--by", "min:valid/loss")
     assert by_loss.returncode == 0
     assert "lowest valid/loss" in page(tmp_path / "two.html").text
+
+
+def add_statistics(run, **streams):
+    """Add statistics to each epoch of a run."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for stream, added in streams.items():
+            line["streams"][stream].update(added)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_many_classes_have_one_chart_and_equal_rates_too(make_run, emrun, tmp_path):
+    f1 = {"mean": 0.5, **{str(number): number / 10 for number in range(10)}}
+    rates = {"learning_rate": 0.1, "learning_rate_1": 0.1, "learning_rate_2": 0.2}
+    for name in "ab":
+        make_run(name, [0.1, 0.5])
+        add_statistics(tmp_path / "log" / name, train=rates, valid={"f1": f1})
+    assert emrun("report", "log/a").returncode == 0
+    found = page(tmp_path / "log" / "a" / "report.html")
+    titles = [chart["title"] for chart in found.data["charts"]]
+    assert titles == ["loss", "accuracy", "accuracy/std", "f1", "valid/f1 by class", "learning_rate", "learning_rate_2"]
+    assert list(lines_of(found, "valid/f1 by class")) == list("0123456789")
+    assert emrun("report", "log").returncode == 0
+    titles = [chart["title"] for chart in page(tmp_path / "log" / "report.html").data["charts"]]
+    assert [title for title in titles if "f1" in title] == ["valid/f1"]
+
+
+@pytest.mark.parametrize(("best", "condition"), [(2, "max"), (1, "min")])
+def test_of_equal_values_the_earliest_epoch_is_the_best_on_the_page_as_elsewhere(
+    make_run, emrun, tmp_path, best, condition
+):
+    config = f"hooks:\n  - SaveBest: {{variable: accuracy, condition: {condition}}}\n"
+    make_run("a", [0.5, 0.25, 0.75, 0.75, 0.25], config=config)
+    assert emrun("report", "log/a").returncode == 0
+    assert (
+        f"{condition.replace('max', 'highest').replace('min', 'lowest')} valid/accuracy, epoch {best})"
+        in page(tmp_path / "log" / "a" / "report.html").text
+    )
+    (row,) = json.loads(emrun("ls", "log", "--json").stdout)
+    assert row["best"]["epoch"] == best
+
+
+def test_what_hooks_show_is_on_the_page_once(make_run, emrun, tmp_path):
+    run, content = make_run("a", [0.5]).directory, b"\x89PNG\r\n\x1a\n" + bytes(16)
+    (run / "same.png").write_bytes(content)
+    record = Record(run)
+    shown = {"valid/sheet": Picture(content), "look": Picture(content + b"1"), "poem": Text("<b>two\nlines</b>")}
+    record.add_epoch(1, 10, 10, 0.5, {}, shown)
+    assert emrun("report", "log/a").returncode == 0
+    found = page(run / "report.html")
+    assert [each["alt"] for name, each in found.tags if name == "img"] == ["same.png", "look"]
+    assert "poem <b>two lines</b>" in found.text[found.text.index("Texts") :]
 
 
 def test_peaks_of_steps_are_in_the_page_and_values_that_are_not_finite_are_counted(make_run, emrun, tmp_path):
@@ -262,7 +318,11 @@ def test_a_hostile_run_is_only_text(make_run, emrun, tmp_path):
         assert not any("onerror" in each or "onload" in each for _, each in found.tags)
         assert "alert(1)" in found.text
         said = found.text[found.text.index("What could not be read") :]
-        for what in ("metrics.jsonl: 2 lines damaged", "checkpoint it-00000010 is damaged", "failures/2 is damaged"):
+        for what in (
+            "metrics.jsonl: line 3 is damaged or not of an epoch; it is ignored, and 1 more",
+            "checkpoint it-00000010 is damaged",
+            "failures/2 is damaged",
+        ):
             assert what in said
 
 
@@ -282,7 +342,7 @@ def test_a_page_of_many_names_and_large_files_stays_small(make_run, emrun, tmp_p
     found = page(path)
     assert path.stat().st_size < 2_000_000
     assert "more statistics not shown: there are too many" in found.text
-    assert "1 line damaged" in found.text
+    assert "is damaged or not of an epoch" in found.text
 
 
 @pytest.mark.parametrize("name", ["trace.yaml", "config.yaml", "metrics.jsonl", "steps.jsonl"])
@@ -416,3 +476,18 @@ def test_a_screen_reader_has_a_name_for_everything(trained, emrun, tmp_path):
         for each in re.findall(r"<(?:input|select)[^>]*>", text):  # each is in a label
             before = text[: text.index(each)]
             assert before.count("<label>") == before.count("</label>") + 1
+
+
+def test_a_page_that_is_followed_reloads_itself_until_the_run_ends(make_run, tmp_path, monkeypatch):
+    run = make_run("a", (0.1,), status="running")
+    pages = []
+
+    def pause(seconds):
+        pages.append((tmp_path / "page.html").read_text())
+        run.end("finished", 0, None, 0, 0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("emrun.runs.following.sleep", pause)
+    assert group.main(["report", "log/a", "--follow", "-o", "page.html"], standalone_mode=False) == 0
+    pages.append((tmp_path / "page.html").read_text())
+    assert ['http-equiv="refresh"' in page for page in pages] == [True, False]

@@ -3,7 +3,9 @@
 import os
 import random
 import shutil
+import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ COMMANDS = [
     ["prune", "r", "--yes"],
 ]
 NEW = [
-    "report.html", "config-1.yaml", "notes.txt", "metrics.sqlite", "eval/mine", "eval/valid-2", "failures",
+    "config-1.yaml", "notes.txt", "metrics.sqlite", "eval/mine", "eval/valid-2", "failures",
     "failures/1",
     "failures/1/failure.json", "code-2", "code-2/record.json", "code/modules/mine.py", "checkpoints/pretrained.pt",
     "checkpoints/epoch-1", "checkpoints/best/notes.txt", "tensorboard", "trackers/write_mlflow.json", "files/x",
@@ -52,13 +54,32 @@ def run(warm, tmp_path_factory):
 
 
 def tree(root):
-    return {path: path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-            for path in root.rglob("*")}  # fmt: skip
+    found = {}
+    for path in root.rglob("*"):
+        content = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[path.relative_to(root)] = content
+    return found
+
+
+@contextmanager
+def mounted(folder, place):
+    """Have the files of a folder at another place too, as a file system that is mounted there."""
+    if subprocess.run(["mount", "--bind", folder, place], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @pytest.mark.parametrize("seed", [0, 3, *(pytest.param(each, marks=pytest.mark.campaign) for each in range(4, 300))])
 def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed):
     draw = random.Random(seed)
+    with ExitStack() as stack:
+        play(draw, run, emrun, tmp_path, stack)
+
+
+def play(draw, run, emrun, tmp_path, stack):
     shutil.copytree(run, tmp_path, symlinks=True, dirs_exist_ok=True)
     shutil.copytree(run / "run", tmp_path / "r", symlinks=True)
     outside = tmp_path / "outside"
@@ -66,7 +87,7 @@ def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed
     for name in ("file", "more/config.yaml", "more/manifest.json", ".tmp-1"):
         (outside / name).write_text(SECRET)
     own = sorted(str(path.relative_to(tmp_path / "r")) for path in (tmp_path / "r").rglob("*"))
-    kind = draw.choice(["file", "link to a file", "link to a folder", "pipe", "run"])
+    kind = draw.choice(["file", "link to a file", "link to a folder", "pipe", "run", "mount"])
     name = draw.choice(NEW if kind == "file" else [*NEW, *own])
     place = tmp_path / "r" / name
     if place.is_dir() and not place.is_symlink():
@@ -86,7 +107,13 @@ def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed
             os.mkfifo(place)
         case "run":
             shutil.copytree(run / "run", place, symlinks=True)
-    before = tree(outside), tree(place) if kind == "run" else None
+        case "mount":
+            (tmp_path / "mounted" / "more").mkdir(parents=True)
+            for inner in ("file", "config.yaml", "manifest.json", ".tmp-1", "more/notes.txt"):
+                (tmp_path / "mounted" / inner).write_text(mine)
+            place.mkdir()
+            stack.enter_context(mounted(tmp_path / "mounted", place))
+    before = tree(outside), tree(place) if kind in ("run", "mount") else None
     steps = COMMANDS if draw.random() < 0.2 else sorted(draw.sample(COMMANDS, 4), key=COMMANDS.index)
     for command in steps:
         done = emrun(*command, timeout=60)
@@ -95,8 +122,11 @@ def test_what_is_not_of_the_run_stays_and_is_not_read(run, emrun, tmp_path, seed
         assert tree(outside) == before[0], said
         if kind == "file":
             assert mine in [path.read_text("latin-1") for path in (tmp_path / "r").rglob("*") if path.is_file()], said
-        if kind == "run":
-            assert tree(place) == before[1], said
+        if kind in ("run", "mount"):
+            renamed = place.with_name(f"{place.name}-replaced-1")  # the name of a checkpoint has taken its place
+            there = renamed if renamed.exists() else place
+            now = tree(there)  # an evaluation may lie in a folder that is mounted as eval
+            assert {path: now.get(path, "gone") for path in before[1]} == before[1], said
         pages = [path for path in tmp_path.rglob("*") if path.is_file() and outside not in path.parents]
         found = [path for path in pages if not path.is_symlink() and SECRET in path.read_text("latin-1")]
         assert not found, f"{said} {found}"

@@ -16,12 +16,14 @@ def project(tmp_path):
 def test_a_sweep_prints_a_table_with_the_best_first(project, emrun):
     done = emrun("sweep", "config.yaml", "--repeats", "2")
     assert done.returncode == 0
+    counts = [line[-8:] for line in done.stderr.splitlines() if ": finished in " in line]
+    assert counts == [f"({number} of 4)" for number in (1, 2, 3, 4)]
     header, _, *rows = done.stdout.splitlines()
-    assert header.split() == ["model.lr", "status", "valid/loss/mean", "std", "95", "%", "interval", "runs"]
+    assert header.split() == ["lr", "status", "valid/loss/mean", "std", "95", "%", "interval", "runs"]
     assert [row.split()[0] for row in rows] == ["0.3", "0.1"]
     assert all(row.endswith("2 of 2") for row in rows)
-    best = emrun("sweep", "config.yaml", "--repeats", "2", "--best", "--json")
-    (found,) = json.loads(best.stdout)["experiments"]
+    best = emrun("sweep", "config.yaml", "--repeats", "2", "--status", "--json")
+    found, _ = json.loads(best.stdout)["experiments"]
     assert found["values"] == {"model.lr": 0.3}
     assert found["count"] == 2
     assert found["mean"] == pytest.approx(sum(run["value"] for run in found["runs"]) / 2)
@@ -86,7 +88,7 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
         (["seed=abc"], "seed: 'abc' is not a whole number"),
         (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
         (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
-        (["--status", "--rerun"], "use one of --status, --best, --dry-run, --rerun"),
+        (["--status", "--rerun"], "use one of --status, --dry-run, --rerun"),
     ],
 )
 def test_bad_input_is_an_error_before_the_first_trial(project, emrun, arguments, message):

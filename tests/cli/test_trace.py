@@ -8,9 +8,23 @@ import sys
 
 import pytest
 
-from emrun.storage.steps import Chunk
+from emrun.cli import emrun as group
+from emrun.record.record import Record
+from emrun.record.steps import Chunk
 
 STEPS = [Chunk(1, 1, {"loss": [0.5, float("nan")]}), Chunk(10, 5, {"loss": [0.25, 0.2], "norm": [None, 2.0]})]
+
+
+@pytest.fixture
+def emrun_here(capsys, monkeypatch, tmp_path):
+    """Return a function that runs a command in this process, and returns its exit status and output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        status = group.main(list(arguments), standalone_mode=False)
+        return status, capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture
@@ -78,7 +92,7 @@ def test_names_of_any_kind_are_in_one_line(make_run, emrun, tmp_path):
         done = emrun("trace", "log/\x1b[31m", "log/\x1b[31m/../\x1b[31m", "-f", kind)
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
-        assert r"metrics.jsonl: 1 line damaged" in done.stderr
+        assert r"metrics.jsonl: line 2 is damaged" in done.stderr
     assert len(done.stdout.splitlines()) == 2
 
 
@@ -94,3 +108,26 @@ def test_what_cannot_be_printed_is_an_error(runs, emrun, arguments, message):
     done = emrun(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_run_is_followed_until_it_ends(make_run, emrun_here, monkeypatch):
+    run = make_run("a", (0.1,), status="running")
+    record = Record(run.directory)
+    record.go_on()
+
+    def pause(seconds):
+        if len(record.epochs) < 3:
+            record.add_epoch(len(record.epochs), 10, 10, 0.5, {"valid": {"accuracy": {"mean": 0.5}}})
+        else:
+            run.end("finished", 0, None, 2, 20)
+
+    monkeypatch.setattr("emrun.runs.following.sleep", pause)
+    status, out = emrun_here("trace", "log/a", "--follow", "-k", "epoch,valid/accuracy")
+    assert (status, out) == (0, "epoch,valid/accuracy\n0,0.1\n1,0.5\n2,0.5\n")
+
+
+@pytest.mark.parametrize("arguments", [("log/b",), ("-f", "table"), ("--list-keys",)])
+def test_only_rows_of_one_run_can_be_followed(runs, emrun, arguments):
+    done = emrun("trace", "log/a", "--follow", *arguments)
+    assert done.returncode == 2
+    assert "--follow prints the rows of one run as csv, tsv or jsonl" in done.stderr

@@ -8,7 +8,7 @@ import torch
 from ruamel.yaml import YAML
 
 from emrun import create_model
-from emrun.config.catalogue import PLACES, explanation, listing
+from emrun.config.catalogue import PLACES, explained, explanation, listing, with_defaults
 from emrun.config.names import dotted_path, short_names
 
 MODEL = {
@@ -117,3 +117,48 @@ def test_every_argument_of_a_built_in_is_described(kind):
     for name in [name for name, _ in listing(kind) if kind != "schedules" or name in OWN]:
         entries = explanation(name).partition("\nArgs:\n")[2].partition("\n\n")[0].splitlines()
         assert [entry for entry in entries if entry[4:5].strip() and ": " not in f"{entry} "] == []
+
+
+def described(text, function):
+    return with_defaults(text, inspect.signature(function).parameters)
+
+
+def test_defaults_stand_beside_the_names_and_raises_is_left_out():
+    text = (
+        "Does.\n\nArgs:\n    a: the first,\n        in two lines.\n    b (int): the second.\n\nRaises:\n    No: no.\n"
+    )
+    assert described(text, lambda a, b=3: None) == (
+        "Does.\n\nArgs:\n    a: the first,\n        in two lines.\n    b (default 3) (int): the second."
+    )
+
+
+def test_what_stands_behind_raises_is_kept():
+    assert with_defaults("Does.\n\nRaises:\n    ValueError: no.\n\nSee elsewhere.", {}) == "Does.\n\nSee elsewhere."
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("best", " (default best)"),
+        ("", ' (default "")'),
+        ("null", ' (default "null")'),
+        (True, " (default true)"),
+        (1e-8, " (default 1e-08)"),
+        ((0.9, 0.999), " (default [0.9, 0.999])"),
+        (None, ""),
+        (float("inf"), ""),
+        (print, ""),
+    ],
+    ids=repr,
+)
+def test_a_default_is_written_as_yaml_if_that_is_possible(value, written):
+    assert described("Does.\n\nArgs:\n    a: it.", lambda a=value: None) == f"Does.\n\nArgs:\n    a{written}: it."
+
+
+def test_a_default_that_the_text_names_is_not_added():
+    text = "Does.\n\nArgs:\n    a: it. Default: 3."
+    assert described(text, lambda a=3: None) == text
+
+
+def test_an_object_without_a_use_in_a_config_has_its_docstring_alone():
+    assert explained("inspect.cleandoc", inspect.cleandoc) == inspect.getdoc(inspect.cleandoc)

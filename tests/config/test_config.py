@@ -157,6 +157,23 @@ def test_only_regular_files_are_extended(tmp_path):
         read_config(tmp_path / "c.yaml")
 
 
+@pytest.mark.parametrize("own", ["", "  class: TorchModel\n"])
+def test_a_file_that_only_changes_the_class_of_the_model_keeps_its_keys(write, own):
+    base = (
+        f"model:\n{own}  module: {{class: Net}}\n  loss: {{one: {{class: A}}}}\n  optimizer: {{class: Adam, eps: 1}}\n"
+    )
+
+    def model(text):
+        return read_config(write(c=f"extends: base.yaml\n{text}", base=base)).root.plain()["model"]
+
+    module, optimizer, loss = {"class": "Net"}, {"class": "Adam", "eps": 1}, {"one": {"class": "A"}}
+    kept = {"class": "my.Mine", "module": module, "optimizer": optimizer, "loss": loss}
+    assert model("model: {class: my.Mine}") == kept
+    assert model("model: {class: my.Mine, runs: [a]}") == {"class": "my.Mine", "runs": ["a"]}
+    assert model("model: {optimizer: {class: SGD}}")["optimizer"] == {"class": "SGD"}
+    assert model("model: {loss: {class: B}}")["loss"] == {"class": "B"}
+
+
 # Overlays and defaults
 
 

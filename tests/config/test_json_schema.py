@@ -23,7 +23,7 @@ from emrun.config.names import short_names
 from emrun.config.overrides import merge
 from emrun.config.plan import Plan
 from emrun.config.sections import SECTIONS, SUPPLIED
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.type_hints import mismatch
 from emrun.config.yaml_tree import node_of
 
@@ -32,7 +32,7 @@ SAMPLES = sorted((ROOT / "sample_configs").rglob("*.yaml"))
 README = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 SCHEMA = config_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
-SOURCES = Sources()
+SOURCES = Unimported()
 CONFIG = """\
 seed: 1
 name: digits

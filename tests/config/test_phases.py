@@ -15,7 +15,7 @@ from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.planner import Planner
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of, parse
 
@@ -244,7 +244,7 @@ def calls(target):
 
 def assert_nothing_is_refused_that_the_import_accepts(names):
     """Try everything that modules have; phase one first, since it must not profit from the import."""
-    static = Sources()
+    static = Unimported()
     known = {}
     for module in names:
         for member in ("A", "B", "C", "f", "g", "A.Inner", "helper", "absent", "int"):
@@ -304,7 +304,7 @@ def test_a_type_that_cannot_be_evaluated_accepts_every_value(modules, hint, valu
     number = next(NUMBERS)
     with modules(**{f"first{number}": text}):
         section = node_of({"class": f"first{number}.Data", "a": value}, Position("config"))
-        imported, read = Planner(Imported()), Planner(Sources())
+        imported, read = Planner(Imported()), Planner(Unimported())
         imported.section(section, "dataset")
         read.section(section, "dataset")
         assert imported.problems or not read.problems
@@ -348,7 +348,7 @@ def test_phase_one_refuses_no_change_of_a_sample_config_that_phase_two_accepts(n
     root = load_config(path).root.plain()
     all_changes = list(mutations(root))
     changes = random.Random(name).sample(all_changes, min(len(all_changes), count))
-    static, accepted = Sources(), 0
+    static, accepted = Unimported(), 0
     for changed in [root, *changes]:
         config = Config(parse(dump(node_of(changed, POSITION)), "c.yaml"), "c")
         try:
@@ -372,7 +372,7 @@ def test_phase_one_refuses_no_change_of_a_sample_config_that_phase_two_accepts(n
 def test_an_annotation_means_what_it_means_when_it_is_imported(modules, annotation):
     module = f"hints{next(NUMBERS)}"
     with modules(**{module: f"from __future__ import annotations\n{HEADER}\ndef Thing(x: {annotation}): pass\n"}):
-        read = Sources().parameters(Sources().find(f"{module}.Thing")).named["x"].annotation
+        read = Unimported().parameters(Unimported().find(f"{module}.Thing")).named["x"].annotation
         imported = Imported().parameters(locate(f"{module}.Thing")).named["x"].annotation
         assert read in (imported, None if imported is type(None) else imported)
 
@@ -382,4 +382,4 @@ def test_a_type_that_cannot_be_read_is_not_checked(modules, annotation):
     module = f"hints{next(NUMBERS)}"
     with modules(**{module: f"from __future__ import annotations\n{HEADER}\ndef Thing(x: {annotation}): pass\n"}):
         for value in VALUES:
-            assert refused(Sources(), f"{module}.Thing", {"x": value}) == []
+            assert refused(Unimported(), f"{module}.Thing", {"x": value}) == []

@@ -9,7 +9,7 @@ from emrun.base.errors import ConfigError
 from emrun.config import planner
 from emrun.config.config import load_config
 from emrun.config.plan import Plan, defaults_of, with_statistics
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 
 CONFIG = linear_on_digits(hooks=[{"StopAfter": {"epochs": 3}}])
 
@@ -29,14 +29,14 @@ def checked(monkeypatch):
 
 
 def test_a_config_is_planned_in_one_go(checked):
-    plan = Plan.of(load_config(CONFIG), Sources())
+    plan = Plan.of(load_config(CONFIG), Unimported())
     assert [recipe.key for recipe in plan.hooks] == ["hooks[0].StopAfter", "hooks[1].SaveLatest"]
     assert set(checked.values()) == {1}
 
 
 def test_sections_that_a_stream_does_not_change_are_not_checked_again(checked):
     overlays = {"valid": {"hooks": [{"ShowProgress": {}}]}, "test": {"seed": 3, "dataset": {"batch_size": 5}}}
-    Plan.with_evaluations(load_config({**CONFIG, "eval": overlays}), Sources())
+    Plan.with_evaluations(load_config({**CONFIG, "eval": overlays}), Unimported())
     assert checked["model"] == checked["model.module"] == checked["hooks[0].StopAfter"] == 1
     assert checked["hooks[0].ShowProgress"] == 1
     assert checked["dataset"] == 2
@@ -45,7 +45,7 @@ def test_sections_that_a_stream_does_not_change_are_not_checked_again(checked):
 def test_mistakes_of_a_stream_are_reported_under_its_key_and_other_mistakes_once():
     overlays = {"valid": {"seed": -1, "dataset": {"batch": 5}}}
     with pytest.raises(ConfigError) as caught:
-        Plan.with_evaluations(load_config({**CONFIG, "sede": 3, "eval": overlays}), Sources())
+        Plan.with_evaluations(load_config({**CONFIG, "sede": 3, "eval": overlays}), Unimported())
     assert {problem.key for problem in caught.value.problems} == {"", "eval.valid.seed", "eval.valid.dataset"}
 
 
@@ -65,7 +65,7 @@ def test_an_overlay_whose_value_is_only_equal_is_checked():
         "eval": {"valid": {"vars": {"n": True}}},
     }
     with pytest.raises(ConfigError, match=r"eval\.valid\.dataset\.batch_size.*True"):
-        Plan.with_evaluations(load_config(config), Sources())
+        Plan.with_evaluations(load_config(config), Unimported())
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_model_without_optimizer_is_wrong_unless_a_class_of_the_user_may_make_
     config = load_config({**CONFIG, "model": {**own, **model}, "hooks": hooks})
     if is_wrong:
         with pytest.raises(ConfigError, match=r"model\.optimizer: training needs an optimizer"):
-            Plan.with_evaluations(config, Sources())
+            Plan.with_evaluations(config, Unimported())
     else:
-        Plan.with_evaluations(config, Sources())
+        Plan.with_evaluations(config, Unimported())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from emrun.config.import_finder import Imported, locate
 from emrun.config.signatures import UNREAD
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 
 NUMBERS = itertools.count()
 
@@ -24,7 +24,7 @@ def found(modules):
     def parameters(text, name="Thing", **more):
         module = f"found{next(NUMBERS)}"
         with modules(**{module: text.replace("HERE", module)}, **more):
-            sources = Sources()
+            sources = Unimported()
             source = sources.find(f"{module}.{name}")
             return None if source is None else sources.parameters(source)
 
@@ -66,7 +66,7 @@ def test_relative_imports_and_packages_are_followed(modules):
     }
     with modules(**files) as path:
         (path / "pack" / "__init__.py").write_text("from .inner import Thing")
-        sources = Sources()
+        sources = Unimported()
         (base,) = sources.find("pack.Thing").__bases__
         assert (base.__module__, base.__qualname__) == ("pack.deep", "Base")
         assert list(sources.parameters(sources.find("pack.Thing")).named) == ["x", "y"]
@@ -139,7 +139,7 @@ def test_what_is_missing_is_reported_in_the_words_of_the_import(modules, path):
         pack__things=f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from os import Thine\n{PLAIN}"
     ):
         with pytest.raises(LookupError) as read:
-            Sources().find(path)
+            Unimported().find(path)
         with pytest.raises(LookupError) as imported:
             locate(path)
     assert str(read.value) == str(imported.value)
@@ -147,7 +147,7 @@ def test_what_is_missing_is_reported_in_the_words_of_the_import(modules, path):
 
 def test_a_module_that_may_change_the_path_leaves_missing_ones_to_the_import(modules):
     with modules(first="import second", second="import sys\nsys.path.append('elsewhere')", third=PLAIN):
-        sources = Sources()
+        sources = Unimported()
         with pytest.raises(LookupError):
             sources.find("nowhere.Thing")
         assert sources.find("third.Thing") is not None
@@ -181,7 +181,7 @@ def test_a_member_that_another_way_of_finding_it_may_have_is_left_to_the_import(
 )
 def test_streams_are_read_where_they_are_methods(modules, body, streams):
     with modules(data=f"from emrun import AbstractDataset\nclass Data(AbstractDataset):\n    {body}\n"):
-        assert Sources().streams(Sources().find("data.Data")) == streams
+        assert Unimported().streams(Unimported().find("data.Data")) == streams
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_a_class_that_is_registered_as_a_model_is_left_to_the_import(found):
     ],
 )
 def test_the_common_classes_of_torch_can_be_read(path, names):
-    parameters = Sources().parameters(Sources().find(path))
+    parameters = Unimported().parameters(Unimported().find(path))
     assert names <= parameters.named.keys()
     assert parameters.named.keys() == Imported().parameters(locate(path)).named.keys()
 
 
 @pytest.mark.parametrize("package", ["torch.optim", "torch.optim.lr_scheduler"])
 def test_a_package_has_the_classes_that_it_has_when_it_is_imported(package):
-    imported, read = set(Imported().classes(package)), set(Sources().classes(package))
+    imported, read = set(Imported().classes(package)), set(Unimported().classes(package))
     assert imported - {"SWALR"} <= read | {"Optimizer"}
     assert not {"Callable", "Iterable", "Sequence"} & read
 
@@ -246,7 +246,7 @@ def test_nothing_of_torch_or_of_the_user_is_imported(tmp_path):
         "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, n: int): pass\n"
     )
     code = (
-        "import sys; from emrun.config.source_finder import Sources; s = Sources()\n"
+        "import sys; from emrun.config.source_finder import Unimported; s = Unimported()\n"
         "for path in ('torch.nn.Linear', 'torch.optim.AdamW', 'emrun.TorchModel', 'mine.Net'):\n"
         "    assert s.find(path), path\n"
         "assert s.classes('torch.optim.lr_scheduler')\n"

@@ -119,6 +119,6 @@ def train_docstring(tmp_path):
         }
         main_loop = create_training(config, output_root=tmp_path).main_loop
         assert main_loop.run_training().status == "finished"
-        return [line["streams"] for line in main_loop.run.metrics]
+        return [line["streams"] for line in main_loop.metrics]
 
     return train

@@ -47,7 +47,11 @@ def expected(count):
     )
 
 
-@pytest.mark.parametrize("arguments", [{}, {"flip": True}, {"size": 3}, {"mode": "L", "flip": True}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"flip": True}, {"size": 3, "crop": "random"}, {"mode": "L", "flip": True, "dtype": "uint8"}],
+    ids=str,
+)
 def test_a_training_stream_is_the_same_however_it_is_read(root, arguments, check_training_stream):
     check_training_stream(lambda: make(**arguments))
 
@@ -60,6 +64,24 @@ def test_evaluations_are_in_the_order_of_the_names_and_never_flipped(root, passe
             assert np.array_equal(images, expected(count))
             assert (images.dtype, labels.dtype) == (np.float32, np.int64)
             assert labels.tolist() == [label for label in range(3) for _ in range(count)]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"size": 4, "flip": True}, {"mode": "L"}], ids=str)
+def test_bytes_are_the_floats_before_they_are_divided(root, passes, arguments):
+    floats, pixels = (passes(make(**arguments, dtype=dtype), "train")[0] for dtype in ("float32", "uint8"))
+    for one, two in zip(floats, pixels, strict=True):
+        assert two["image"].dtype == np.uint8
+        assert (two["image"] / np.float32(255)).tobytes() == one["image"].tobytes()
+        assert two["id"] == one["id"]
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "7"])
+def test_batches_are_the_same_for_any_number_of_threads(root, passes, bits, monkeypatch, threads):
+    found = []
+    for count in ("1", threads):
+        monkeypatch.setenv("EMRUN_THREADS", count)
+        found.append(bits(passes(make(batch_size=5, flip=True, size=4), "train")[0]))
+    assert found[0] == found[1]
 
 
 def test_classes_are_the_sorted_folders_of_train(root):
@@ -113,7 +135,7 @@ def test_what_is_called_a_picture_is_never_given_to_another_program(root, passes
     Image.fromarray(pixels(0)).save(root / "valid" / "ant" / "0.eps")
     (root / "valid" / "ant" / "0.eps").rename(root / "valid" / "ant" / "0.png")
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
-    with pytest.raises(StreamError, match=r"cannot read valid/ant/0.png: cannot identify image file"):
+    with pytest.raises(StreamError, match=r"cannot read valid/ant/0.png \(row 0\): cannot identify image file"):
         passes(make(), "valid")
 
 
@@ -182,7 +204,7 @@ BAD = ["empty", "cut", "text", "sixteen bits", "noise"]
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_picture_is_an_error_that_names_its_file(root, passes, how):
     spoil(root / "train" / "bee" / "1.png", how)
-    with pytest.raises(StreamError, match=r"stream 'train': cannot read train/bee/1.png: .*on_bad_example: skip"):
+    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png \(row 5\): .*on_bad_example: skip"):
         passes(make(), "train")
 
 
@@ -203,6 +225,24 @@ def test_bad_pictures_can_be_left_out(root, passes, caplog, how, check_training_
     assert messages[0].startswith("stream 'train': left out train/bee/0.png: ")
     assert messages[-1] == "left out 3 of 12 examples of stream 'train'"
     check_training_stream(lambda: make(on_bad_example="skip"))
+
+
+@pytest.mark.parametrize("count", [10, 12])
+def test_ten_or_all_pictures_of_a_batch_may_be_bad(root, passes, caplog, monkeypatch, count):
+    monkeypatch.setenv("EMRUN_THREADS", "3")
+    for path in sorted((root / "train").rglob("*.png"))[:count]:
+        spoil(path, "text")
+    with pytest.raises(StreamError, match=r"cannot read train/ant/0.png \(row 0\): "):
+        passes(make(size=4, batch_size=12), "train", training=False)
+    dataset = make(size=4, batch_size=12, on_bad_example="skip")
+    ((batch,),) = passes(dataset, "train", training=False)
+    assert batch["image"].shape == (12 - count, 3, 4, 4)
+    assert batch["position"].tolist() == list(range(count, 12))
+    messages = [record.getMessage() for record in caplog.records]
+    assert [each.partition(": left out ")[2].partition(":")[0] for each in messages[:3]] == [
+        f"train/ant/{number}.png" for number in range(3)
+    ]
+    assert messages[-1] == f"left out {count} of 12 examples of stream 'train'"
 
 
 def test_every_picture_keeps_its_own_label_where_others_are_left_out(root, passes):
@@ -226,10 +266,11 @@ def test_the_first_picture_that_can_be_read_gives_the_size(root, passes):
         make(on_bad_example="skip")
 
 
-def test_a_file_that_is_gone_is_an_error_even_where_bad_ones_are_left_out(root, passes):
+def test_a_file_that_is_gone_in_a_later_pass_is_an_error_even_where_bad_ones_are_left_out(root, passes):
     dataset = make(on_bad_example="skip")
+    passes(dataset, "train")
     (root / "train" / "bee" / "1.png").unlink()
-    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png: .*No such file"):
+    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png \(row 5\): .*No such file"):
         passes(dataset, "train")
 
 

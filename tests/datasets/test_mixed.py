@@ -270,3 +270,10 @@ def test_classes_have_the_names_that_all_datasets_give_them():
     assert make((Named, Named)).classes_names() == ("cat", "dog")
     assert make((Named, Numbers)).classes_names() == []
     assert make().classes_names() is None
+
+
+def test_a_mixture_is_read_as_far_ahead_as_the_part_that_says_most():
+    first, second = Numbers(0, 5), Numbers(0, 5)
+    second.read_ahead = 3
+    mixed = Mixed({"a": first, "b": second, "c": Numbers(0, 5)}, {"a": 1, "b": 1, "c": 1}, 3)
+    assert (mixed.read_ahead, Mixed({"a": first}, {"a": 1}, 3).read_ahead) == (3, 0)

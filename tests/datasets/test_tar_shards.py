@@ -127,8 +127,10 @@ def test_each_kind_of_field_has_its_type(tmp_path):
             (f"{number}.txt", "schön".encode()),
         ]
     fields = ["jpg", "seg.png", "cls", "json", "npy", "txt"]
-    batch = only_batch(write(tmp_path / "a.tar", members), sources={field: field for field in fields})
+    batch = only_batch(path := write(tmp_path / "a.tar", members), sources={field: field for field in fields})
     assert (batch["jpg"].shape, batch["jpg"].dtype) == ((3, 3, 4, 4), np.float32)
+    in_bytes = only_batch(path, sources={"jpg": "jpg"}, dtype="uint8")["jpg"]
+    assert (in_bytes / np.float32(255)).tobytes() == batch["jpg"].tobytes()
     assert abs(batch["jpg"][0, :, 0, 0] * 255 - [200, 100, 0]).max() < 3
     assert batch["seg.png"][:, :, 0, 0].tolist() == [[0] * 3, [np.float32(0.2)] * 3, [np.float32(0.4)] * 3]
     assert batch["cls"].tolist() == [7, 7, 7]
@@ -229,7 +231,8 @@ def test_an_example_that_cannot_be_decoded_is_an_error_or_left_out(tmp_path, cap
         tmp_path / "a.tar", [(f"0.{extension}", good), (f"d/1.{extension}", content), (f"2.{extension}", good)]
     )
     arguments = {"sources": {"x": extension}, "max_bytes": 200_000}
-    with pytest.raises(StreamError, match=rf"example 'd/1' of shard '.*a\.tar': field '{extension}'.*({reason})"):
+    named = r"example 'd/1' of shard '.*a\.tar' \(row 1\)"
+    with pytest.raises(StreamError, match=rf"{named}: field '{extension}'.*({reason})"):
         only_batch(path, **arguments)
     dataset = TarShards(path, **arguments, on_bad_example="skip")
     (batch,) = stream_of(dataset, training=False)

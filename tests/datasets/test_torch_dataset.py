@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 import torch
 from doubles import wrapped
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from emrun.base.errors import ArgumentError, StreamError
@@ -323,6 +334,28 @@ def test_set_epoch_gets_the_number_of_the_pass(passes):
         found = passes(make(data), "train", 2, training=training)
         orders = [np.random.default_rng(epoch).permutation(COUNT).tolist() for epoch in epochs]
         assert [together(batches) for batches in found] == orders
+
+
+INSIDE = {
+    "subset": lambda data: Subset(ConcatDataset([data, Points()]), range(COUNT)),
+    "stack": lambda data: StackDataset(each=data),
+    "chain": lambda data: ChainDataset([data, Drawn()]),
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_set_epoch_reaches_the_dataset_that_another_is_made_of(kind, passes):
+    class Told(ByEpoch if kind == "chain" else Points):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+            told.append(epoch)
+
+    told = []
+    whole = INSIDE[kind](Told())
+    passes(make(whole, sources=None, collate=lambda items: {"x": np.arange(len(items))}), "train", 2)
+    assert told == [1, 2]
+    with pytest.raises(ArgumentError, match="such workers do not see what set_epoch of Told sets"):
+        make(DataLoader(whole, num_workers=1, persistent_workers=True))
 
 
 class SharedEpoch(Buffered):

@@ -160,7 +160,7 @@ def test_the_command_prints_what_is_found_and_fails(looked, emrun, tmp_path):
     assert "nothing is wrong" not in done.stdout
     fine = emrun("check", "config.yaml", "--data")
     assert fine.returncode == 0
-    assert "nothing is wrong; tried a step, evaluations, saving and loading, and read all data" in fine.stdout
+    assert "nothing is wrong; tried a short epoch with all hooks, saving and loading, and read all data" in fine.stdout
     as_json = emrun("check", "config.yaml", "--data", "--json", "dataset.plant=duplicate")
     assert as_json.returncode == 1
     found = json.loads(as_json.stdout)["data"]

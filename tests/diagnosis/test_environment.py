@@ -9,6 +9,7 @@ from importlib import metadata
 import pytest
 import torch
 
+from emrun.base import cores
 from emrun.diagnosis import environment
 from emrun.diagnosis.environment import inspect_environment
 
@@ -18,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def roomy(monkeypatch, tmp_path):
     """Make this a machine on which nothing is wrong, without control groups."""
-    monkeypatch.setattr(environment, "_GROUP", tmp_path / "no groups")
+    monkeypatch.setattr(cores, "_GROUP", tmp_path / "no groups")
     monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: Usage(10**11, 0, 10**11))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
@@ -69,8 +70,8 @@ def test_limits_of_control_groups_count(roomy, tmp_path, monkeypatch, files):
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(f"{text}\n")
-    monkeypatch.setattr(environment, "_GROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(environment, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cores, "_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     found = inspect_environment(tmp_path)
     assert found.facts["CPU"] == "64 cores (the control group allows 1.5), PyTorch threads: 64"

@@ -37,7 +37,7 @@ def test_the_counts_are_those_of_a_comparison_of_all_with_all(streams):
             contents = [content for content, _ in examples]
             found = store.twice(str(number))
             assert found.count == len(contents) - len(set(contents))
-            for first, others in found.groups:
+            for first, *others in found.groups:
                 assert int(first) == contents.index(contents[int(first)])
                 assert all(contents[int(each)] == contents[int(first)] for each in others)
             for other, there in enumerate(streams):
@@ -52,7 +52,7 @@ def test_the_first_ones_are_named(tmp_path):
     store = filled(tmp_path, [[(1, 0), (2, 0), (1, 0), (1, 1)], [(3, 0), (2, 0), (1, 0)]])
     assert in_words(store.twice("0")) == "0 (2, 3)"
     assert in_words(store.in_both("1", "0"), "0") == "1 (0 1), 2 (0 0, 2, 3)"
-    assert store.with_other_labels().groups == [("0 0", ["0 2", "0 3", "1 2"])]
+    assert store.with_other_labels().groups == [["0 0", "0 2", "0 3", "1 2"]]
 
 
 def test_many_examples_take_little_memory(tmp_path):

@@ -1,11 +1,13 @@
 """What is measured for streams, and which setting is recommended; the tests do not depend on real times."""
 
+import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from emrun.base.encoding import random_digest
 from emrun.base.errors import ArgumentError, UsageError
@@ -57,6 +59,19 @@ class Noted:
             print(ctx.epoch, file=file)
         yield {"x": [ctx.epoch]}
         yield {"x": [ctx.epoch]}
+
+
+class OtherDtype:
+    """Has an argument `dtype` that is not one of bytes."""
+
+    def __init__(self, dtype="whole", reads=False):
+        self.is_known = dtype == "whole"
+        if not self.is_known and not reads:
+            raise LookupError(dtype)
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(10, 1):
+            yield {"x": rows if self.is_known else 1 / 0}
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +140,15 @@ def test_without_a_model_that_can_be_trained_here_there_is_a_reason():
     assert found.step is None
     assert found.no_step.startswith("the model cannot be trained here (")
     assert "'nowhere' cannot be used here" in found.no_step
+
+
+def test_hooks_change_the_batch_that_the_model_gets():
+    loss = {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "target"]}
+    schedule = {"class": "Cosine", "warmup": "5%"}
+    hooks = [{"Mixup": {"alpha": 0.2}}, "LogVariables", {"StopAfter": {"epochs": 2}}]
+    config = {**DIGITS, "model": {**MODEL, "loss": loss, "scheduler": schedule}, "hooks": hooks}
+    found = bench(config, seconds=SECONDS)
+    assert (found.step is not None, found.no_step) == (True, None)
 
 
 @pytest.mark.parametrize("buffered", [[], ["main_loop.start_method=spawn"]])
@@ -217,3 +241,45 @@ def test_waiting_is_the_part_of_reading_that_training_does_not_hide():
     assert [round(stream.waiting(reading, 0.1), 3) for reading in stream.readings] == [0.75, 0.667, 0.333, 0.0]
     pass_of_one = StreamBench("train", True, True, 1, [Speed(Setting(), 0.1, None)])
     assert pass_of_one.waiting(pass_of_one.readings[0], 0.1) == 0.5
+
+
+def test_the_change_that_helps_most_is_the_one_with_which_training_waits_least():
+    read = measured(0.5, 0.3, 0.3, 0.2)
+    read.readings.append(Speed(Setting(buffer=4, dtype="uint8"), 0.0, 0.1))
+    best = "buffer: 4, dataset.dtype: uint8"
+    now, better = read.change(Setting(buffer=4), 0.05)
+    assert (str(now.setting), str(better.setting)) == ("buffer: 4", best)
+    assert str(read.chosen(0.05).setting) == "workers: 2"  # of those that are keys of main_loop
+    assert read.change(Setting(buffer=4, dtype="uint8"), 0.05)[1] is None
+    now, better = read.change(Setting(workers=3), 0.05)  # could not be read
+    assert (now, str(better.setting)) == (None, best)
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_images_are_also_read_as_bytes_and_by_more_threads(tmp_path, monkeypatch, threads):
+    monkeypatch.setenv("EMRUN_THREADS", threads)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / name / "0.png")
+    config = {"dataset": {"class": "ImageFolder", "train": str(tmp_path)}, "main_loop": {"workers": 0}}
+    found = bench(config, seconds=0.001, step=1.0)
+    tried = [str(each.setting) for each in found.streams[0].readings]
+    more = ["buffer: 4, EMRUN_THREADS: 2"] * (threads == "1")
+    assert tried[-len(more) - 1 :] == [*more, "buffer: 4, dataset.dtype: uint8"]
+    assert str(found.present) == "buffer: 4"
+    assert os.environ["EMRUN_THREADS"] == threads
+    assert str(bench({**config, "main_loop": {"buffer": 3}}, seconds=0.001, step=1.0).present) == "buffer: 3"
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_dataset_whose_dtype_is_another_thing_is_read_as_it_is(reads):
+    (stream,) = bench(of("OtherDtype"), [f"dataset.reads={reads}"], seconds=0.001, step=1.0).streams
+    assert [str(reading.setting) for reading in stream.readings] == SETTINGS
+
+
+def test_images_that_are_bytes_already_are_not_tried_as_bytes_once_more(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a" / "0.png")
+    dataset = {"class": "ImageFolder", "train": str(tmp_path), "dtype": "uint8"}
+    (stream,) = bench({"dataset": dataset}, seconds=0.001, step=1.0).streams
+    assert [str(reading.setting) for reading in stream.readings] == SETTINGS

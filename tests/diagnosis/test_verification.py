@@ -269,16 +269,17 @@ def test_a_recording_is_plain_json():
 def test_the_number_of_runs_is_told_before_the_first_and_the_time_after_it(
     arguments, most, more, tmp_path, monkeypatch, caplog
 ):
-    runs = []
+    runs, told = [], []
     clock = iter((100.0, 130.0))
     monkeypatch.setattr("emrun.diagnosis.verification.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr(Job, "run", lambda job: runs.append(len(caplog.messages)) or straight())
+    monkeypatch.setattr(Job, "run", lambda job, forks: runs.append(len(caplog.messages)) or straight())
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     with caplog.at_level("INFO"):
-        verify(tmp_path / "config.yaml", **arguments)
+        verify(tmp_path / "config.yaml", ranks=2, tell=lambda done, most: told.append((done, most)), **arguments)
     assert caplog.messages[:3] == [
         f"making up to {most} short runs, each in a process of its own",
         "running without interruption",
         f"{more} more runs will take about {more // 2} minutes",
     ]
     assert runs[:2] == [2, 4]
+    assert told == [(0, most), *((done, 1 + more) for done in range(1, len(runs)))]

@@ -32,10 +32,10 @@ from emrun import AbstractHook, create_model, create_training, resume_training
 from emrun.cli import main
 from emrun.config import plan
 from emrun.config.config import load_config
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 from emrun.training.create import train
 
-SOURCES = Sources()
+SOURCES = Unimported()
 OUTCOMES = ("survived", "lost", "unreadable", "silent")
 
 
@@ -192,7 +192,7 @@ def began(arguments, cwd, prepare=None):
             for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 signal.signal(number, handler)
             logging.getLogger().handlers.clear()
-            plan.Sources = lambda: SOURCES  # read the sources of torch only once
+            plan.Unimported = lambda: SOURCES  # read the sources of torch only once
             os.chdir(cwd)
             sys.path.insert(0, str(cwd))
             sys.argv = ["emrun", *map(str, arguments)]
@@ -240,7 +240,7 @@ def warm():
     """Do once what costs each child a second: torch imports many modules for its first optimizer."""
     create_model(CONFIG)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "Sources", lambda: SOURCES)
+        patch.setattr(plan, "Unimported", lambda: SOURCES)
         plan.check_statically(load_config(CONFIG), evaluations=True)
 
 

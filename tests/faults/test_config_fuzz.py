@@ -17,10 +17,10 @@ from emrun.config.import_finder import Imported, locate
 from emrun.config.names import short_names
 from emrun.config.plan import check_statically
 from emrun.config.sections import SECTIONS
-from emrun.config.source_finder import Sources
+from emrun.config.source_finder import Unimported
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_configs"
-SHARED = Sources()
+SHARED = Unimported()
 CONFIG = (SAMPLES / "majority.yaml").read_text(encoding="utf-8")
 WORDS = ("dataset", "model", "hooks", "class", "import", "args", "seed", "eval", "main_loop", "module", "extends", "lr")
 SCALARS = (
@@ -51,7 +51,7 @@ def here(tmp_path, monkeypatch):
     """Each test works in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("emrun.config.plan.Sources", lambda: SHARED)  # torch's files are read once
+    monkeypatch.setattr("emrun.config.plan.Unimported", lambda: SHARED)  # torch's files are read once
 
 
 def verdict(content, overrides=()):
@@ -203,7 +203,7 @@ def misspellings():
     yield both + "hooks:\n  - @\n", short_names("hook")
     yield model + "dataset:\n  class: @\n", short_names("dataset")
     for key, package in (("optimizer", "torch.optim"), ("scheduler", "torch.optim.lr_scheduler")):
-        yield f"{both}  {key}:\n    class: @\n", Sources().classes(package)
+        yield f"{both}  {key}:\n    class: @\n", Unimported().classes(package)
 
 
 def one_edit(name, generator):

@@ -325,19 +325,20 @@ def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small,
 
 def save_always():
     """Let a training save each batch, whose checkpoint is deleted with the next."""
-    from emrun.loop.epochs import Epochs
+    from emrun.loop.session import Session
 
-    handle = Epochs._end_silence
+    begin = Session.begin_batches
 
     def save(epochs):
         epochs.saving.request("latest", "error")
         epochs.endings.take_notice()
 
-    def saving(epochs):
-        handle(epochs)
-        epochs.events.listeners["after_batch"].append(lambda **_: save(epochs))
+    def saving(session, stream, train, calls):
+        begin(session, stream, train, calls)
+        if train:
+            calls.after.append(lambda *_: save(session.epochs))
 
-    Epochs._end_silence = saving
+    Session.begin_batches = saving
 
 
 def fork(project, name):

@@ -21,7 +21,7 @@ CONFIG = f"""{SEVERAL}
 hooks:
   - ComputeStats
   - SaveEvery: {{every: 5 updates, keep: 2}}
-  - StopAfter: {{epochs: 60}}
+  - StopAfter: {{epochs: 25}}
 """
 
 
@@ -130,12 +130,14 @@ def named_elsewhere(size):
     stand_by(size)
 
 
-@pytest.mark.parametrize("words", [["train", "--output-dir", "run"], ["verify-resume", "--at", "2"]])
-def test_ranks_listen_on_the_loopback_address_whatever_the_name_of_the_machine(tmp_path, small, words):
+@pytest.mark.parametrize(
+    ("words", "processes"), [(["train", "--output-dir", "run"], 2), (["verify-resume", "--at", "2"], 8)]
+)
+def test_ranks_listen_on_the_loopback_address_whatever_the_name_of_the_machine(tmp_path, small, words, processes):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS + LISTENS)
     (tmp_path / "config.yaml").write_text(f"{SEVERAL}\nhooks: [parts.Listens, {{StopAfter: {{epochs: 1}}}}]")
     words = [words[0], "-q", "config.yaml", "--nproc", 2, *words[1:]]
-    done = small.command(*words, cwd=tmp_path, prepare=partial(named_elsewhere, 10))
+    done = small.command(*words, cwd=tmp_path, prepare=partial(named_elsewhere, processes))
     if done.returncode == NO_NAMESPACE:
         pytest.skip("the system gives no other name to a process")
     assert done.returncode == 0, done.stderr

@@ -116,17 +116,17 @@ class Hook(AbstractHook):
 
 
 class Told(AbstractTracker):
-    def start(self, facts, identity):
-        self.write(facts)
+    def begin(self, facts, identity):
+        self.say(facts)
         return "it"
 
-    def send(self, rows):
-        self.write(rows)
+    def write(self, row):
+        self.say(row)
 
     def finish(self, status, reason):
-        self.write(reason)
+        self.say(reason)
 
-    def write(self, what):
+    def say(self, what):
         with (self.output_dir / "told.txt").open("a") as file:
             file.write(repr(what))
 """

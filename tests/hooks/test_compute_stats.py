@@ -43,7 +43,7 @@ def statistics(model, dataset, variables, **arguments):
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     entries = in_docstring(ComputeStats)
     training = train_digits(entries)
-    for epoch in training.main_loop.run.metrics:
+    for epoch in training.main_loop.metrics:
         for stream in ("train", "valid"):
             rates = ["learning_rate"] if stream == "train" else []
             assert list(epoch["streams"][stream]) == [*rates, "loss", "accuracy"]
@@ -185,14 +185,14 @@ def test_a_mapping_says_the_aggregations_of_all_variables(scripted, numbers):
 
 def test_a_mapping_of_variables_is_written_in_a_config(train_digits):
     training = train_digits([{"ComputeStats": {"variables": {"loss": ["mean", "std"], "accuracy": "mean"}}}])
-    last = training.main_loop.run.metrics[-1]["streams"]["valid"]
+    last = training.main_loop.metrics[-1]["streams"]["valid"]
     assert {name: list(found) for name, found in last.items()} == {"loss": ["mean", "std"], "accuracy": ["mean"]}
 
 
 def test_without_arguments_the_loss_and_the_metrics_of_the_model_are_computed(train_digits):
     training = train_digits(["ComputeStats"])
     assert training.hooks[0].writes == ("loss/mean", "accuracy/mean")
-    for epoch in training.main_loop.run.metrics:
+    for epoch in training.main_loop.metrics:
         assert {name: list(found) for name, found in epoch["streams"]["valid"].items()} == {
             "loss": ["mean"],
             "accuracy": ["mean"],

@@ -1,5 +1,8 @@
 """LogNorms: the norms of a loop by hand, in the step record and in the data of the epoch."""
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from doubles import SGD, Embedded, Push, Streams, words
 from doubles import run as train
 from torch import nn
 
-from emrun import AbstractHook, Factory, MainLoop, TorchModel, read_steps
+from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, read_steps
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import LogNorms
 
@@ -186,3 +189,20 @@ def test_later_hooks_have_the_means(in_docstring, train_digits):
     )
     rows = (training.output_dir / "training.csv").read_text().splitlines()
     assert "gradient_norm(bias)" in rows[0]
+
+
+def test_later_hooks_of_a_batch_and_rows_between_epochs_have_the_norms(digits_config, tmp_path):
+    found = []
+
+    class Reads(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.training:
+                found.append(float(self.main_loop.recorded["gradient_norm"]))
+
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, "LogNorms", {"WriteSQLite": {"every": "5 updates"}}]
+    training = create_training(digits_config([*hooks, {"StopAfter": {"epochs": 1}}]), output_dir=tmp_path / "run")
+    training.main_loop.change_hooks([*training.main_loop.hooks, Reads()])
+    training.main_loop.run_training()
+    with closing(sqlite3.connect(tmp_path / "run" / "metrics.sqlite")) as database:
+        rows = database.execute("SELECT value FROM step_values WHERE name = 'gradient_norm'").fetchall()
+    assert [value for (value,) in rows] == [pytest.approx(sum(found[at : at + 5]) / 5) for at in (0, 5, 10)]

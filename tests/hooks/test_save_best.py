@@ -72,7 +72,7 @@ def with_best(hook, value):
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     training = train_digits([*in_docstring(SaveBest), {"StopAfter": {"epochs": 3}}])
-    scores = [line["streams"]["valid"]["accuracy"]["mean"] for line in training.main_loop.run.metrics]
+    scores = [line["streams"]["valid"]["accuracy"]["mean"] for line in training.main_loop.metrics]
     manifest = json.loads((training.output_dir / "checkpoints" / "best" / "manifest.json").read_text())
     assert manifest["epoch"] == scores.index(max(scores))
 
@@ -351,10 +351,13 @@ def test_a_variable_without_an_aggregation_is_its_mean(scripted, numbers, run):
     stats = ComputeStats([{"loss": ["mean", "std"]}])
     best = SaveBest(aggregation=None, also={"valid/loss/std": "min"})
     MainLoop(scripted(), numbers, [stats, best, StopAfter(epochs=1)], extra_streams=["valid"], run=run).run_training()
-    stats, hooks = ComputeStats([{"loss": ["max", "std"]}]), [SaveBest(aggregation=None), StopAfter(epochs=1)]
-    stats.writes = ("loss",)
+
+    class Stats(ComputeStats):
+        writes = property(lambda self: ("loss",), lambda self, names: None)
+
+    hooks = [Stats([{"loss": ["max", "std"]}]), SaveBest(aggregation=None), StopAfter(epochs=1)]
     with pytest.raises(HookError, match=r"valid/loss, but there is no 'loss': valid has loss/max, loss/std"):
-        MainLoop(scripted(), numbers, [stats, *hooks], extra_streams=["valid"], run=run).run_training()
+        MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
 
 
 @pytest.mark.parametrize(

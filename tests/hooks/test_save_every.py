@@ -51,7 +51,7 @@ def test_it_saves_when_it_is_due_and_keeps_what_it_should(scripted, numbers, run
 
 def test_it_saves_by_minutes(scripted, numbers, run, monkeypatch):
     now = iter(range(0, 6000, 60))
-    monkeypatch.setattr("emrun.hooks._parts.intervals.monotonic", lambda: next(now))
+    monkeypatch.setattr("emrun.record.intervals.monotonic", lambda: next(now))
     assert time.monotonic() > 0
     hooks = [SaveEvery(every="2 minutes"), StopAfter(epochs=2)]
     MainLoop(scripted(), numbers, hooks, run=run).run_training()

@@ -242,7 +242,7 @@ def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch,
 def test_a_narrow_bar_leaves_out_the_rate_then_the_far_time(scripted, terminal, monkeypatch, width, shown):
     clock = Passes()
     monkeypatch.setattr(show_progress, "_SECONDS", 0)
-    monkeypatch.setattr(show_progress, "_size", lambda: {"ncols": width, "nrows": 24})
+    monkeypatch.setattr(show_progress, "width", lambda stream: width)
     model = scripted()
     model.clock = lambda: clock.now
     model.step_values = lambda: {"loss": Loss()}

@@ -1,12 +1,14 @@
 """StopAfter: the first limit that is reached ends the training successfully; the end is evaluated."""
 
+import json
 import math
 import time
 
 import pytest
+from in_ranks import in_ranks
 
-from emrun import AbstractHook, MainLoop
-from emrun.base.errors import ArgumentError
+from emrun import AbstractHook, MainLoop, TrainingTerminated, create_training, resume_training
+from emrun.base.errors import ArgumentError, ConfigError
 from emrun.base.wording import counted
 from emrun.hooks import StopAfter
 
@@ -195,24 +197,49 @@ def test_epochs_that_were_done_before_count(scripted, numbers):
     assert trace.epochs == [4, 5]
 
 
-def test_iterations_of_its_state_count(scripted, numbers):
-    first = StopAfter(iterations=9)
-    first.load_state_dict({"iterations_done": 7, "seconds": 0.0})
+def test_iterations_before_a_resume_count(scripted, numbers):
     trace = Trace()
-    loop = MainLoop(scripted(), numbers, [trace, first])
+    loop = MainLoop(scripted(), numbers, [trace, StopAfter(iterations=9)])
     loop.start_from(2, 7)
     loop.run_training()
+    assert trace.trained == 2
+
+
+def test_iterations_of_another_stream_before_a_resume_count(scripted, numbers):
+    numbers.other_stream = numbers.train_stream
+    first = StopAfter(iterations=9, train_stream_name="other")
+    first.load_state_dict({"iterations_done": 7, "seconds": 0.0})
+    trace = Trace()
+    with MainLoop(scripted(), numbers, [trace, first]) as loop:
+        loop.epoch(["other"])
     assert trace.trained == 2
     assert first.state_dict()["iterations_done"] == 9
 
 
-def test_without_a_limit_of_batches_or_time_it_does_not_listen_to_batches(train):
-    stop = StopAfter(epochs=2)
+def test_without_a_limit_of_time_it_does_not_listen_to_batches(train):
+    stop = StopAfter(epochs=2, iterations=5)
     loop, _ = train(stop)
-    assert loop.training_epochs_done == 2
+    assert loop.iterations_done == 5
     assert not [call for call in loop.epochs.events.listeners["after_batch"] if getattr(call, "__self__", None) is stop]
     assert StopAfter(epochs=2, minutes=1).after_batch is not None
-    assert StopAfter(iterations=2).after_batch is not None
+    assert StopAfter(iterations=2, train_stream_name="other").after_batch is not None
+
+
+class EndsItself(AbstractHook):
+    """Ends the training with the same batch as a limit."""
+
+    def after_batch(self):
+        if self.main_loop.iterations_done == 4:
+            raise TrainingTerminated("own reason")
+
+
+def test_the_loop_compares_the_limits_of_any_hook_and_joins_the_reasons_of_a_batch(scripted, numbers):
+    hook = EndsItself()
+    hook.limits = {"updates": 4}
+    trace = Trace()
+    loop = MainLoop(scripted(), numbers, [trace, hook], extra_streams=["valid"])
+    assert loop.run_training().reason == "own reason; 4 updates done (EndsItself updates: 4)"
+    assert trace.batches[-2:] == [("train", True), ("valid", False)]
 
 
 def test_a_hook_derived_from_it_gets_the_batches_that_it_listens_to(train):
@@ -254,8 +281,12 @@ def test_it_does_not_end_an_evaluation(scripted, numbers):
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [
-        ({}, "epochs", "give at least one of epochs, passes, updates, iterations, minutes"),
-        ({"train_stream_name": "train"}, "epochs", "give at least one of epochs, passes, updates, iterations, minutes"),
+        ({}, "epochs", "give at least one of epochs, passes, updates, iterations, minutes, training_minutes"),
+        (
+            {"train_stream_name": "train"},
+            "epochs",
+            "give at least one of epochs, passes, updates, iterations, minutes, training_minutes",
+        ),
         ({"passes": 1.5}, "passes", "1.5 is not a whole number"),
         ({"updates": -3}, "updates", "-3 is not a number of at least 0"),
         ({"epochs": -1}, "epochs", "-1 is not a number of at least 0"),
@@ -278,3 +309,108 @@ def test_the_loop_knows_the_smallest_limits(scripted, numbers):
     hooks = [StopAfter(epochs=3, minutes=5), StopAfter(epochs=2, updates=70), AbstractHook()]
     assert MainLoop(scripted(), numbers, hooks).limits == {"epochs": 2, "updates": 70}
     assert StopAfter(iterations=70, train_stream_name="other").limits == {}
+
+
+class Second(AbstractHook):
+    """Lets each batch of the train stream take a second of training, and all else an hour."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+
+    def register_mainloop(self, main_loop):
+        super().register_mainloop(main_loop)
+        main_loop.time.clock = lambda: self.now
+
+    def before_stream(self, stream_name):
+        self.now += 3600
+
+    def before_batch(self, stream_name, batch):
+        self.now += 1 if self.main_loop.training else 3600
+
+
+BUDGET = {
+    "seed": 1,
+    "dataset": {"class": "Majority", "n": 40, "batch_size": 4},
+    "model": {
+        "module": {"class": "torch.nn.Linear", "in_features": 11, "out_features": 1},
+        "inputs": {"input": "x"},
+        "outputs": ["logit"],
+        "loss": {"class": "torch.nn.MSELoss", "inputs": ["logit", "logit"]},
+        "optimizer": {"class": "SGD", "lr": 1.0},
+        "scheduler": {"class": "Linear", "warmup": "20%"},
+    },
+    "main_loop": {"extra_streams": ["valid"]},
+}
+
+
+def trained(tmp_path, budget, **more):
+    hooks = [f"{__name__}.Second", {"StopAfter": {"training_minutes": budget / 60, **more}}]
+    training = create_training({**BUDGET, "hooks": hooks}, output_dir=tmp_path / "run")
+    training.main_loop.run_training()
+    return training
+
+
+def rates(run):
+    chunks = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    return [rate for chunk in chunks for rate in chunk["learning_rate"]]
+
+
+def test_a_budget_of_training_counts_batches_alone_and_rates_follow_its_shares(tmp_path):
+    training = trained(tmp_path, 10)
+    assert training.main_loop.iterations_done == 11  # the first one does not count
+    assert training.main_loop.outcome.reason.startswith("trained for 0.1666")
+    eighths = [0, 0, 4, 8, 7, 6, 5, 4, 2, 2, 1]  # the first rate of an epoch is set in the first second of its batch
+    assert rates(tmp_path / "run") == pytest.approx([each / 8 for each in eighths], abs=1e-5)
+    lines = training.model.schedule_plan().lines()
+    assert lines[0] == "learning rate: Linear, warm-up 20%; shares of the time in which the run trains"
+    assert "25% 0.938, 50% 0.625" in lines[1]
+
+
+def test_a_resume_keeps_the_time_that_was_used(tmp_path):
+    trained(tmp_path, 10, updates=5)
+    training = resume_training(tmp_path / "run", ["~hooks.StopAfter.updates"])
+    training.main_loop.run_training()
+    assert training.main_loop.iterations_done == 5 + 7  # 4 seconds were used; the first batch of each process is free
+    last = rates(tmp_path / "run")[-6:]
+    assert last == pytest.approx([6 / 8, 5 / 8, 3 / 8, 3 / 8, 2 / 8, 1 / 8], abs=1e-5)
+
+
+class Minute(Second):
+    """Lets the time of training pass twice as fast on rank 1."""
+
+    def before_batch(self, stream_name, batch):
+        self.now += (1 + self.main_loop.ranks.rank) if self.main_loop.training else 3600
+
+
+def of_rank(place):
+    hooks = [f"{__name__}.Minute", {"StopAfter": {"training_minutes": 10 / 60}}]
+    seen = []
+    model = {**BUDGET["model"], "optimizer": {"class": "SGD", "lr": 1.0}}
+    training = create_training({**BUDGET, "model": model, "hooks": hooks}, output_dir=place / "run")
+    update = training.model.optimizer.step
+    rate = training.model.optimizer.param_groups[0]
+    training.model.optimizer.step = lambda *given: seen.append(rate["lr"]) or update(*given)
+    training.main_loop.run_training()
+    return training.main_loop.iterations_done, training.main_loop.outcome.reason, seen
+
+
+def test_ranks_end_together_when_the_slowest_has_used_the_budget_and_have_the_same_rates(tmp_path):
+    first, second = in_ranks(2, of_rank, tmp_path)
+    assert first == second
+    iterations, reason, rates_of_updates = first
+    assert iterations == 7  # 2 seconds each; the first one does not count, and the others are known a batch later
+    assert reason.startswith("trained for 0.1666")
+    assert rates_of_updates == pytest.approx([each / 8 for each in (0, 0, 0, 0, 8, 6, 4)], abs=1e-5)
+
+
+def test_other_limits_count_for_the_share_that_is_over(tmp_path):
+    trained(tmp_path, 1000, updates=10)
+    assert rates(tmp_path / "run")[5:] == pytest.approx([5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8], abs=1e-5)
+
+
+def test_lengths_in_updates_do_not_fit_a_budget_of_time(tmp_path):
+    config = {**BUDGET, "hooks": [{"StopAfter": {"training_minutes": 1}}]}
+    config["model"] = {**BUDGET["model"], "scheduler": {"class": "Linear", "warmup": "5 updates"}}
+    with pytest.raises(ConfigError, match="warmup: 5 updates: time ends the run; write a share such as 5%"):
+        create_training(config, output_dir=tmp_path / "run")

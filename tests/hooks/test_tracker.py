@@ -8,11 +8,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import AbstractTracker
+from emrun.hooks._parts.figures import png
+from emrun.record.rows import Row
+from emrun.shown import Counts, Picture, Text
 from emrun.training.create import train
 
 FILE_TRACKER = """
@@ -21,22 +25,22 @@ from emrun.hooks import AbstractTracker
 
 
 class Told(AbstractTracker):
-    def start(self, facts, identity):
-        self.write({"start": identity is None})
+    def begin(self, facts, identity):
+        self.say({"start": identity is None})
         return identity or facts.name
 
     def newest(self):
         rows = [json.loads(line) for line in (self.output_dir / "told.jsonl").read_text().splitlines()]
         return max((row["iteration"] for row in rows if "iteration" in row), default=-1)
 
-    def send(self, rows):
-        for row in rows:
-            self.write({"iteration": row.iteration, "epoch": row.epoch, **row.values})
+    def write(self, row):
+        epoch = row.epoch if row.every is None else None
+        self.say({"iteration": row.iteration, "epoch": epoch, **row.values})
 
     def finish(self, status, reason):
-        self.write({"finish": status, "reason": reason})
+        self.say({"finish": status, "reason": reason})
 
-    def write(self, content):
+    def say(self, content):
         with (self.output_dir / "told.jsonl").open("a") as file:
             file.write(json.dumps(content) + "\\n")
 """
@@ -77,12 +81,12 @@ class Post(AbstractTracker):
         super().__init__(**kwargs)
         self.url = url
 
-    def start(self, facts, identity):
+    def begin(self, facts, identity):
         self._post({"start": facts.name})
         return facts.name
 
-    def send(self, rows):
-        self._post([row.iteration for row in rows])
+    def write(self, row):
+        self._post([row.iteration])
 
     def finish(self, status, reason):
         self._post({"finish": status})
@@ -205,6 +209,35 @@ def test_a_server_that_hangs_does_not_stop_the_run_and_a_resume_sends_the_rest(p
         assert server.got[-1] == {"finish": "finished"}
 
 
+FAILS = FILE_TRACKER.replace(
+    "    def write(self, row):\n",
+    "    def write(self, row):\n"
+    '        if row.iteration > 15 and not (self.output_dir / "is_up").exists():\n'
+    '            raise ConnectionError("nobody listens")\n',
+)
+
+
+def test_a_resume_of_a_finished_run_sends_what_the_tracker_has_not_taken(
+    digits_config, tmp_path, monkeypatch, caplog, request
+):
+    name = f"told_{request.node.name}"
+    (tmp_path / f"{name}.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {f"{name}.Told": {"every": "5 updates"}}]
+    run = tmp_path / "run"
+    train(create_training(digits_config([*hooks, {"StopAfter": {"epochs": 2}}]), output_dir=run))
+    assert "Told: the tracker did not take all rows after iteration 15; `emrun resume" in caplog.text
+    assert [row["iteration"] for row in told(run / "told.jsonl") if "iteration" in row] == [0, 5, 10, 15]
+    (run / "is_up").touch()
+    assert resume_training(run) is None
+    rows = told(run / "told.jsonl")
+    assert [row["iteration"] for row in rows if "iteration" in row] == [0, 5, 10, 15, 20, 25, 30]
+    assert [row["epoch"] for row in rows if row.get("epoch") is not None] == [0, 1, 2]
+    assert rows[-1] == {"finish": "finished", "reason": "2 epochs done (StopAfter epochs: 2)"}
+    assert resume_training(run) is None
+    assert told(run / "told.jsonl") == rows
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(post, hangs):
     with serving() as (server, url):
@@ -223,8 +256,21 @@ def test_a_resume_with_a_tracker_that_is_down_is_a_warning(post, caplog):
     assert "the tracker did not take all rows after iteration 45" in caplog.text
 
 
+def test_what_hooks_show_is_given_as_objects_of_the_service():
+    shown = {
+        "p": Picture(png(np.zeros((2, 3, 3), dtype=np.uint8))),
+        "h": Counts([0.0, 0.5, 1.0], [1, 2], 2.0, 2.0),
+        "t": Text("**t**"),
+    }
+    of = {kind: lambda *args, kind=kind, **kwargs: (kind, *args, kwargs) for kind in ("picture", "histogram", "text")}
+    found = Post.objects_of(Row(1, 1, None, 1, shown=shown), **of)
+    assert (found["p"][0], found["p"][1].size) == ("picture", (3, 2))
+    assert found["h"] == ("histogram", {"np_histogram": ([1, 2], [0.0, 0.5, 1.0])})
+    assert found["t"] == ("text", "**t**", {})
+
+
 @pytest.mark.parametrize(("arguments", "argument"), [
-    ({"every": "2 epochs"}, "every"), ({"every": "5 minutes"}, "every"), ({"timeout": 0}, "timeout"),
+    ({"every": "2 epochs"}, "every"), ({"timeout": 0}, "timeout"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
@@ -237,7 +283,8 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
         train(post(url))
         path = tmp_path / "run" / "trackers" / "Post.json"
         written = json.loads(path.read_text())
-        assert {**written, "arguments": {}} == {"identity": "run", "epoch": 3, "iteration": 45, "arguments": {}}
+        state = {"epoch": 3, "iteration": 45, "at_end": -1, "status": "finished"}
+        assert {**written, "arguments": {}} == {"identity": "run", "arguments": {}, **state}
         path.write_text("{")
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.base.errors import ArgumentError, HookError, StateError
+from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import StopAfter, WriteCSV
+from emrun.record.record import Record
 from emrun.training.create import train
 
 
@@ -18,13 +19,21 @@ class Loop:
     iterations_done = 0
     training_epochs_done = 0
     extra_streams = ("valid",)
+    train_stream_name = "train"
+
+    def __init__(self):
+        self.rows = Record(None)
 
 
 def hook_of(directory, **arguments):
     hook = WriteCSV(output_dir=str(directory), **arguments)
-    hook.main_loop = Loop()
+    hook.register_mainloop(Loop())
     hook.before_training()
     return hook
+
+
+def after_epoch(hook, epoch, data):
+    hook.main_loop.rows.add_epoch(epoch, 0, 0, 0.1, data)
 
 
 def rows(path, delimiter=","):
@@ -35,7 +44,7 @@ def rows(path, delimiter=","):
 def test_an_epoch_is_a_line_under_one_header(tmp_path):
     hook = hook_of(tmp_path)
     for epoch in (0, 1):
-        hook.after_epoch(epoch, {"train": {"loss": {"mean": 0.5, "std": 3.0}}, "valid": {"loss": {"mean": epoch / 3}}})
+        after_epoch(hook, epoch, {"train": {"loss": {"mean": 0.5, "std": 3.0}}, "valid": {"loss": {"mean": epoch / 3}}})
     assert rows(tmp_path / "training.csv") == [
         ["epoch_id", "train_loss", "valid_loss"],
         ["0", "0.5", "0.0"],
@@ -47,7 +56,7 @@ def test_learning_rates_have_columns_of_the_train_stream_only(tmp_path):
     hook = hook_of(tmp_path)
     rates = {"learning_rate": 0.1, "learning_rate_1": 0.2}
     for epoch in (0, 1):
-        hook.after_epoch(epoch, {"train": {**rates, "loss": {"mean": 0.5}}, "valid": {"loss": {"mean": 0.25}}})
+        after_epoch(hook, epoch, {"train": {**rates, "loss": {"mean": 0.5}}, "valid": {"loss": {"mean": 0.25}}})
     assert rows(tmp_path / "training.csv") == [
         ["epoch_id", "train_loss", "train_learning_rate", "train_learning_rate_1", "valid_loss"],
         ["0", "0.5", "0.1", "0.2", "0.25"],
@@ -58,34 +67,35 @@ def test_learning_rates_have_columns_of_the_train_stream_only(tmp_path):
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        (2, "2.0"),
+        (2, "2"),
+        (10**400, str(10**400)),
         (np.float32(0.5), "0.5"),
         (torch.tensor(1.5), "1.5"),
-        (np.array([1.0, np.nan, 3.0]), "2.0"),
+        (np.array([1.0, np.nan, 3.0]), ""),
         (float("nan"), "nan"),
         (float("-inf"), "-inf"),
     ],
 )
 def test_numbers_of_any_kind_are_written(tmp_path, value, written):
-    hook_of(tmp_path).after_epoch(0, {"train": {"v": value}, "valid": {"v": 1}})
+    after_epoch(hook_of(tmp_path), 0, {"train": {"v": value}, "valid": {"v": 1}})
     assert rows(tmp_path / "training.csv")[1][1] == written
 
 
 def test_a_stream_that_is_not_evaluated_in_an_epoch_gets_the_default(tmp_path):
     hook = hook_of(tmp_path, default_value="-")
-    hook.after_epoch(1, {"train": {"loss": 1}})
-    hook.after_epoch(2, {"train": {"loss": 2}, "valid": {"loss": 3}})
-    assert rows(tmp_path / "training.csv")[1:] == [["1", "1.0", "-"], ["2", "2.0", "3.0"]]
+    after_epoch(hook, 1, {"train": {"loss": 1}})
+    after_epoch(hook, 2, {"train": {"loss": 2}, "valid": {"loss": 3}})
+    assert rows(tmp_path / "training.csv")[1:] == [["1", "1", "-"], ["2", "2", "3"]]
 
 
 def test_names_and_values_are_quoted(tmp_path):
-    hook_of(tmp_path, delimiter=";").after_epoch(0, {"train": {'a;"b': 1}, "valid": {'a;"b': 1}})
+    after_epoch(hook_of(tmp_path, delimiter=";"), 0, {"train": {'a;"b': 1}, "valid": {'a;"b': 1}})
     assert rows(tmp_path / "training.csv", ";")[0] == ["epoch_id", 'train_a;"b', 'valid_a;"b']
 
 
 def test_only_listed_variables_are_written(tmp_path):
     hook = hook_of(tmp_path, variables=["loss"], output_file="other.csv")
-    hook.after_epoch(0, {"train": {"loss": 1, "b": 2}, "valid": {"loss": 1}})
+    after_epoch(hook, 0, {"train": {"loss": 1, "b": 2}, "valid": {"loss": 1}})
     assert rows(tmp_path / "other.csv")[0] == ["epoch_id", "train_loss", "valid_loss"]
 
 
@@ -96,18 +106,18 @@ def test_a_value_that_is_missing_or_not_a_number_follows_the_policies(tmp_path, 
     data = {"train": {"v": 1.0}, "valid": {"v": value}}
     if policy == "error":
         with pytest.raises(HookError, match="valid/v"):
-            hook.after_epoch(0, data)
+            after_epoch(hook, 0, data)
         return
     with caplog.at_level(logging.WARNING):
-        hook.after_epoch(0, data)
+        after_epoch(hook, 0, data)
     assert rows(tmp_path / "training.csv")[1] == ["0", "1.0", "?"]
     assert ("valid/v" in caplog.text) is (policy == "warn")
 
 
 def test_a_variable_without_a_mean_has_a_column_for_each_aggregation(tmp_path):
     hook = hook_of(tmp_path)
-    hook.after_epoch(0, {"train": {"loss": {"std": 1.0, "max": 2.0}, "f1": {"mean": 0.5, "std": 0.1}}})
-    hook.after_epoch(1, {"train": {"loss": {"std": 3.0, "max": 4.0}, "f1": {"mean": 0.6, "std": 0.1}},
+    after_epoch(hook, 0, {"train": {"loss": {"std": 1.0, "max": 2.0}, "f1": {"mean": 0.5, "std": 0.1}}})
+    after_epoch(hook, 1, {"train": {"loss": {"std": 3.0, "max": 4.0}, "f1": {"mean": 0.6, "std": 0.1}},
                          "valid": {"loss": {"std": 5.0, "max": 6.0}, "f1": {"mean": 0.7, "std": 0.1}}})  # fmt: skip
     assert rows(tmp_path / "training.csv") == [
         ["epoch_id", "train_loss_std", "train_loss_max", "train_f1", "valid_loss_std", "valid_loss_max", "valid_f1"],
@@ -118,9 +128,9 @@ def test_a_variable_without_a_mean_has_a_column_for_each_aggregation(tmp_path):
 
 def test_an_aggregation_that_is_missing_later_follows_the_policy(tmp_path):
     hook = hook_of(tmp_path)
-    hook.after_epoch(0, {"train": {"loss": {"std": 1.0}}})
+    after_epoch(hook, 0, {"train": {"loss": {"std": 1.0}}})
     with pytest.raises(HookError, match="train/loss has no std"):
-        hook.after_epoch(1, {"train": {"loss": {"max": 1.0}}})
+        after_epoch(hook, 1, {"train": {"loss": {"max": 1.0}}})
 
 
 @pytest.mark.parametrize("aggregations", [["std"], ["nanmean"]], ids=str)
@@ -133,25 +143,12 @@ def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregation
     assert all(float(cell) > 0 for line in lines for cell in line[1:])
 
 
-def test_a_new_training_begins_the_file_anew(tmp_path):
+def test_a_file_of_somebody_else_is_kept_aside(tmp_path, caplog):
     (tmp_path / "training.csv").write_text("old\n")
-    hook_of(tmp_path).after_epoch(0, {"train": {"v": 1}})
+    after_epoch(hook_of(tmp_path), 0, {"train": {"v": 1}})
     assert rows(tmp_path / "training.csv")[0][0] == "epoch_id"
-
-
-def test_a_resumed_training_cuts_what_came_after_the_checkpoint(tmp_path):
-    first = hook_of(tmp_path)
-    first.after_epoch(0, {"train": {"v": 1}})
-    state = first.state_dict()
-    content = (tmp_path / "training.csv").read_text()
-    first.after_epoch(1, {"train": {"v": 2}})
-    second = WriteCSV(output_dir=str(tmp_path))
-    second.main_loop = Loop()
-    second.load_state_dict(state)
-    second.before_training()
-    assert (tmp_path / "training.csv").read_text() == content
-    second.after_epoch(1, {"train": {"v": 2}})
-    assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1"]
+    assert (tmp_path / "training-kept-1.csv").read_text() == "old\n"
+    assert "is not as this run has written it; it is kept as training-kept-1.csv, and made again" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -176,22 +173,9 @@ def test_wrong_arguments_are_refused(arguments, name, tmp_path):
 # what cannot be written
 
 
-@pytest.mark.parametrize("policy", ["error", "warn", "default"])
-@pytest.mark.parametrize("value", [10**400, -(10**5000), [1, 10**400]], ids=["above", "far below", "in a list"])
-def test_an_integer_that_no_float_can_hold_is_an_error_that_names_it(tmp_path, value, policy):
-    hook = hook_of(tmp_path, on_unknown_type=policy)
-    with pytest.raises(HookError) as caught:
-        hook.after_epoch(0, {"train": {"n": value}, "valid": {"n": 1}})
-    assert "WriteCSV: train/n is " in str(caught.value)
-    assert "too large for a floating-point number; write a smaller number, or leave the variable out" in str(
-        caught.value
-    )
-    assert not (tmp_path / "training.csv").exists()
-
-
 def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
     with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has a lone surrogate, .*rename"):
-        hook_of(tmp_path).after_epoch(0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
+        after_epoch(hook_of(tmp_path), 0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
     assert not (tmp_path / "training.csv").exists()
 
 
@@ -209,11 +193,11 @@ def test_a_file_that_is_deleted_meanwhile_gets_its_header_again(tmp_path, caplog
     for epoch in (0, 1, 2):
         if epoch == 1:
             (tmp_path / "training.csv").unlink()
-        hook.after_epoch(epoch, {"train": {"v": epoch}, "valid": {"v": 1}})
+        after_epoch(hook, epoch, {"train": {"v": epoch}, "valid": {"v": 1}})
     assert rows(tmp_path / "training.csv") == [
         ["epoch_id", "train_v", "valid_v"],
-        ["1", "1.0", "1.0"],
-        ["2", "2.0", "1.0"],
+        ["1", "1", "1"],
+        ["2", "2", "1"],
     ]
     assert "was deleted while the run writes it" in caplog.text
 
@@ -223,32 +207,59 @@ def test_a_file_that_is_deleted_meanwhile_gets_its_header_again(tmp_path, caplog
 
 def test_a_variable_of_a_single_stream_has_a_single_column(tmp_path):
     hook = hook_of(tmp_path)
-    hook.after_epoch(0, {"train": {"loss": 1}, "valid": {"loss": 2, "halvings": 3}})
+    after_epoch(hook, 0, {"train": {"loss": 1}, "valid": {"loss": 2, "halvings": 3}})
     assert rows(tmp_path / "training.csv") == [
         ["epoch_id", "train_loss", "valid_loss", "valid_halvings"],
-        ["0", "1.0", "2.0", "3.0"],
+        ["0", "1", "2", "3"],
     ]
 
 
-def test_a_variable_that_comes_later_is_warned_of_once_with_what_gives_it_a_column(tmp_path, caplog):
-    hook = hook_of(tmp_path)
-    for epoch in (0, 1, 2):
-        norm = {"gradient_norm": 1} if epoch else {}
-        hook.after_epoch(epoch, {"train": {"loss": 1, **norm}, "valid": {"loss": 2}})
-    assert caplog.messages == [
-        "WriteCSV: train/gradient_norm is not written to training.csv, because the first epoch, which determines the "
-        "columns, did not have it; to get the column, set variables: [loss, gradient_norm] and on_missing_variable: "
-        "default"
+def test_a_variable_that_comes_later_gets_a_column_at_the_end(tmp_path, caplog):
+    hook = hook_of(tmp_path, default_value="-", delimiter=";")
+    later = [{}, {"gradient_norm": 5, "f;1": {"std": 0.5, "max": 2}}, {}, {"gradient_norm": 6}]
+    for epoch, each in enumerate(later):
+        after_epoch(hook, epoch, {"train": {"loss": 1, **each}, "valid": {"loss": 2}})
+    assert rows(tmp_path / "training.csv", ";") == [
+        ["epoch_id", "train_loss", "valid_loss", "train_gradient_norm", "train_f;1_std", "train_f;1_max"],
+        ["0", "1", "2", "-", "-", "-"],
+        ["1", "1", "2", "5", "0.5", "2"],
+        ["2", "1", "2", "-", "-", "-"],
+        ["3", "1", "2", "6", "-", "-"],
     ]
+    assert not caplog.messages
+
+
+class Records(AbstractHook):
+    """Records a value of its own, from the fourth batch on."""
+
+    def after_batch(self):
+        if self.main_loop.training and self.main_loop.iterations_done > 3:
+            self.main_loop.record("halves", self.main_loop.iterations_done / 2)
+
+
+def test_what_hooks_record_has_a_column_and_a_resumed_run_has_the_same_bytes(tmp_path, digits_config):
+    hooks = [STATS, {"WriteCSV": {"every": "3 updates"}}, {"StopAfter": {"epochs": 2}}]
+    for name, ends in (("straight", []), ("resumed", ["hooks.StopAfter.iterations=8"])):
+        training = create_training(digits_config(hooks), output_dir=tmp_path / name, overrides=ends)
+        training.main_loop.change_hooks([Records(), *training.main_loop.hooks])
+        train(training)
+    path = tmp_path / "resumed" / "training.csv"
+    assert rows(path)[0][-1] == "train_halves"
+    again = resume_training(tmp_path / "resumed", ["~hooks.StopAfter.iterations"])
+    again.main_loop.change_hooks([Records(), *again.main_loop.hooks])
+    train(again)
+    assert path.read_bytes() == (tmp_path / "straight" / "training.csv").read_bytes()
+    assert [row[-1] for row in rows(path)[1:6]] == ["", "", "2.5", "4.0", "5.5"]  # means of batches 4 to 6, 7 to 9, ...
+    assert not path.with_name("training-kept-1.csv").exists()
 
 
 def test_a_listed_variable_that_comes_later_has_its_column(tmp_path, caplog):
     hook = hook_of(tmp_path, variables=["loss", "gradient_norm"], on_missing_variable="default")
     for epoch in (0, 1):
         norm = {"gradient_norm": 5} if epoch else {}
-        hook.after_epoch(epoch, {"train": {"loss": 1, **norm}, "valid": {"loss": 2}})
+        after_epoch(hook, epoch, {"train": {"loss": 1, **norm}, "valid": {"loss": 2}})
     assert rows(tmp_path / "training.csv")[0][:3] == ["epoch_id", "train_loss", "train_gradient_norm"]
-    assert rows(tmp_path / "training.csv")[2][2] == "5.0"
+    assert rows(tmp_path / "training.csv")[2][2] == "5"
     assert not caplog.messages
 
 
@@ -263,7 +274,7 @@ def test_a_listed_variable_that_comes_later_has_its_column(tmp_path, caplog):
 )  # fmt: skip
 def test_the_error_names_the_argument_to_set(tmp_path, arguments, value, expected):
     with pytest.raises(HookError) as caught:
-        hook_of(tmp_path, **arguments).after_epoch(0, {"train": {"loss": value}})
+        after_epoch(hook_of(tmp_path, **arguments), 0, {"train": {"loss": value}})
     assert str(caught.value) == f"WriteCSV: {expected}"
 
 
@@ -310,7 +321,7 @@ def test_lines_between_epochs_have_the_means_since_the_last_line(digits_config, 
     assert first == pytest.approx(np.mean(losses.means[:6]), rel=1e-6)
     assert second == pytest.approx(np.mean(losses.means[6:12]), rel=1e-6)
     ends = [float(row[2]) for row in lines if row[1] == str(length) and row not in between]
-    assert ends == [loop.run.metrics[1]["streams"]["train"]["loss"]["mean"]]
+    assert ends == [loop.metrics[1]["streams"]["train"]["loss"]["mean"]]
 
 
 @pytest.mark.parametrize("skip_zeroth_epoch", [False, True])
@@ -329,26 +340,84 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations
     assert content.count(b"\n") > 8
 
 
-def test_a_file_with_lines_between_epochs_that_lost_some_keeps_the_others(tmp_path, digits_config, caplog):
+def test_without_a_zeroth_epoch_the_columns_are_what_hooks_write(tmp_path, digits_config):
+    hooks = [{"ComputeStats": {"variables": ["accuracy"]}}, {"WriteCSV": {"every": "4 updates"}}]
+    config = digits_config([*hooks, {"StopAfter": {"epochs": 1}}], skip_zeroth_epoch=True)
+    train(create_training(config, output_dir=tmp_path / "run"))
+    path = tmp_path / "run" / "training.csv"
+    header = ["epoch_id", "iteration", "train_accuracy", "train_learning_rate", "valid_accuracy"]
+    assert rows(path)[0] == header  # not the loss, which the steps have too
+    assert [row[1] for row in rows(path)[1:]] == ["4", "8", "12", "15"]
+    before = path.read_bytes()
+    path.unlink()
+    assert resume_training(tmp_path / "run") is None
+    assert path.read_bytes() == before
+
+
+def test_an_edited_file_is_kept_aside_and_made_again(tmp_path, digits_config, caplog):
     config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
     train(create_training(config, output_dir=tmp_path / "run"))
     path = tmp_path / "run" / "training.csv"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:3], *lines[4:], "2,99,1.0,,,\n"]))
+    before = path.read_text()
+    edited = before.replace("train_loss", "my_loss")
+    path.write_text(edited)
     train(resume_training(tmp_path / "run", overrides=["hooks.StopAfter.epochs=2"]))
-    after = path.read_text().splitlines(keepends=True)
-    assert after[: len(lines) - 1] == [*lines[:3], *lines[4:]]
-    assert "2,99" not in path.read_text()
-    assert "has lost lines since the checkpoint" in caplog.text
+    assert path.read_text().startswith(before)
+    assert path.with_name("training-kept-1.csv").read_text() == edited
+    assert caplog.text.count("is kept as training-kept-1.csv, and made again") == 1
 
 
-def test_a_resume_does_not_begin_or_end_lines_between_epochs(tmp_path, digits_config):
+def test_a_file_that_is_gone_is_made_again_also_of_a_finished_run(tmp_path, digits_config):
+    config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
+    train(create_training(config, output_dir=tmp_path / "run"))
+    path = tmp_path / "run" / "training.csv"
+    before = path.read_bytes()
+    path.unlink()
+    assert resume_training(tmp_path / "run") is None
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("blocked", ["directory", "link"])
+def test_a_file_that_cannot_be_written_is_a_warning_and_the_next_start_completes_it(
+    tmp_path, digits_config, caplog, blocked
+):
+    config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}])
+    training = create_training(config, output_dir=tmp_path / "run")
+    path = tmp_path / "run" / "training.csv"
+
+    class Blocks(AbstractHook):
+        def after_stream(self, stream_name):
+            if self.main_loop.training_epochs_done == 0 and stream_name == "valid" and self.main_loop.iterations_done:
+                path.unlink()
+                path.mkdir() if blocked == "directory" else path.symlink_to(tmp_path / "elsewhere")
+
+    training.main_loop.change_hooks([*training.main_loop.hooks, Blocks()])
+    train(training)
+    assert training.main_loop.outcome.status == "finished"
+    assert caplog.text.count("the run goes on without this file, and the next start of the run completes it") == 1
+    assert not (tmp_path / "elsewhere").exists()
+    path.rmdir() if blocked == "directory" else path.unlink()
+    assert resume_training(tmp_path / "run") is None
+    assert [row[0] for row in rows(path)] == ["epoch_id", "0", "1"]
+
+
+def test_columns_that_would_have_the_same_name_have_slashes(tmp_path):
+    after_epoch(hook_of(tmp_path), 0, {"valid": {"hard_loss": 1, "loss": 2}, "valid_hard": {"loss": 3}})
+    header = rows(tmp_path / "training.csv")[0]
+    assert [name for name in header if name.endswith(("hard_loss", "hard/loss"))] == [
+        "valid/hard_loss",
+        "valid_hard/loss",
+    ]
+    assert len(set(header)) == len(header)
+
+
+def test_a_resume_with_other_arguments_makes_the_file_again(tmp_path, digits_config):
     config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}])
     train(create_training(config, output_dir=tmp_path / "run"))
-    with pytest.raises(
-        StateError, match="every is 4 updates, but the file of the checkpoint has no lines between epochs"
-    ):
-        resume_training(tmp_path / "run", overrides=["hooks.WriteCSV.every=4 updates", "hooks.StopAfter.epochs=2"])
+    changed = ["hooks.WriteCSV.delimiter=;", "hooks.StopAfter.epochs=2"]
+    train(resume_training(tmp_path / "run", overrides=changed))
+    lines = rows(tmp_path / "run" / "training.csv", ";")
+    assert [row[0] for row in lines] == ["epoch_id", "0", "1", "2"]
 
 
 def test_batches_without_any_of_the_variables_are_an_error(scripted, numbers, write, tmp_path):

@@ -1,13 +1,10 @@
-"""The runs of a real MLflow server on loopback, with a database."""
+"""The runs in a database of MLflow, and, in campaigns, of a real MLflow server on loopback that has one."""
 
-import gc
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
-import warnings
-from collections import defaultdict
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.error import URLError
@@ -19,9 +16,8 @@ from sweeps import statuses, trials, write_project
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteMLflow
-from emrun.storage.facts import Facts
-
-DUE = [0, *range(10, 136, 10), 45, 135]
+from emrun.hooks.write_mlflow import _key
+from emrun.record.facts import Facts
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +28,26 @@ def warm(warm):
     process.close()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """Return the address of a server."""
+@pytest.fixture
+def store(request, tmp_path_factory):
+    """Return the address of a store, and its database: the database itself, or a server with one."""
     place = tmp_path_factory.mktemp("mlflow")
+    database = place / "runs.db"
+    if request.param == "database":
+        yield f"sqlite:///{database}", database
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{place}/runs.db", "--default-artifact-root", str(place / "files")]
+    command += ["--backend-store-uri", f"sqlite:///{database}", "--default-artifact-root", str(place / "files")]
     with (place / "log").open("w") as log, subprocess.Popen(command, cwd=place, stdout=log, stderr=log) as process:
         try:
             wait_until_up(f"http://127.0.0.1:{port}/health", process)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", database
         finally:
             process.terminate()
             process.wait()
-            with warnings.catch_warnings():  # the sockets of MLflow's client, which a later test would get
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
 
 
 def wait_until_up(url, process):
@@ -65,31 +62,42 @@ def wait_until_up(url, process):
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, server, signals):
-    from mlflow.tracking import MlflowClient
+@pytest.mark.parametrize("store", ["database", pytest.param("server", marks=pytest.mark.campaign)], indirect=True)
+def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, store, signals):
+    uri, database = store
+    run_often(f"  - WriteMLflow: {{uri: '{uri}', experiment: one, tags: {{who: me}}, every: 10 updates}}", signals)
+    with closing(sqlite3.connect(database)) as found:
+        runs = dict(found.execute("SELECT name, run_uuid FROM runs WHERE status = 'FINISHED'"))
+        assert sorted(runs) == ["often", "straight"]
+        assert found.execute("SELECT DISTINCT name FROM experiments WHERE name != 'Default'").fetchall() == [("one",)]
+        points = {}
+        for name, run in runs.items():
+            tags, params = (dict(found.execute(f"SELECT key, value FROM {table} WHERE run_uuid = ?", [run]))
+                            for table in ("tags", "params"))  # fmt: skip
+            assert (tags["who"], tags["reason"]) == ("me", "3 epochs done (StopAfter epochs: 3)")
+            assert params["model.optimizer.lr"] == "0.5"
+            points[name] = points_of(found, run)
+    assert points["straight"] == points["often"]
+    steps = {key: [step for name, step, *_ in points["often"] if name == key] for key in ("valid/loss", "steps/loss")}
+    assert steps == {"valid/loss": [0, 45, 90, 135], "steps/loss": list(range(10, 136, 10))}
 
-    arguments = f"uri: '{server}', experiment: e{len(signals)}, tags: {{who: me}}, every: 10 updates"
-    run_often(f"  - WriteMLflow: {{{arguments}}}", signals)
-    client = MlflowClient(server)
-    experiment = client.get_experiment_by_name(f"e{len(signals)}").experiment_id
-    straight, often = sorted(client.search_runs([experiment]), key=lambda run: run.info.run_name, reverse=True)
-    assert (straight.info.run_name, often.info.run_name) == ("straight", "often")
-    for run in (straight, often):
-        assert run.info.status == "FINISHED"
-        assert run.data.tags["who"] == "me"
-        assert run.data.tags["reason"] == "3 epochs done (StopAfter epochs: 3)"
-        assert run.data.params["model.optimizer.lr"] == "0.5"
-    points = [history(client, run) for run in (straight, often)]
-    assert points[0] == points[1]
-    assert [step for step, _ in points[0]["valid/loss"]] == [0, 45, 90, 135]
-    assert [step for step, _ in points[0]["steps/loss"]] == list(range(10, 136, 10))
+
+def points_of(database, run):
+    query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY key, step, value"
+    return database.execute(query, [run]).fetchall()
 
 
-def history(client, run):
-    found = defaultdict(list)
-    for name in run.data.metrics:
-        found[name] = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, name)]
-    return {name: sorted(each) for name, each in found.items()}
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("store", ["server"], indirect=True)
+def test_a_run_that_is_killed_at_any_moment_has_each_value_once(killed_at_random, store):
+    uri, database = store
+    _, names = killed_at_random(f"  - WriteMLflow: {{uri: '{uri}', every: 10 updates}}")
+    with closing(sqlite3.connect(database)) as found:
+        runs = dict(found.execute("SELECT name, run_uuid FROM runs WHERE status = 'FINISHED'"))
+        points = {name: points_of(found, run) for name, run in runs.items()}
+    assert sorted(points) == sorted([*names, "straight"])
+    assert points == dict.fromkeys(points, points["straight"])
 
 
 def test_nobody_who_listens_is_an_error_before_the_run(emrun, often_project, monkeypatch):
@@ -110,6 +118,18 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     assert caught.value.argument == argument
 
 
+@pytest.mark.parametrize(("name", "key"), [
+    ("valid/f1/+", "valid/f1/_x2b"), ("valid/f1/=", "valid/f1/_x3d"), ("valid/f1/.", "valid/f1/_x2e"),
+    ("train/gradient_norm(bias)", "train/gradient_norm_bias_"), ("valid/loss", "valid/loss"), ("a.b/c d", "a.b/c d"),
+    ("../x", "_x2e_x2e/x"),
+])  # fmt: skip
+def test_names_that_mlflow_does_not_allow_stay_apart(name, key):
+    from mlflow.utils.validation import _validate_metric_name
+
+    assert _key(name) == key
+    _validate_metric_name(key)
+
+
 def test_a_server_of_something_else_is_an_error(monkeypatch):
     class Nothing(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -127,7 +147,7 @@ def test_a_server_of_something_else_is_an_error(monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hook = WriteMLflow(uri=f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(HookError, match="has given no run; is this the address of an MLflow server"):
-            hook.start(Facts("run", {}, "", None, None, ""), None)
+            hook.begin(Facts("run", {}, "", None, None, ""), None)
         server.shutdown()
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteTensorBoard
 from emrun.hooks._parts.figures import png
+from emrun.record.record import Record
 from emrun.shown import Histogram, Picture, Text
 from emrun.training.create import train
 
@@ -54,15 +56,16 @@ def run_with(tmp_path, digits_config):
     return run
 
 
-def test_the_points_are_the_statistics_and_the_values_of_steps(run_with):
+def test_the_points_are_the_statistics_and_the_means_between_epochs(run_with):
     run, loop = run_with(STATS, {"WriteTensorBoard": {"every": "4 updates"}})
     streams = [(line["iteration"], line["streams"]) for line in loop.metrics]
     assert points(run, "valid/loss/std") == [(it, np.float32(each["valid"]["loss"]["std"])) for it, each in streams]
     assert points(run, "valid/loss") == [(it, np.float32(each["valid"]["loss"]["mean"])) for it, each in streams]
     steps = read_steps(run)
     due = [4, 8, 12, 16, 20, 24, 28]
-    for name in ("loss", "learning_rate"):
-        assert points(run, f"steps/{name}") == [(step, np.float32(steps[name][step - 1])) for step in due]
+    assert points(run, "steps/learning_rate") == [(step, np.float32(0.5)) for step in due]
+    assert [step for step, _ in points(run, "steps/loss")] == due
+    assert points(run, "steps/loss")[0][1] == pytest.approx(steps["loss"][:4].mean(), rel=1e-6)
 
 
 def test_the_last_step_of_the_run_is_written_if_it_is_due(run_with):
@@ -104,15 +107,13 @@ def test_the_config_and_the_metrics_are_on_the_page_of_hyperparameters(run_with)
     assert "- seed: `0`" in text.tensor_proto.string_val[0].decode()
 
 
-def test_a_file_that_has_lost_points_is_continued_with_a_warning(run_with, caplog):
+def test_points_that_a_file_has_lost_are_made_again(run_with):
     run, _ = run_with(STATS, "WriteTensorBoard", epochs=2)
     (file,) = (run / "tensorboard").iterdir()
     file.write_bytes(file.read_bytes()[:-20])
     train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
-    assert "has lost points since the checkpoint" in caplog.text
     assert [step for step, _ in points(run, "train/loss")] == [0, 15, 30, 45]
-    (*_, last) = points(run, "valid/loss/std")  # it was the end of the file
-    assert last[0] == 45
+    assert [step for step, _ in points(run, "valid/loss/std")] == [0, 15, 30, 45]  # one was the end of the file
 
 
 def test_a_file_of_another_writer_is_left_alone(run_with, tmp_path):
@@ -121,7 +122,7 @@ def test_a_file_of_another_writer_is_left_alone(run_with, tmp_path):
     folder.mkdir(parents=True)
     foreign = folder / "events.out.tfevents.1.host.2.0"
     foreign.write_bytes(b"theirs")
-    hook.main_loop = None
+    hook.main_loop = SimpleNamespace(rows=Record(None))
     with pytest.raises(HookError, match="was not written by this hook; move it"):
         hook.before_training()
     assert foreign.read_bytes() == b"theirs"
@@ -146,11 +147,6 @@ def test_a_value_that_is_not_a_number_follows_the_policy(run_with, caplog, polic
     run_with(*hooks, more=[Writes()])
     warnings = [each.getMessage() for each in caplog.records if "words" in each.getMessage()]
     assert warnings == ["WriteTensorBoard: valid/words is str, not a number; it is left out"] * (policy == "warn")
-
-
-def test_every_needs_the_step_record(run_with):
-    with pytest.raises(HookError, match="`every` writes values of the step record, but this run has none"):
-        run_with(STATS, {"WriteTensorBoard": {"every": "4 updates"}}, record_steps=0)
 
 
 @pytest.mark.parametrize(("arguments", "argument"), [

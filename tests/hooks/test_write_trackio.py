@@ -25,6 +25,15 @@ def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, mon
     assert values[10].keys() == {"steps/loss", "steps/learning_rate"}
 
 
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_at_any_moment_has_each_value_once(killed_at_random, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    place, names = killed_at_random("  - WriteTrackio: {project: digits, every: 10 updates}")
+    found = {name: rows_of(tmp_path / "trackio" / "digits.db", identity(place / name)) for name in ("straight", *names)}
+    assert found == dict.fromkeys(found, found["straight"])
+
+
 def identity(run):
     return json.loads((run / "trackers" / "WriteTrackio.json").read_text())["identity"]
 

@@ -3,12 +3,21 @@
 import json
 
 import pytest
+from conftest import Warm
 
 from emrun.base.errors import ArgumentError
 from emrun.hooks import WriteWandb
 from emrun.hooks._wandb_files import newest_step, records_of
 
 DUE = [0, *range(10, 136, 10), 45, 135]
+
+
+@pytest.fixture(scope="module")
+def warm(warm):
+    """Let `emrun` run where W&B is imported already."""
+    process = Warm("wandb", parent=warm)
+    yield process
+    process.close()
 
 
 def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, signals):
@@ -18,6 +27,14 @@ def test_a_run_that_is_interrupted_and_killed_has_each_value_once(run_often, sig
     assert sorted(step for step, _ in straight) == sorted(DUE)
     values = dict(straight)
     assert {"valid/loss", "valid/loss/std", "train/learning_rate"} <= json.loads(values[45]).keys()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_a_run_that_is_killed_at_any_moment_has_each_value_once(killed_at_random):
+    place, names = killed_at_random("  - WriteWandb: {project: digits, mode: offline, every: 10 updates}")
+    straight = sorted(history(place / "straight"))
+    assert {name: sorted(history(place / name)) for name in names} == dict.fromkeys(names, straight)
 
 
 def history(run):

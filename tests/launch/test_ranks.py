@@ -15,7 +15,8 @@ from emrun.launch.ranks import _explained, launch, run_processes
 def explained(place, failures, words):
     """Return what is printed; failures: rank -> exit status, words: rank -> (cause, survived, time)."""
     for rank, (cause, survived, time) in words.items():
-        (place / f"{rank}.json").write_text(json.dumps({"cause": cause, "survived": survived, "time": time}))
+        said = {"cause": cause, "survived": survived, "time": time, "problems": []}
+        (place / f"{rank}.json").write_text(json.dumps(said))
     return _explained(failures, place)
 
 
@@ -106,7 +107,7 @@ else:
 for _ in range(1000):  # a signal of the launcher would end the process here
     os.sched_yield()
 words = place / f"{rank}.json"
-words.with_suffix(".part").write_text(json.dumps({"cause": cause, "survived": "", "time": 1.0}))
+words.with_suffix(".part").write_text(json.dumps({"cause": cause, "survived": "", "time": 1.0, "problems": []}))
 words.with_suffix(".part").rename(words)
 sys.exit(1)
 """

@@ -1,10 +1,16 @@
 """What is timed only when a hook listens to `after_epoch_profile`."""
 
+import itertools
 from array import array
+from time import perf_counter
+from types import SimpleNamespace
 
 import pytest
+from doubles import by_counting, wrapped
 
-from emrun.loop.profiling import HookTimes, counted
+from emrun.hook import Loop
+from emrun.loop.batch_calls import Calls
+from emrun.loop.profiling import Profiling, timed_batches
 
 
 class Hook:
@@ -18,30 +24,58 @@ class Hook:
         raise ValueError(stream_name)
 
 
+def taken(profiling):
+    """Return the times of hooks in an epoch."""
+    times = {name: each for name, each in profiling.end_epoch(0.0).items() if name.startswith("hook")}
+    profiling.begin_epoch()
+    return times
+
+
 def test_the_times_of_a_hook_add_up_and_begin_again():
-    times, hook = HookTimes(), Hook()
+    times, hook = Profiling(Loop(), int), Hook()
     call = times.timed(hook.before_update, hook, "before_update")
     call(model=1)
     call(model=2)
     assert hook.called == [{"model": 1}, {"model": 2}]
-    first = times.take()
+    first = taken(times)
     assert list(first) == ["hook_Hook", "hooks_in_updates"]
     assert first["hook_Hook"] == first["hooks_in_updates"]
     assert first["hook_Hook"][0] > 0
-    assert times.take() == {"hook_Hook": array("d", [0]), "hooks_in_updates": array("d", [0])}
+    assert taken(times) == {"hook_Hook": array("d", [0]), "hooks_in_updates": array("d", [0])}
 
 
 def test_a_call_that_fails_is_timed_too_and_other_events_are_not_within_updates():
-    times, hook = HookTimes(), Hook()
+    times, hook = Profiling(Loop(), int), Hook()
     with pytest.raises(ValueError, match="train"):
         times.timed(hook.after_stream, hook, "after_stream")(stream_name="train")
-    taken = times.take()
-    assert list(taken) == ["hook_Hook"]
-    assert taken["hook_Hook"][0] > 0
+    found = taken(times)
+    assert list(found) == ["hook_Hook"]
+    assert found["hook_Hook"][0] > 0
 
 
 def test_batches_are_counted_after_the_model_ran():
-    lengths = array("d")
-    run = counted(lambda batch, train, name: {name: batch}, lengths, lambda: 7)
-    assert run("b", True, "train") == {"train": "b"}
-    assert list(lengths) == [7]
+    loop, stream = Loop(), SimpleNamespace(name="train")
+    loop.model = SimpleNamespace(clock=perf_counter)
+    profiling = Profiling(loop, lambda: 7)
+    profiling.begin_epoch()
+    calls = Calls([], len, None, dict, lambda batch, train, name: {name: batch}, None, print)
+    profiling.begin_batches(stream, True, calls)
+    outputs = calls.run("b", True, "train")
+    assert outputs == {"train": "b"}
+    assert list(profiling.seconds["batch_length_train"]) == []
+    for each in calls.after:
+        each(outputs)
+    assert list(profiling.seconds["batch_length_train"]) == [7]
+    assert len(profiling.seconds["eval_batch_train"]) == 1
+
+
+@pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 10), (1, 3), (4, -1), (4, 10)])
+def test_the_profile_has_one_entry_for_each_batch_that_is_read(buffer, epoch_size):
+    seconds = array("d")
+    with wrapped(by_counting(), buffer, epoch_size, "train") as stream:
+        first, second = (len(list(timed_batches(stream, seconds))) for _ in range(2))
+        assert len(seconds) == first + second
+        others = array("d")
+        handed_out = len(list(itertools.islice(timed_batches(stream, others), 2)))
+        assert len(others) == handed_out
+    assert all(each >= 0 for each in seconds)

@@ -516,7 +516,7 @@ def test_after_checkpoint_comes_with_the_next_batch_after_the_commit(train_told)
     class Noticed(Told):
         def register_mainloop(self, main_loop):
             super().register_mainloop(main_loop)
-            saving, notice = main_loop._saving, main_loop._saving._noticed
+            saving, notice = main_loop.epochs.saving, main_loop.epochs.saving._noticed
             saving._noticed = lambda: (notice(), committed.set())
 
     told = Noticed()

@@ -9,10 +9,12 @@ import torch
 
 from emrun import AbstractHook, AbstractModel
 from emrun.base.errors import StateError
+from emrun.hook import Loop
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.horizon import RunLength
 from emrun.loop.state import Phase, TrainingState
 from emrun.loop.steps import StepRecord
+from emrun.record.record import Record
 from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import DatasetStreams
@@ -73,12 +75,14 @@ class Data:
 def state_of(run=None, hooks=(), data=None):
     """Return a state and its streams."""
     streams = DatasetStreams(data or Data(), "train")
-    model = Model()
-    return TrainingState(model, hooks, streams, run, steps_of(model, run), length_of(hooks)), streams
+    return made(Model(), hooks, streams, Record(run.directory if run is not None else None)), streams
 
 
-def steps_of(model, run=None):
-    return StepRecord(model, run.steps if run is not None else None, 1)
+def made(model, hooks, streams, record):
+    loop = Loop()
+    loop.model, loop.hooks = model, hooks
+    length = RunLength(loop, SimpleNamespace(changers=[]), streams, BatchChecks(loop), True)
+    return TrainingState(loop, streams, record, StepRecord(loop, record.steps, 1), length)
 
 
 def written(state, place):
@@ -91,7 +95,7 @@ def written(state, place):
 
 def moved(state, streams):
     """Move a state to just after the first batch of its second epoch."""
-    state.epochs_done, state.iterations_done, state.phase = 1, 4, Phase.TRAIN
+    state._loop.training_epochs_done, state._loop.iterations_done, state.phase = 1, 4, Phase.TRAIN
     assert next(iter(streams.get("train", train=True))) is not None
     return state
 
@@ -115,24 +119,19 @@ def test_states_of_hooks_are_matched_by_class_and_order(tmp_path):
     written(state, tmp_path / "place")
     other, _ = state_of(hooks=[Other(), Count(), Count(), Count(9)])
     other.load(tmp_path / "place")
-    assert [hook.count for hook in other._hooks] == [2, 1, 3, 9]
+    assert [hook.count for hook in other._loop.hooks] == [2, 1, 3, 9]
 
 
 def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
     hook = Count(1)
     state, _ = state_of(Run(tmp_path), [hook])
     state.keep_copy()
-    hook.count = state.iterations_done = 2
+    hook.count = state._loop.iterations_done = 2
     kept = written(state, tmp_path / "kept")
     state.end_epoch(trained=False)
     now = written(state, tmp_path / "now")
     assert [each["hooks"][0]["state"]["count"] for each in (kept, now)] == [1, 2]
     assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
-
-
-def length_of(hooks):
-    events = SimpleNamespace(hooks=hooks, changers=[])
-    return RunLength(events, DatasetStreams(Data(), "train"), BatchChecks(Model(), hooks), True)
 
 
 def test_without_a_run_no_copy_is_made():
@@ -145,9 +144,7 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = TrainingState(
-        model, (), DatasetStreams(Data(), "train"), None, steps_of(model), length_of(())
-    ).snapshot()
+    write, in_background = made(model, (), DatasetStreams(Data(), "train"), Record(None)).snapshot()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -160,8 +157,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     (tmp_path / "place").mkdir()
     model, hook = Model(in_background=True), Count((torch.zeros(2), {"sums": [torch.zeros(1, dtype=torch.float64)]}))
     model.momentum = [torch.zeros(3)]
-    run = Run(tmp_path)
-    state = TrainingState(model, [hook], DatasetStreams(Data(), "train"), run, steps_of(model, run), length_of([hook]))
+    state = made(model, [hook], DatasetStreams(Data(), "train"), Record(tmp_path))
     if kept:
         state.keep_copy()
     write, _ = state.snapshot()
@@ -190,10 +186,10 @@ def test_a_training_that_starts_from_loaded_weights_skips_the_zeroth_epoch(done,
 
 def test_metrics_go_back_to_their_length_at_the_checkpoint(tmp_path):
     run = Run(tmp_path)
-    run.record_epoch(0, 0, 1.0, {})
     state, _ = state_of(run)
+    state._record.add_epoch(0, 0, 0, 1.0, {})
     written(state, tmp_path / "place")
-    run.record_epoch(1, 3, 1.0, {})
+    state._record.add_epoch(1, 3, 3, 1.0, {})
     state.load(tmp_path / "place")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
@@ -253,10 +249,10 @@ def test_a_field_that_cannot_be_used_is_an_error_before_anything_is_loaded(tmp_p
     written(state_of()[0], place)
     changed(place, **changes)
     state, _ = state_of(hooks=[Count(3)])
-    state._model.weights = 5
+    state._loop.model.weights = 5
     with pytest.raises(StateError, match=f"^{place / 'state.pt'}: {said}"):
         state.load(place)
-    assert state._model.weights == 5
+    assert state._loop.model.weights == 5
 
 
 def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp_path):

@@ -9,12 +9,13 @@ import pytest
 import torch
 from doubles import SGD, Affine, LossOfOne, Numbers, Streams
 
+import emrun
 from emrun import AbstractHook, MainLoop, TorchModel, read_steps
 from emrun.base.errors import ArgumentError, HookError
 from emrun.loop import steps as steps_module
 from emrun.loop.steps import StepRecord
+from emrun.record.steps import StepsFile
 from emrun.storage.run import Run
-from emrun.storage.steps import StepsFile
 
 
 class Model(LossOfOne):
@@ -37,25 +38,37 @@ class Loop:
             (directory / name).touch()
         self.directory = directory
         self.model = model or Model()
-        self.record = StepRecord(self.model, StepsFile(directory / "steps.jsonl"), every)
-        self.done = 0
+        self.asked = emrun.hook.Loop()
+        self.asked.model = self.model
+        self.record = StepRecord(self.asked, StepsFile(directory / "steps.jsonl"), every)
+
+    @property
+    def done(self):
+        """The iterations that are done."""
+        return self.asked.iterations_done
+
+    @done.setter
+    def done(self, number):
+        self.asked.iterations_done = number
 
     def run(self, until, ends=()):
         """Run iterations; those in `ends` are the last of an epoch."""
         record = self.record
-        record.begin(self.done)
+        record.begin()
         for n in range(self.done + 1, until + 1):
             self.model.iteration = n
             if n % 7 == 0:
-                record.add("sevenths", n / 7, n - 1)
-            if n % 5 == 0:
-                record.add("fifths", torch.tensor(n), n)
-            if n == record.due or record.given:
-                record.take(n)
+                record.add("sevenths", n / 7)
             self.done = n
+            if n % 5 == 0:
+                record.add("fifths", torch.tensor(n))
+            if n == record.due:
+                record.take()
+            else:
+                record.given.clear()
             if n in ends:
                 record.end_chunk()
-                record.begin(n)
+                record.begin()
 
     @property
     def lines(self):
@@ -127,11 +140,13 @@ def test_the_file_of_a_million_iterations_is_small(loop):
     rate = lambda n: 5e-4 * (1 + math.cos(math.pi * n / 1_000_000))  # noqa: E731 - a formula
     model.step_values = lambda: {"loss": next(losses), "learning_rate": [rate(model.iteration), rate(n) / 3]}
     record = found.record
-    record.begin(0)
+    record.begin()
     while (n := record.due) <= 1_000_000:
         model.iteration = n
-        record.add("gradient_norm", next(norms), n - 1)
-        record.take(n)
+        found.done = n - 1
+        record.add("gradient_norm", next(norms))
+        found.done = n
+        record.take()
     steps = read_steps(found.directory)
     np.testing.assert_array_equal(steps["loss"], values.double().numpy())
     assert set(steps) == {"iteration", "loss", "learning_rate", "learning_rate_1", "gradient_norm"}
@@ -206,7 +221,7 @@ def test_the_file_of_a_resumed_run_is_that_of_an_uninterrupted_run(loop, early, 
         broken.record.load_state_dict(state, done)  # as in the middle of an epoch
         broken.done = done
         assert broken.record.state_dict() == state
-    broken.record.begin(200)
+    broken.record.begin()
     broken.record.close()
     assert broken.content == straight.content
 

@@ -12,6 +12,7 @@ from torch import nn
 from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
+from emrun.base.errors import StreamError
 from emrun.hooks import ComputeStats, Diagnose, SkipSpike, StopAfter, StopOnNaN
 from emrun.ranks.group import join
 from emrun.ranks.parts import weighs_nothing, weighted
@@ -76,13 +77,14 @@ class See(AbstractHook):
 
     def __init__(self):
         super().__init__()
-        self.losses, self.statistics = [], {}
+        self.losses, self.statistics, self.scalars = [], {}, {}
 
     def after_batch(self):
         self.losses.append(float(self.main_loop.model.step_values().get("loss", NAN)))
 
     def after_epoch(self, epoch_data):
         self.statistics = {name: values["loss"] for name, values in epoch_data.items()}
+        self.scalars = {name: values.get("scalar") for name, values in epoch_data.items()}
 
 
 STATISTICS = {"loss": ["mean", "std"]}
@@ -199,3 +201,51 @@ def test_hooks_do_not_take_a_missing_loss_for_a_fault(caplog):
     trained("several", found(True, False, False, False, False), *hooks)
     assert "SkipSpike" not in caplog.text
     assert "no gradient" not in caplog.text
+
+
+def by_loss_weight(kind, made, **arguments):
+    """Train on weights that are outputs of the module; return the final weights, the losses and the statistics."""
+    torch.manual_seed(1)
+    module, see = Net(kind), See()
+    model = TorchModel(module, optimizer=SGD, device="cpu", **arguments)
+    run(model, made, ComputeStats({"loss": "mean", **({"scalar": "mean"} if kind == "loss_weight" else {})}), see)
+    return weights(module), see.losses, see.statistics.get("train"), see.scalars.get("train")
+
+
+def with_loss_weight():
+    join()
+    return by_loss_weight("loss_weight", batches([4, 3, 5, 4]), accumulate=2)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"accumulate": 2}, {"micro_batch_size": 2}], ids=str)
+def test_loss_weight_weights_what_is_minimised_and_no_statistic(arguments):
+    made = batches([4, 3, 5, 4])
+    theirs, expected, weighted_mean, _ = by_loss_weight("tokens", made, **arguments)
+    ours, losses, mean, scalar = by_loss_weight("loss_weight", made, **arguments)
+    assert same(ours, theirs)
+    assert same(losses, expected)
+    assert not same(mean, weighted_mean)
+    assert same(mean, scalar)  # the mean over the examples alike
+    if arguments == {"accumulate": 2}:
+        first, second = in_ranks(2, with_loss_weight)
+        assert torch.equal(first[0], second[0])
+        assert all(map(same, first, (theirs, expected, mean, scalar)))
+
+
+def test_loss_weight_goes_before_example_weight_and_needs_a_number_per_example():
+    class Both(nn.Module):
+        def __init__(self, count):
+            super().__init__()
+            self.layer, self.count = nn.Linear(3, 1), count
+
+        def forward(self, x):
+            loss = self.layer(x)[:, 0] ** 2
+            return {"loss": loss, "loss_weight": torch.eye(4)[0][: self.count], "example_weight": torch.ones(4)}
+
+    made = [{"x": np.ones((4, 3), np.float32) * np.arange(1, 5)[:, None].astype(np.float32)}]
+    see, model = See(), TorchModel(Both(4), optimizer=SGD, device="cpu")
+    first = model.module(torch.ones(1, 3))["loss"].item()
+    run(model, made, ComputeStats({"loss": "mean"}), see)
+    assert same(see.losses, [first])
+    with pytest.raises(StreamError, match=r"'loss_weight' or 'example_weight' has shape \(3,\), not \(4,\)"):
+        run(TorchModel(Both(3), optimizer=SGD, device="cpu"), made)

@@ -80,6 +80,35 @@ def test_a_module_that_takes_any_keywords_gets_a_mapping_by_name():
     assert module.called == (ONE, TWO)
 
 
+def test_a_module_that_takes_any_keywords_gets_a_list_by_name_if_that_fits():
+    module = Named()
+    evaluate(TorchModel(module, inputs=["b", "a"]), AB)
+    assert module.called == (ONE, TWO)
+    evaluate(TorchModel(module, inputs=["b"]), AB)  # no `a`: by position
+    assert module.called == (TWO,)
+
+
+class Labelled(Keep):
+    def forward(self, a, mask=None, label=None, **others):
+        return self.keep(a, mask, label, others)
+
+
+@pytest.mark.parametrize("inputs", [["a", "mask", "label", "b"], {"a": "a", "mask": "m", "label": "y", "b": "b"}])
+def test_a_prediction_needs_no_source_whose_parameter_has_a_default_but_all_others(inputs, caplog):
+    module = Labelled()
+    model = TorchModel(module, inputs=inputs)
+    model.predict_only()
+    sources = dict(zip(inputs, inputs, strict=True)) if isinstance(inputs, list) else inputs
+    batch = {"a": [1.0], sources["mask"]: [2.0], "b": [3.0]}
+    with caplog.at_level("INFO"):
+        evaluate(model, [batch, batch])
+    a, mask, label, others = module.called
+    assert (a, mask, label, others) == (ONE, TWO, None, {"b": torch.tensor([3.0])})
+    assert caplog.messages == [f"the batch has no {sources['label']!r}: forward of Labelled is called without it"]
+    with pytest.raises(StreamError, match="needs b"):
+        evaluate(model, [{"a": [1.0]}])
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
     [
@@ -115,6 +144,8 @@ def test_a_missing_source_of_the_loss_is_reported_before_the_module_runs():
         StreamError, match=r"model.loss needs label, which the batch does not have; did you mean 'labels'"
     ):
         evaluate(identity(loss=loss), [{"x": [3.0], "labels": [1.0]}])
+    with pytest.raises(StreamError, match=r"for a stream without labels there is `emrun predict`"):
+        evaluate(identity(loss=loss), [{"x": [3.0]}])
 
 
 def test_a_source_that_only_the_loss_needs_does_not_reach_forward():
@@ -322,7 +353,10 @@ def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"dtyp": "keep"}, "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype)"),
+        (
+            {"dtyp": "keep"},
+            "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype, scale, mean, std)",
+        ),
         ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
         ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),
         ({"source": 3}, "image: source 3 is not a name"),

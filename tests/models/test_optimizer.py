@@ -1,13 +1,18 @@
-"""Optimizer: groups by regular expression, and those that a hook adds."""
+"""Optimizer: groups by regular expression, those that a hook adds, and updates with a closure."""
+
+import re
 
 import pytest
 import torch
-from doubles import Affine, Normed, run
+from doubles import XY, Affine, Normed, run, same_state, state_of
+from in_ranks import Failed, results_of
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.base.errors import ArgumentError, StateError
+from emrun.hooks import ClipGradients
 from emrun.models.optimizer import build_optimizer, check_loadable, on_shapes
+from emrun.ranks.group import join
 
 NAMES = [name for name, _ in Normed().named_parameters()]
 
@@ -221,23 +226,92 @@ def test_an_error_in_an_optimizer_of_ones_own_is_a_failure():
         build_optimizer(Normed(), own)
 
 
+class Closed(TorchModel):
+    """Gives its optimizer a function that calculates the loss."""
+
+    def train_step(self, inputs):
+        def closure():
+            self.backward(self.forward(inputs)["loss"].mean())
+            return self._minimised
+
+        self.update(self.optimizer, closure)
+        return self.forward(inputs)
+
+
+LBFGS = Factory(torch.optim.LBFGS, lr=0.1, max_iter=5, line_search_fn="strong_wolfe")
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused_unless_a_subclass_calls_it():
-    class Closed(TorchModel):
-        def train_step(self, inputs):
-            outputs = self.forward(inputs)
-
-            def closure():
-                self.optimizer.zero_grad()
-                loss = self.forward(inputs)["loss"].mean()
-                loss.backward()
-                return loss
-
-            self.optimizer.step(closure)
-            return outputs
-
-    optimizer = Factory(torch.optim.LBFGS, lr=0.1)
     with pytest.raises(ArgumentError, match="LBFGS calculates the loss several times for an update; derive a class"):
-        TorchModel(Affine(), optimizer=optimizer).before_training()
-    model = Closed(Affine(), optimizer=optimizer)
+        TorchModel(Affine(), optimizer=LBFGS).before_training()
+    model = Closed(Affine(), optimizer=LBFGS)
     run(model)
     assert model.module.w != 1.0
+
+
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_an_update_with_a_closure_is_that_of_torch_in_float64_and_hooks_change_the_gradients_of_its_first_call(norm):
+    class Norms(AbstractHook):
+        norms, updates = [], 0
+
+        def before_update(self, model):
+            self.norms.append(float(torch.stack([each.grad.norm() for each in model.module.parameters()]).norm()))
+
+        def after_update(self):
+            self.updates += 1
+
+    model, hook = Closed(Affine().double(), optimizer=LBFGS), Norms()
+    hook.norms = []
+    run(model, XY, *([ClipGradients(norm=norm)] if norm else []), hook, epochs=2)
+
+    module = Affine().double()
+    optimizer = LBFGS(module.parameters())
+    norms = []
+    for batch in XY * 2:
+        inputs = {name: torch.tensor(values, dtype=torch.float64) for name, values in batch.items()}
+        calls = 0
+
+        def closure(inputs=inputs):
+            nonlocal calls
+            optimizer.zero_grad()
+            loss = module(**inputs)["loss"].mean()
+            loss.backward()
+            calls += 1
+            if calls == 1:
+                found = nn.utils.clip_grad_norm_(module.parameters(), norm or float("inf"))
+                norms.append(min(float(found), norm or float("inf")))
+            return loss
+
+        optimizer.step(closure)
+    assert same_state(model.module, state_of(module))
+    assert hook.norms == pytest.approx(norms, rel=1e-5)
+    assert hook.updates == len(norms) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"accumulate": 2}, "accumulate: update(optimizer, closure) calculates the loss several times"),
+        ({"micro_batch_size": 1}, "micro_batch_size: update(optimizer, closure) calculates"),
+        ({"precision": "fp16"}, "precision: update(optimizer, closure) calculates"),
+    ],
+)
+def test_a_closure_is_refused_where_the_gradients_are_needed_before_the_optimizer_steps(arguments, message):
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        run(Closed(Affine(), optimizer=LBFGS, device="cpu", **arguments))
+
+
+def test_a_closure_runs_in_the_precision_of_the_model():
+    model = Closed(Affine(), optimizer=LBFGS, device="cpu", precision="bf16")
+    run(model)
+    assert model.module.w != 1.0
+
+
+def closed():
+    join()
+    run(Closed(Affine(), optimizer=LBFGS, device="cpu"))
+
+
+def test_several_ranks_refuse_a_closure():
+    found = results_of(2, closed)
+    assert all(isinstance(each, Failed) and "which cannot be used with several ranks" in each.message for each in found)

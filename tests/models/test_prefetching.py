@@ -205,6 +205,17 @@ def test_a_dtype_of_its_own_is_the_same_when_copied_ahead(device, kind, dtype):
     assert device.used == 1
 
 
+def test_a_source_is_copied_ahead_as_it_is_and_scaled_once(device):
+    inputs = inputs_of(inputs={"x": {"source": "x", "scale": 255, "mean": 0.5, "std": 0.25}, "y": "y"})
+    batch = {"x": np.array([0, 100, 255], np.uint8), "y": torch.ones(3)}
+    prefetcher = Prefetcher(inputs, device.device)
+    prefetcher.pin(batch)()
+    expected, found = inputs.tensors(batch), prefetcher.tensors(batch)
+    assert expected["x"].dtype is torch.float32
+    assert torch.equal(found["x"], expected["x"])
+    assert torch.uint8 in [each.dtype for each in device.pinned]
+
+
 def test_the_model_waits_for_the_copy_and_keeps_its_memory(device):
     batch = {"x": torch.ones(2, 3), "y": torch.ones(2)}
     prefetcher = Prefetcher(inputs_of(), device.device)

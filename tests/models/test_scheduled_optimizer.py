@@ -7,7 +7,7 @@ from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.base.errors import ArgumentError, StateError
-from emrun.hooks import StopAfter
+from emrun.hooks import Freeze, StopAfter
 from emrun.models.schedules.built_in import Cosine
 
 FACTORS = [{"x": [[1.0, 2.0], [0.5, -1.0]]}, {"x": [[-1.0, 0.0], [2.0, 1.0]]}, {"x": [[0.0, 3.0], [1.0, 1.0]]}]
@@ -219,6 +219,42 @@ def test_parameters_without_a_gradient_or_an_optimizer_are_named_once(caplog):
     run(TorchModel(Unused(), optimizer=form(options={"match": "^used"}), device="cpu"), FACTORS, epochs=2)
     (message,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
     assert message.startswith("no optimizer trains unused.weight, unused.bias; if this is meant")
+
+
+class Frozen(nn.Module):
+    def __init__(self, part, keeps=False):
+        super().__init__()
+        self.body, self.head, self.keeps = nn.Sequential(nn.Linear(2, 2), part), nn.Linear(2, 1), keeps
+        self.body.requires_grad_(False).eval()
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.body.train(mode and not self.keeps)
+
+    def forward(self, x):
+        return {"loss": self.head(self.body(x))}
+
+
+NORM = "body is frozen and was in evaluation mode, but is run in training mode: its BatchNorm changes with each batch"
+
+
+@pytest.mark.parametrize(
+    ("part", "keeps", "hooks", "expected"),
+    [
+        (nn.BatchNorm1d(2), False, [], [f"{NORM}; `Freeze: {{match: '^body\\.'}}` keeps BatchNorm as it is"]),
+        (nn.BatchNorm1d(2), False, ["^body\\."], []),
+        (nn.BatchNorm1d(2), True, [], []),
+        (nn.BatchNorm1d(2, track_running_stats=False), False, [], []),
+        (nn.Dropout(0.1), False, ["^body\\."], [NORM.replace("BatchNorm changes with each batch", "dropout drops")]),
+        (nn.Dropout(0.0), False, [], []),
+    ],
+)
+def test_a_frozen_part_whose_evaluation_mode_ends_is_named_once(part, keeps, hooks, expected, caplog):
+    model = TorchModel(Frozen(part, keeps), optimizer=form(), device="cpu")
+    run(model, FACTORS, *map(Freeze, hooks), epochs=2)
+    messages = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(messages) == len(expected)
+    assert all(map(str.startswith, messages, expected))
 
 
 class Averaging(torch.optim.SGD):

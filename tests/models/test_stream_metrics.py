@@ -11,6 +11,7 @@ from doubles import SGD, XY, Affine, Streams
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training
 from emrun.base.errors import ArgumentError
+from emrun.base.wording import short
 from emrun.datasets import Digits
 from emrun.hooks import ComputeStats, EarlyStopping, LogVariables, StopAfter
 
@@ -384,7 +385,7 @@ def test_a_run_an_evaluation_and_a_check_have_the_metric(project, emrun):
     done = emrun("train", "c.yaml", "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     values = [line["streams"]["valid"]["f1"] for line in lines_of(project / "run")]
-    assert f"new best valid/f1/mean: {values[0]:g}"[:27] in done.stderr
+    assert f"new best valid/f1: {short(values[0])}" in done.stderr
     rows = (project / "run/training.csv").read_text().splitlines()
     assert "valid_f1" in rows[0]
     assert str(values[-1]) in rows[-1]
@@ -431,3 +432,43 @@ def test_every_resume_is_exact(project, emrun, how):
     done = emrun("verify-resume", "c.yaml", *how, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "an evaluation (valid)" in done.stdout
+
+
+class Logits(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return {"loss": (self.scale * x).mean().square(), "logits": x, "probability": torch.sigmoid(x)}
+
+
+LOGITS = [{"x": [0.2, 0.9, 0.4], "label": [1, 0, 1]}, {"x": [-3.0, 0.5, 2.0], "label": [0, 1, 1]}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "batches", "is_told"),
+    [
+        ("auroc", "logits", LOGITS, True),
+        ("collection", "logits", LOGITS, True),
+        ("auroc", "probability", LOGITS, False),
+        ("auroc", "logits", LOGITS[1:], False),
+        ("multiclass", "logits", [{"x": [[0.2, 0.9]], "label": [1]}, {"x": [[3.0, 0.9]], "label": [1]}], False),
+    ],
+)
+def test_logits_that_torchmetrics_takes_as_probabilities_in_some_updates_are_told_once(
+    kind, source, batches, is_told, caplog
+):
+    metrics = pytest.importorskip("torchmetrics.classification")
+    torchmetrics = pytest.importorskip("torchmetrics")
+    make = {
+        "auroc": metrics.BinaryAUROC,
+        "collection": lambda: torchmetrics.MetricCollection([metrics.BinaryF1Score()]),
+        "multiclass": lambda: metrics.MulticlassAccuracy(2),
+    }[kind]
+    model = TorchModel(Logits(), optimizer=SGD, metrics={"m": Factory(make, options={"inputs": [source, "label"]})})
+    loop = MainLoop(model, Streams(train=batches, valid=batches), [StopAfter(2)], extra_streams=["valid"])
+    loop.run_training()
+    told = [each.getMessage() for each in caplog.records if "model.metrics.m is wrong" in each.getMessage()]
+    assert len(told) == is_told
+    assert all("of 2 updates, 1 have values outside of 0 to 1" in each for each in told)

@@ -10,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emrun import create_training
-from emrun.loop import slots
 from emrun.training.create import train
 
 WAYS = ("cpu", "numpy", "tolist", "__array__", "nonzero")
@@ -88,7 +87,7 @@ def syncs_of(syncs, tmp_path, batches, hooks):
 
 
 def test_the_number_of_steps_changes_nothing(syncs, tmp_path, monkeypatch):
-    monkeypatch.setattr(slots, "_is_on_cpu", lambda value: False)  # otherwise losses are read at once
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)  # otherwise losses are read at once
     few, many = (syncs_of(syncs, tmp_path, batches, USUAL) for batches in (10, 40))
     assert few > 0  # what the epoch's results cost: the count works
     assert many == few

@@ -213,3 +213,16 @@ def test_a_state_says_which_parts_are_in_which_mode():
     one.module[1].train(True)
     other.load_state_dict(one.state_dict())
     assert [part.training for part in other.module.modules()] == [False, False, True]
+
+
+def test_a_copy_of_a_model_evaluates_with_weights_of_its_own():
+    model = TorchModel(Affine(), optimizer=SGD, device="cpu")
+    model.run(XY[0], True, "train")
+    before = state_of(model.module)
+    model.evaluation_weights = {name: torch.zeros_like(each) for name, each in model.module.named_parameters()}
+    twin = copy.deepcopy(model)
+    assert (twin.run(XY[0], False, "valid")["loss"] == torch.tensor(XY[0]["y"]) ** 2).all()
+    assert same_state(model.module, before)
+    twin.run(XY[0], True, "train")
+    assert same_state(model.module, before)
+    assert not same_state(twin.module, before)

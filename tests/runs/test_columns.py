@@ -7,7 +7,7 @@ from stored_runs import BEGIN
 
 from emrun.base.errors import UsageError
 from emrun.runs.columns import FACTS, check_known, column, rows_of
-from emrun.runs.search import find_runs
+from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import MISSING
 
 
@@ -30,6 +30,8 @@ def test_facts_are_shown_with_their_units(rows):
     assert shown.pop("host")
     assert shown == {
         "name": "a", "status": "finished", "epochs": "2", "iterations": "20", "best": "0.7", "best_epoch": "1",
+        "looks": "0",
+        "config_looks": "0",
         "age": "2 d", "duration": "2 min", "begin": "2026-11-20 21:03", "end": "2026-11-20 21:05",
         "reason": "finished here", "model": "my_model.Net", "dataset": "Digits",
     }  # fmt: skip

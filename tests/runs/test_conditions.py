@@ -8,7 +8,7 @@ from stored_runs import BEGIN
 from emrun.base.errors import UsageError
 from emrun.runs.columns import rows_of
 from emrun.runs.conditions import Condition, time_of
-from emrun.runs.search import find_runs
+from emrun.runs.finding import find_runs
 
 
 @pytest.fixture

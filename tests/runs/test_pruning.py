@@ -10,8 +10,8 @@ import pytest
 from emrun.base.errors import RunInUse, StorageError, UsageError
 from emrun.runs import own_files, pruning
 from emrun.runs.columns import column, rows_of
+from emrun.runs.finding import find_runs
 from emrun.runs.pruning import Removal, better, without_best
-from emrun.runs.search import find_runs
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
@@ -102,7 +102,7 @@ def test_a_manifest_is_changed_before_its_files_go(directory, monkeypatch):
 def test_a_checkpoint_of_a_newer_emrun_is_left_alone(directory):
     place = commits.find(directory / "checkpoints", "best")
     content = json.loads((place / "manifest.json").read_text())
-    (place / "manifest.json").write_text(json.dumps({**content, "format": 2}))
+    (place / "manifest.json").write_text(json.dumps({**content, "format": content["format"] + 1}))
     with pytest.raises(StorageError, match="is newer than this emrun supports"):
         Removal.of(StoredRun(directory), "optimizer states").carry_out()
     assert (place / STATE).exists()

@@ -3,9 +3,9 @@
 import pytest
 
 from emrun.base.errors import UsageError
+from emrun.record.steps import Chunk
 from emrun.runs.records import Records
 from emrun.runs.stored_run import StoredRun
-from emrun.storage.steps import Chunk
 
 STEPS = [Chunk(1, 1, {"loss": [0.5, float("nan")]}), Chunk(10, 5, {"loss": [0.25, 0.2], "norm": [None, 2.0]})]
 

@@ -2,8 +2,8 @@
 
 import math
 
+from emrun.record.steps import Chunk
 from emrun.runs.step_comparison import compare_steps
-from emrun.storage.steps import Chunk
 
 NAN = float("nan")
 

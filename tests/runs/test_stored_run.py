@@ -5,8 +5,8 @@ import os
 import pytest
 
 from emrun.base.errors import ConfigError, StorageError
+from emrun.record.steps import Chunk
 from emrun.runs.stored_run import MISSING, StoredRun, number, size_below, statistic
-from emrun.storage.steps import Chunk
 
 ACCURACIES = (0.1, 0.7, 0.6)
 
@@ -130,7 +130,7 @@ def test_damaged_lines_are_counted(make_run):
     assert [epoch["epoch"] for epoch in stored.epochs()] == [0, 1, 2, 4]
     assert list(stored.steps()) == []
     assert stored.problems == [
-        "metrics.jsonl: 2 lines damaged or not of an epoch",
+        "metrics.jsonl: line 4 is damaged or not of an epoch; it is ignored, and 1 more",
         "steps.jsonl: line 1 has format 2, but this emrun reads 1; ignored, and 1 more",
     ]
 

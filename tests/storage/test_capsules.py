@@ -177,10 +177,11 @@ def test_a_run_without_failures_has_no_capsule(run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 2 is newer than this emrun supports"),
+        ({"format": 3}, "format 3 is newer than this emrun supports"),
+        ({"format": 1}, "format 1 is of an earlier version of emrun, which alone can replay it"),
         ({"files": {}}, "files is .*, but must be a mapping that has state.pt"),
     ],
-    ids=["format", "files"],
+    ids=["newer", "earlier", "files"],
 )
 def test_a_capsule_with_another_content_is_refused(run, change, message):
     place = keep(run)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from emrun.storage.lines import Change, Lines, read_lines
+from emrun.storage.lines import Lines, read_lines
 
 
 @pytest.fixture
@@ -25,37 +25,38 @@ def test_length_and_digest_are_those_of_the_file(lines):
 
 
 @pytest.mark.parametrize(
-    ("content", "change", "left"),
+    ("content", "is_whole", "left"),
     [
-        (b"zero\n\xc3\xb6ne\ntwo\n", Change.NONE, b"zero\n\xc3\xb6ne\ntwo\n"),
-        (b"zero\n\xc3\xb6ne\ntwo\nthree\nfo", Change.NONE, b"zero\n\xc3\xb6ne\ntwo\n"),
-        (b"zero\n\xc3\xb6ne\ntw0\n", Change.EDITED, b"zero\n\xc3\xb6ne\ntw0\n"),
-        (b"zero\n\xc3\xb6ne\ntw", Change.LOST, b"zero\n\xc3\xb6ne\n"),
-        (b"zero\ntwo\n", Change.LOST, b"zero\ntwo\n"),
-        (b"", Change.LOST, b""),
-        (None, Change.LOST, b""),
+        (b"zero\n\xc3\xb6ne\ntwo\n", True, b"zero\n\xc3\xb6ne\ntwo\n"),
+        (b"zero\n\xc3\xb6ne\ntwo\nthree\nfo", True, b"zero\n\xc3\xb6ne\ntwo\n"),
+        (b"zero\n\xc3\xb6ne\ntw0\n", False, b"zero\n\xc3\xb6ne\ntw0\n"),
+        (b"zero\n\xc3\xb6ne\ntw", False, b"zero\n\xc3\xb6ne\n"),
+        (b"zero\ntwo\n", False, b"zero\ntwo\n"),
+        (b"", False, b""),
+        (None, False, b""),
     ],
 )
-def test_what_a_checkpoint_counts_on_is_compared_and_whole_lines_are_kept(lines, content, change, left):
+def test_what_a_checkpoint_counts_on_is_compared_and_whole_lines_are_kept(lines, content, is_whole, left):
     length, digest = lines.length, lines.digest
     if content is None:
         lines.path.unlink()
     else:
         lines.path.write_bytes(content)
     again = Lines(lines.path)
-    assert again.go_back_to(length, digest, is_wanted=lambda line: line.endswith(b"\n")) is change
+    assert again.go_back_to(length, digest, is_wanted=lambda line: line.endswith(b"\n")) is is_whole
     again.append("next")
     assert lines.path.read_bytes() == left + b"next\n"
     assert (again.length, again.digest) == (len(left) + 5, hashlib.sha256(left + b"next\n").hexdigest())
 
 
-@pytest.mark.parametrize("made", [None, b"zero\n", b"zero\n\xc3\xb6ne\nTWO\n"])
-def test_what_is_rebuilt_counts_only_where_it_is_the_same(lines, made):
-    length, digest, content = lines.length, lines.digest, lines.path.read_bytes()
-    lines.path.write_bytes(b"zero\n")
-    assert Lines(lines.path).go_back_to(length, digest, rebuilt=lambda: made) is Change.LOST
-    lines.path.write_bytes(b"zero\n")
-    assert Lines(lines.path).go_back_to(length, digest, rebuilt=lambda: content) is Change.REBUILT
+def test_a_file_is_cut_only_where_it_has_the_content_of_before(lines):
+    length, digest = lines.length, lines.digest
+    lines.append("three")
+    again = Lines(lines.path)
+    assert again.go_back_to(length, digest)
+    assert (again.length, again.digest) == (length, digest)
+    lines.path.write_bytes(content := lines.path.read_bytes().replace(b"two", b"TWO"))
+    assert not Lines(lines.path).go_back_to(length, digest)
     assert lines.path.read_bytes() == content
 
 

@@ -45,8 +45,8 @@ def test_the_trace_tells_how_a_run_began(run):
 
 def test_the_trace_tells_how_far_a_run_is(run):
     run.trace.begin()
-    run.record_epoch(0, 0, 0.1, {})
-    run.record_epoch(3, 120, 0.1, {})
+    run.trace.count(0, 0)
+    run.trace.count(3, 120)
     trace = trace_of(run)
     assert (trace["epochs_done"], trace["iterations_done"], trace["status"]) == (3, 120, "running")
 
@@ -183,14 +183,13 @@ def epochs_in_traces(run, clock, times):
     """Return the number of epochs in the trace after epochs that ended at these times."""
     found = []
     for epoch, clock.seconds in enumerate(times, start=1):
-        run.record_epoch(epoch, 10 * epoch, 0.1, {})
+        run.trace.count(epoch, 10 * epoch)
         found.append(trace_of(run)["epochs_done"])
     return found
 
 
 def test_the_trace_is_written_at_most_every_ten_seconds_while_epochs_pass(timed, clock):
     assert epochs_in_traces(timed, clock, [1, 9.9, 10, 11, 19.9, 20, 300, 301]) == [0, 0, 3, 3, 3, 6, 7, 7]
-    assert len((timed.directory / "metrics.jsonl").read_text().splitlines()) == 8
 
 
 def test_the_trace_is_written_when_the_clock_was_set_back(timed, clock):
@@ -204,11 +203,11 @@ def test_after_a_resume_the_trace_is_written_every_ten_seconds_too(timed, clock)
 
 
 def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(timed, clock):
-    timed.record_epoch(1, 10, 0.1, {})
+    timed.trace.count(1, 10)
     timed.trace.write(has_checkpoints=True)
     trace = trace_of(timed)
     assert (trace["has_checkpoints"], trace["epochs_done"]) == (True, 1)
-    timed.record_epoch(2, 20, 0.1, {})
+    timed.trace.count(2, 20)
     timed.end("interrupted", 130, None, 2, 25)
     trace = trace_of(timed)
     assert (trace["status"], trace["epochs_done"], trace["iterations_done"]) == ("interrupted", 2, 25)

@@ -4,6 +4,7 @@ import pytest
 
 from emrun.base.errors import ArgumentError
 from emrun.streams.dataset_streams import DatasetStreams
+from emrun.streams.reading import Reading
 
 
 class Data:
@@ -88,3 +89,16 @@ def test_an_iterable_is_wrapped_under_the_name_for_those_without_and_not_kept():
     assert (wrapper.name, values(wrapper)) == ("unnamed", [7])
     assert streams.resolve(wrapper, "other", train=True) is wrapper
     assert not streams.trained
+
+
+def test_streams_of_a_dataset_are_read_as_far_ahead_as_the_dataset_says():
+    class Data:
+        read_ahead = 3
+
+        def train_stream(self):
+            yield {"x": [1]}
+
+    assert DatasetStreams(Data(), "train").reading.ahead == 3
+    assert DatasetStreams(Data(), "train", reading=Reading(0)).reading.ahead == 0
+    timed = DatasetStreams(Data(), "train", reading=Reading(timeout=5.0))
+    assert list(timed.resolve([{"x": [2]}], "others", train=False)) == [{"x": [2]}]  # not read ahead

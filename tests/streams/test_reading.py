@@ -31,3 +31,24 @@ def test_workers_share_the_buffer_or_have_two_batches_each(reading, ahead, of_ea
 
 def test_a_thread_reads_ahead_only_with_a_buffer():
     assert (Reading(4).ahead, Reading().ahead) == (4, 0)
+
+
+class Images:
+    read_ahead = 4
+
+
+@pytest.mark.parametrize(
+    ("reading", "ahead"),
+    [(Reading(), 4), (Reading(0), 0), (Reading(1), 1), (Reading(workers=1), 2), (Reading(0, 1), 2)],
+)
+def test_a_dataset_says_how_many_batches_are_read_ahead_unless_the_config_does(reading, ahead):
+    assert reading.of(Images()).ahead == ahead
+    assert reading.of(object()).ahead == (ahead if reading != Reading() else 0)
+
+
+@pytest.mark.parametrize("value", ["4", -1, True, None])
+def test_a_wrong_number_of_a_dataset_is_refused(value):
+    dataset = Images()
+    dataset.read_ahead = value
+    with pytest.raises(ArgumentError, match=r"^read_ahead: .* is not a whole number of at least 0"):
+        Reading().of(dataset)

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from array import array
 
 import pytest
 from doubles import always_the_same, by_context, by_counting, flat, lists, readers, wrapped
@@ -251,7 +250,7 @@ def test_a_stream_function_that_returns_no_iterable_is_an_error(value, kind, buf
         assert raised.value.exit_status == 2
 
 
-# The block, the thread, the profile
+# The block and the thread
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -341,19 +340,6 @@ def test_closing_ends_the_generator(buffer, takes_context):
         next(iter(wrapper))
         wrapper.close()
         assert ended == [True]
-
-
-@pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 10), (1, 3), (4, -1), (4, 10)])
-def test_the_profile_has_one_entry_for_each_batch(buffer, epoch_size):
-    profile = {}
-    with wrapped(by_counting(), buffer, epoch_size, "train", profile) as stream:
-        first, second = len(list(stream)), len(list(stream))
-        assert list(profile) == ["read_batch_train"]
-        assert len(profile["read_batch_train"]) == first + second
-        stream.profile = {"read_batch_train": array("d")}
-        handed_out = len(list(itertools.islice(stream, 2)))
-        assert len(stream.profile["read_batch_train"]) == handed_out
-    assert all(seconds >= 0 for seconds in profile["read_batch_train"])
 
 
 # Producers that hang, and interrupts

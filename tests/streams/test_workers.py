@@ -6,11 +6,14 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -20,8 +23,10 @@ import pytest
 import torch
 
 from emrun.base.encoding import digest, random_digest
-from emrun.base.errors import StreamError
+from emrun.base.errors import StorageError, StreamError
 from emrun.base.randomness import preserved_randomness
+from emrun.streams import packing
+from emrun.streams.packing import packed, shared_empty
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 from emrun.streams.stream_pass import StreamPass
@@ -417,6 +422,25 @@ def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_w
     assert "in hang_here" in caplog.text
 
 
+def test_stacks_that_are_written_in_many_parts_are_logged_whole(caplog):
+    def written(number, frame):
+        with Path(multiprocessing.current_process()._config["tempdir"], "0").open("a") as file:
+            for _ in range(20_000):
+                file.write("another part\n")
+                file.flush()
+            file.write("the last part\n")
+
+    def stream():
+        signal.signal(signal.SIGUSR2, written)  # instead of faulthandler
+        while True:
+            signal.pause()
+        yield
+
+    with wrap(stream, 1, timeout=0.1) as wrapper, pytest.raises(StreamError, match="yielded no batch"):
+        list(wrapper)
+    assert caplog.text.endswith("the last part\n\n")
+
+
 def test_a_stream_that_cannot_be_sent_is_an_error_that_names_what_cannot():
     data = Plain()
     data.parts = {"files": [1, threading.Lock()]}
@@ -465,7 +489,7 @@ def test_no_process_and_no_file_is_left_behind(taken, monkeypatch, tmp_path):
     assert own.num_fds() <= files
 
 
-@pytest.mark.parametrize("method", ["fork", *NOT_FORKED])
+@pytest.mark.parametrize("method", SLOW)
 def test_a_batch_that_cannot_be_sent_is_an_error(method):
     stream = wrap(Unsendable().train_stream, 2, start_method=method)
     with stream, pytest.raises(StreamError, match=r"a batch cannot be sent from a worker process .*lock") as caught:
@@ -699,6 +723,83 @@ def test_an_error_arrives_although_its_worker_ends_before_the_loop_reads_it(erro
 
     with wrap(stream, 1) as stream, pytest.raises(type(error)) as caught:
         for _ in stream:
-            (worker,) = multiprocessing.active_children()
-            worker.join()  # its error is in the pipe now
+            for worker in multiprocessing.active_children():  # none if the worker has ended
+                worker.join()  # its error is in the pipe now
     assert str(caught.value) == str(error)
+
+
+# Arrays that are made in shared memory
+
+
+class Made:
+    def train_stream(self, ctx):
+        for rows in ctx.batches(12, 3):
+            big = ctx.empty((3, 40, 40), np.uint8)
+            big[...] = rows[0]
+            small = ctx.empty(2)
+            small[...] = rows[0]
+            yield {"whole": big, "view": ctx.empty((4, 40, 40), np.uint8)[:0], "small": small}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_arrays_of_ctx_empty_are_those_of_numpy(workers):
+    (batches,) = epochs_of(wrap(Made().train_stream, workers), 1)
+    assert batches == [
+        {
+            "whole": plain(np.full((3, 40, 40), first, np.uint8)),
+            "view": plain(np.empty((0, 40, 40), np.uint8)),
+            "small": plain(np.full(2, first, np.float32)),
+        }
+        for first in (0, 3, 6, 9)
+    ]
+
+
+def test_an_array_of_ctx_empty_is_sent_without_a_copy_once_and_can_then_not_be_written_to():
+    array = shared_empty((100, 100), np.float32)
+    array[...] = 7
+    one, two = pickle.loads(packed(array)), pickle.loads(packed(array))
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    one[0], before = 9, array[0, 0].copy()  # the memory of `one` is that of `array`
+    assert (before, array[0, 0], two[0, 0]) == (7, 9, 7)
+    assert not packing._made
+    view = shared_empty((100, 100), np.float32)
+    found = pickle.loads(packed(view[:50]))
+    found[...] = 1
+    view[...] = 2
+    assert found.max() == 1
+
+
+@pytest.mark.parametrize("of_numpy", [False, True])
+def test_a_worker_keeps_no_array_while_the_stream_makes_the_next_batch(of_numpy):
+    def made(ctx, last):
+        array = np.empty(10_000) if of_numpy else ctx.empty(10_000)
+        return [{"x": array, "kept": [last is not None and last() is not None]}], weakref.ref(array)
+
+    def stream(ctx):
+        last = None
+        for _ in ctx.batches(3, 1):
+            batches, last = made(ctx, last)
+            yield batches.pop()
+
+    with wrap(stream, 1) as batches:
+        assert [batch["kept"] for batch in batches] == [[False]] * 3
+
+
+def test_a_stream_that_another_stream_is_made_of_has_shared_memory_too():
+    def part(ctx):
+        for _ in ctx.batches(2, 1):
+            array = ctx.empty(10_000)
+            yield {"is_shared": [id(array) in packing._made]}
+
+    with wrap(lambda: iter(StreamWrapper(part, "part", training=False)), 1) as stream:
+        assert [batch["is_shared"] for batch in stream] == [[True], [True]]
+
+
+def test_a_full_shared_memory_is_an_error_with_its_size(monkeypatch):
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 2000, 2000))
+    stream = wrap(lambda ctx: iter([{"x": np.zeros(10_000)}]), 1)
+    with pytest.raises(StorageError, match=r"/dev/shm, the shared memory, has 2 KB free, .* needs 80 KB") as caught:
+        epochs_of(stream, 1)
+    assert caught.value.exit_status == 74

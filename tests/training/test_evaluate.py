@@ -80,7 +80,7 @@ def test_another_config_can_evaluate_the_weights(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stream": "vaild"}, "no stream 'vaild'; did you mean 'valid'?"),
+        ({"stream": "vaild"}, "no method 'vaild_stream'; did you mean 'valid'? (its streams: train, valid)"),
         ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
     ],
 )

@@ -1,5 +1,6 @@
 """`init_from` of a run: loaded when the run begins, and neither by a resume nor by an evaluation."""
 
+import json
 import re
 import shutil
 
@@ -59,7 +60,7 @@ def test_a_run_begins_with_the_best_weights_of_another_run(first, tmp_path):
     assert same(read_weights(tmp_path / "second" / "checkpoints" / "latest"), first)
     log = (tmp_path / "second" / "train.log").read_text()
     assert log.count("weights from first (best: it-") == 1
-    assert "loaded          2        12  0.weight, 0.bias" in log
+    assert "loaded        2      12  0.weight, 0.bias" in log
     watched = create_training({**CONFIG, "hooks": [f"{__name__}.Watch"]}, output_dir="third", overrides=[FROM_FIRST])
     assert same(next(each for each in watched.hooks if isinstance(each, Watch)).weights, first)
 
@@ -120,6 +121,23 @@ def test_weights_that_do_not_fit_leave_no_run(first, tmp_path):
     with pytest.raises(ConfigError, match=r"model.init_from.match: '\^head' matches no name"):
         create_training(CONFIG, output_dir="second", overrides=["model.init_from={path: first, match: ^head}"])
     assert not (tmp_path / "second").exists()
+
+
+def test_a_list_in_a_config_is_loaded_by_a_new_run_and_by_nothing_else(first, tmp_path, caplog):
+    entries = [{"path": "first", "match": "weight"}, {"path": "first", "match": "bias"}]
+    config = {**CONFIG, "model": {**CONFIG["model"], "init_from": entries}}
+    training = create_training(config, output_dir="second")
+    assert same(weights(training), first)
+    training.main_loop.run_training()
+    shutil.rmtree("first")
+    assert not same(weights(resume_training("second", ["hooks.StopAfter.epochs=3"])), first)
+    evaluate("second", "valid")
+    (tmp_path / "c.yaml").write_text(json.dumps(config, indent=1))
+    with pytest.raises(ConfigError) as caught:
+        create_training("c.yaml", output_dir="third", overrides=["model.init_from.1.on_mismatch=warn"])
+    assert "model.init_from" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"c.yaml:\d+:\d+: model.init_from\[0\].path: .*first"):
+        create_training("c.yaml", output_dir="third")
 
 
 def test_a_model_of_python_has_them_when_it_is_in_a_loop(first):

@@ -85,7 +85,7 @@ def test_a_training_interrupted_at_every_event_in_turn_ends_the_same(project):
 def test_a_hook_that_is_not_interrupted_here_is_found():
     names = {next(iter(entry)) if isinstance(entry, dict) else entry for entry in HOOKS}
     names |= {name.partition(" ")[0] for name in AROUND_UPDATES}  # in test_mechanics.py
-    names |= {"SavePredictions", "SkipSpike", "Check"}  # in test_resumed_gradients.py and test_everything.py
+    names |= {"SavePredictions", "SkipSpike", "Check", "Mixup"}  # in test_resumed_gradients.py and test_everything.py
     names |= {"ClassificationMetrics", "Flatten", "AccumulateVariables", "SaveConfusionMatrix", "SaveFile"}  # there too
     names |= {"SaveExamples", "LogitsToCsv", "SequenceToCsv", "PlotLines", "SaveMasks"}  # there too
     names |= {"WriteSQLite", "WriteTensorBoard", "LogProfile", "Benchmark", "Profile"}  # there too

@@ -272,28 +272,30 @@ def run_of_ranks(config, directory, *signals):
 
 OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16", "metric of a stream")]
 """What several ranks can do."""
-IN_SHORT = ("AverageWeights",)
 
 
 @pytest.mark.timeout(600)  # each rank of each resume compiles again
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.campaign) for name in OF_RANKS],
+    ("name", "kills", "interrupts"),
+    [
+        ("AverageWeights", KILLS[1:2], [(0, 13)]),
+        *(pytest.param(name, KILLS, [(0, 13), (1, 5)], marks=pytest.mark.campaign) for name in OF_RANKS),
+    ],
 )
-def test_alone_on_two_ranks(project, name):
+def test_alone_on_two_ranks(project, name, kills, interrupts):
     (project / "mechanics_parts.py").write_text(PARTS)
     config = config_with(name)
     if name == "AverageWeights of kind swa":
         config["hooks"][0]["AverageWeights"]["batch_norm"] = "average"
     in_ranks(2, run_of_ranks, config, project / "straight")
     expected = result(project / "straight")
-    for at in KILLS:
+    for at in kills:
         found = results_of(2, run_of_ranks, config, project / "run", (1, at, signal.SIGKILL))
         assert found[1] == -signal.SIGKILL
         in_ranks(2, resumed, project / "run")
         assert result(project / "run") == expected, f"killed at {at}"
         shutil.rmtree(project / "run")
-    for rank, at in ((0, 13), (1, 5)):
+    for rank, at in interrupts:
         in_ranks(2, run_of_ranks, config, project / "run", (rank, at, signal.SIGINT))
         in_ranks(2, resumed, project / "run")
         assert result(project / "run") == expected, f"interrupted at {at}"

@@ -39,6 +39,16 @@ class Data:
                 os.kill(os.getpid(), 9)
             yield batch
 """
+MODULE = """
+import torch
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x, y=None, **others):
+        logits = super().forward(x) + others["shift"]
+        outputs = {"logits": logits, "words": [object()] * len(x), "parts": [[0.5] * (i + 1) for i in range(len(x))]}
+        return outputs if y is None else {**outputs, "loss": torch.nn.functional.cross_entropy(logits, y)}
+"""
 HOOKS = """
 from emrun import AbstractHook
 
@@ -76,6 +86,31 @@ def run(tmp_path, emrun):
     done = emrun("train", "-q", "config.yaml", "--output-dir", "run")
     assert done.returncode == 0, done.stderr
     return tmp_path / "run"
+
+
+def test_a_module_with_an_optional_label_gets_all_other_sources(run, emrun, tmp_path):
+    (tmp_path / "net.py").write_text(MODULE)
+    shifted = DATA.replace("(x=self.x, ", "(x=self.x, shift=self.x[:, :1] * 9, ")
+    (tmp_path / "data.py").write_text(shifted + "    classes_names = ['odd', 'even']\n")
+    model = "module: {class: net.Net, in_features: 4, out_features: 2}\n  inputs: [x, shift, y]\n"
+    config = CONFIG[: CONFIG.index("  module:") + 2] + model + CONFIG[CONFIG.index("  optimizer:") :]
+    (tmp_path / "config.yaml").write_text(config.replace("ComputeStats, ", ""))
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "own")
+    assert done.returncode == 0, done.stderr
+    done = emrun("predict", "own", "unlabelled", "-o", "p.csv", "--classes")
+    assert done.returncode == 0, done.stderr
+    assert "the batch has no 'y': forward of Net is called without it" in done.stderr
+    assert "SavePredictions leaves out words: it has values of the type object" in done.stderr
+    assert "SavePredictions leaves out parts: .csv cannot hold lists of different lengths" in done.stderr
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "logits.0", "logits.1", "class", "name"]
+    assert all(int(row["class"]) == (float(row["logits.1"]) > float(row["logits.0"])) for row in rows)
+    assert {(row["class"], row["name"]) for row in rows} <= {("0", "odd"), ("1", "even")}
+    done = emrun("predict", "-q", "own", "unlabelled", "-o", "p.npz", "--classes", "--variables", "id")
+    assert done.returncode == 0, done.stderr
+    done = emrun("predict", "own", "unlabelled", "-o", "q.csv", "dataset.classes=true", "model.inputs=[x, shift]")
+    assert "unknown argument 'classes'" in done.stderr
 
 
 def content(directory):
@@ -118,19 +153,38 @@ def test_a_stream_without_labels(run, emrun, tmp_path):
 def test_what_cannot_be_predicted_is_said(run, emrun, tmp_path):
     for arguments, message in [
         (("run", "valid", "-o", "p.txt"), "the name 'p.txt' must end in .parquet, .csv, .jsonl, .npz"),
-        (("run", "vaild", "-o", "p.csv"), "no stream 'vaild'; did you mean 'valid'?"),
+        (("run", "vaild", "-o", "p.csv"), "no method 'vaild_stream'; did you mean 'valid'? (its streams: "),
         (("run", "valid", "-o", "nowhere/p.csv"), "there is no directory nowhere; create it first"),
         (("data.py", "valid", "-o", "p.csv"), "data.py"),
         (("run", "valid", "-o", "p.csv", "--checkpoint", "bset"), "bset"),
         (
             ("run", "unlabelled", "model.inputs=[z]", "model.metrics.accuracy.inputs=[logits, z]", "-o", "p.csv"),
-            "forward of Linear needs z, which the batch does not have",
+            "forward of Linear needs z, which the batch does not have (it has x, id) (leave out a source",
         ),
     ]:
         done = emrun("predict", *arguments)
         assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert message in done.stderr
     assert not [path for path in tmp_path.iterdir() if "p." in path.name]
+
+
+def test_a_label_that_forward_needs_is_answered_with_what_to_write(run, emrun, tmp_path):
+    net = (
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def forward(self, x, y):\n        return super().forward(x)\n"
+    )
+    (tmp_path / "net.py").write_text(net)
+    config = CONFIG.replace("torch.nn.Linear,", "net.Net,").replace("ComputeStats, ", "")
+    lines = [line for line in config.splitlines() if not line.startswith(("  inputs", "  loss", "  metrics"))]
+    (tmp_path / "own.yaml").write_text("\n".join(lines))
+    done = emrun("eval", "run", "unlabelled", "-c", "own.yaml")
+    assert done.returncode == 2
+    assert "forward of Net needs y" in done.stderr
+    assert "(for a stream without labels there is `emrun predict`, not an evaluation)" in done.stderr
+    done = emrun("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml")
+    assert done.returncode == 2
+    assert "(a label may be absent if its parameter of forward has a default value, such as label=None)" in done.stderr
+    (tmp_path / "net.py").write_text(net.replace("y):", "y=None):"))
+    assert emrun("predict", "run", "unlabelled", "-o", "p.csv", "-c", "own.yaml").returncode == 0
 
 
 def test_a_prediction_that_is_killed_leaves_no_file(run, emrun, tmp_path):

@@ -12,7 +12,7 @@ from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import StorageError
-from emrun.storage.steps import read_chunk
+from emrun.record.steps import read_chunk
 from emrun.training.create import train
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_was_cut_is_reported_and_continued(runs, caplog, left):
     first = file.read_bytes().splitlines(keepends=True)[0]
     file.write_bytes(first[:left])
     resumed(runs / "run")
-    assert "steps.jsonl has lost lines since the checkpoint was saved" in caplog.text
+    assert "steps.jsonl was changed since the checkpoint was saved" in caplog.text
     assert read_steps(runs / "run")["iteration"].tolist() == list(range(6, 16))
 
 

@@ -96,7 +96,9 @@ def test_modules_are_those_that_belong_to_no_package(place):
     assert not {"torch", "json", "pytest", "numpy", "emrun", "emrun.hook"} & found.modules.keys()
     assert not user_modules(
         gather(
-            place, skipped={"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"}, everything=False
+            place,
+            skipped={"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"},
+            with_repositories=False,
         )
     )
 

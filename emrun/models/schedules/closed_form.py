@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import Horizon
+from emrun.base.types import TICKS, Horizon
 from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.models.optimizer import check_class
@@ -90,7 +90,7 @@ class ClosedForm(ABC):
         self._on_extend = on_extend
         if on_extend is not None and not self.needs_horizon:
             message = f"the rates of {type(self).__name__} do not depend on the length of the run; remove on_extend"
-            raise ArgumentError("on_extend", message)
+            raise ArgumentError("on_extend", message, "delete")
         self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         self._factor: Factor | None = None
@@ -162,6 +162,11 @@ class ClosedForm(ABC):
             ArgumentError: see `factor`; or the horizon has changed since the run began, and with it the rates of
                 updates that were made already.
         """
+        for each in self.lengths() if horizon.share is not None else ():
+            if each.unit != "%":
+                raise ArgumentError(
+                    f"scheduler.{each.argument}", f"{each}: time ends the run; write a share such as 5%"
+                )
         known = self.plans[-1] if self.plans else None
         if known is not None and horizon.updates is None:
             horizon = Horizon(known["updates"], known["updates_per_pass"])
@@ -181,6 +186,11 @@ class ClosedForm(ABC):
         factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
         self.plans, self._is_changed = plans, False
         return factor
+
+    def by_time(self, factor: Factor, horizon: Horizon) -> Factor:
+        """Return rates that go by the share of the run that is over, if time ends the run; else the same function."""
+        share = horizon.share
+        return factor if share is None else lambda done: factor(int(min(share(done), 1.0) * TICKS))
 
     def refusal(self, horizon: Horizon) -> str | None:
         """Return why the run cannot have another horizon than the loaded plan; None if it can.
@@ -265,6 +275,10 @@ class ClosedForm(ABC):
         """
         name = type(self).__name__
         bases = self._bases()
+        if horizon.share is not None:
+            name += "".join(f", {each.name} {each}" for each in self.lengths())
+            by_share = curves.sampled(self.plan(horizon), TICKS, bases)
+            return SchedulePlan(name, note="shares of the time in which the run trains", rates=by_share)
         if self.is_awaited(horizon) and not self.plans:
             name += "".join(f", {each.name} {each}" for each in self.lengths())
             note = "the number of updates is known after the zeroth epoch"
@@ -305,8 +319,8 @@ class ClosedForm(ABC):
         """
         if self.is_awaited(horizon) and not self.plans:
             return  # before the zeroth epoch, or in `emrun check`
-        self._factor = self.plan(horizon)
-        self._loop = loop if loop is not None and loop.has_run else None
+        self._factor = self.by_time(self.plan(horizon), horizon)
+        self._loop = loop if loop is not None and loop.has_run and horizon.share is None else None
         self._cools = self._cools_of(self.plans[-1]) if self._loop is not None else None
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))  # a hook may have added the group

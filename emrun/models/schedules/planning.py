@@ -24,6 +24,8 @@ def plan_of(scheduler: Scheduler | ClosedForm, loop: Loop) -> tuple[SchedulePlan
     horizon, limits, fixed = loop.horizon, loop.limits, loop.fixed_epoch_size
     if isinstance(scheduler, ClosedForm):
         return scheduler.shown(horizon), scheduler.is_awaited(horizon) and not scheduler.plans
+    if horizon.share is not None:
+        horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
     epochs = [limits[unit] for unit in ("epochs", "passes") if unit in limits and not (fixed and unit == "passes")]
     epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
     if horizon.updates is not None and epoch is not None:

@@ -157,7 +157,7 @@ class Ahead:
             if unit == "epochs" and length >= _FACTOR * steps and (near or steps > _FEW):
                 message = f"{length:g} is far more than {run}, after each of which {name} steps; "
                 message += f"if updates are meant, add step_on: update, otherwise write {_last(key)}: {steps}"
-                raise ArgumentError(key, message)
+                raise ArgumentError(key, message, f"set {steps}")
         if steps <= _FEW:
             return
         self._check_end(run)
@@ -189,7 +189,8 @@ class Ahead:
                 whole = run if end.made == self._steps else f"the {end.made} {self._unit} that it gets"
                 then = "climbs again" if climbs else f"stays at {self.rates[0][-1]:g}"
                 message = f"{type(end.scheduler).__name__} ends after {end.end:g} of {whole}, and the rate then {then}"
-                raise ArgumentError(end.key, f"{message}; write {_last(end.key)}: {end.made}{self._hint()}")
+                message += f"; write {_last(end.key)}: {end.made}{self._hint()}"
+                raise ArgumentError(end.key, message, f"set {end.made}")
 
     def _check_parts(self, run: str) -> None:
         """Check that the run gets to the last part of a sequence, and to the end of a warm-up."""

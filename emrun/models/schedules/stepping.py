@@ -174,7 +174,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
     if isinstance(scheduler, ClosedForm):
         for name in options:
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
-            raise ArgumentError(f"scheduler.{name}", message)
+            raise ArgumentError(f"scheduler.{name}", message, "delete")
         return scheduler
     for each in all_in(scheduler):
         later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
-from emrun.base.wording import did_you_mean, in_one_line, listed
+from emrun.base.tables import Table
+from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
 from emrun.models.patterns import compiled, patterns
 from emrun.models.weights.fit import Fit, kind_of, overflowing
 from emrun.models.weights.saving import extra_state, own_memory, own_tensors
@@ -25,7 +26,6 @@ from emrun.storage.checkpoints.saved_weights import read_saved
 _LOG = logging.getLogger(__name__)
 
 _KEY = "init_from"
-_MOST = 4  # names in a message or in a row of the table
 _SKIP = "to load only what fits, set on_mismatch: skip"
 
 
@@ -34,57 +34,79 @@ class InitFromForm(TypedDict, total=False):
 
     path: Required[str]
     match: str | Sequence[str]
-    rename: Mapping[str, str]
+    rename: Mapping[str, str | Sequence[str]]
     on_mismatch: Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class InitFrom:
-    """The argument `init_from` of a model: `PATH`, or `{path: PATH, match, rename, on_mismatch}`.
+    """An entry of the argument `init_from` of a model: `PATH`, or `{path: PATH, match, rename, on_mismatch}`.
 
     Args:
         path: where the weights are; see `emrun.storage.checkpoints.saved_weights.read_saved`.
         match: patterns that select the parameters and buffers to load (`re.search`); without patterns, all are loaded.
-        rename: pairs of a pattern and its replacement, applied in this order to the names in the file (`re.sub`).
+        rename: pairs of a pattern and its replacements, applied in this order to the names in the file (`re.sub`). With
+            several replacements, a tensor gets several names.
         skips: whether to load what fits, instead of an error, if something does not.
         key: the argument with the path, for messages.
+        where: the argument, such as `init_from[1]`, for messages.
     """
 
     path: Path
     match: tuple[re.Pattern[str], ...] = ()
-    rename: tuple[tuple[re.Pattern[str], str], ...] = ()
+    rename: tuple[tuple[re.Pattern[str], Sequence[str]], ...] = ()
     skips: bool = False
     key: str = _KEY
+    where: str = _KEY
 
     @classmethod
-    def read(cls, value: object) -> InitFrom:
-        """Read the argument; no file is read.
+    def read(cls, value: object, where: str = _KEY) -> InitFrom:
+        """Read an entry; no file is read.
 
         Raises:
             ArgumentError: it has another form, or a pattern is not a regular expression.
         """
         if isinstance(value, str | os.PathLike) and str(value):
-            return cls(expanded(value))
+            return cls(expanded(value), key=where, where=where)
         if not isinstance(value, Mapping):
-            raise ArgumentError(_KEY, f"{value!r} is neither a path nor a mapping such as {{path: FILE, match: REGEX}}")
+            raise ArgumentError(
+                where, f"{value!r} is neither a path nor a mapping such as {{path: FILE, match: REGEX}}"
+            )
         for key in value:
             if key not in InitFromForm.__annotations__:
                 known = list(InitFromForm.__annotations__)
                 hint = did_you_mean(str(key), known) or f"; allowed: {listed(known)}"
-                raise ArgumentError(f"{_KEY}.{key}", f"unknown key {key!r}{hint}")
-        path, key = value.get("path"), f"{_KEY}.path"
+                raise ArgumentError(f"{where}.{key}", f"unknown key {key!r}{hint}")
+        path, key = value.get("path"), f"{where}.path"
         if path is None:
-            raise ArgumentError(_KEY, "missing key 'path': a run directory, a checkpoint, or a file with weights")
+            raise ArgumentError(where, "missing key 'path': a run directory, a checkpoint, or a file with weights")
         if not isinstance(path, str | os.PathLike) or not str(path):
             raise ArgumentError(key, f"{path!r} is not a path")
         policy = value.get("on_mismatch", "error")
         if policy not in ("error", "skip"):
-            raise ArgumentError(f"{_KEY}.on_mismatch", f"{policy!r} is not one of error, skip")
-        match, rename = patterns(f"{_KEY}.match", value.get("match")), _renames(value.get("rename"))
-        return cls(expanded(path), match, rename, policy == "skip", key)
+            raise ArgumentError(f"{where}.on_mismatch", f"{policy!r} is not one of error, skip")
+        match, rename = patterns(f"{where}.match", value.get("match")), _renames(f"{where}.rename", value.get("rename"))
+        return cls(expanded(path), match, rename, policy == "skip", key, where)
 
-    def load(self, module: torch.nn.Module) -> dict[str, Any]:
+    @classmethod
+    def read_all(cls, value: object) -> list[InitFrom]:
+        """Read the argument: an entry, or a list of entries.
+
+        Raises:
+            ArgumentError: see `read`.
+        """
+        if not isinstance(value, list | tuple):
+            return [cls.read(value)]
+        if not value:
+            raise ArgumentError(_KEY, "the list is empty")
+        return [cls.read(each, f"{_KEY}[{index}]") for index, each in enumerate(value)]
+
+    def load(self, module: torch.nn.Module, before: dict[str, str] | None = None) -> dict[str, Any]:
         """Load the weights into a module, and log a table of what was loaded and what was not.
+
+        Args:
+            module: the module.
+            before: name -> where it is from, of what other entries have loaded; gets what this entry loads.
 
         Returns:
             `source`, where the weights are from, and the `rows` of the table: {what, tensors, values, which}.
@@ -94,8 +116,6 @@ class InitFrom:
                 The module is only changed if it is the module that refuses, or a value is too large for its dtype.
             ReadTimeout: the file system does not return a file in time.
         """
-        from tabulate import tabulate  # takes 75 ms
-
         try:
             saved = read_saved(self.path)
         except ReadTimeout:
@@ -107,19 +127,25 @@ class InitFrom:
         own = own_tensors(module)
         for index, pattern in enumerate(self.match):
             if not any(map(pattern.search, (*own, *there))):
-                names = f"the module has {_named(own)}"
-                where = f"{_KEY}.match" + f"[{index}]" * (len(self.match) > 1)
+                names = f"the module has {few(own)}"
+                where = f"{self.where}.match" + f"[{index}]" * (len(self.match) > 1)
                 raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
         fit = Fit.of(module, there, self._selects)
         if not fit.sources:
             raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}")
         if fit.left and not self.skips:
-            reasons = "; ".join(f"{reason}: {_named(left.values())}" for reason, left in fit.left.items())
+            reasons = "; ".join(f"{reason}: {few(left.values(), 200)}" for reason, left in fit.left.items())
             kind = type(module).__name__
             raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}")
+        before, loaded = {} if before is None else before, [*fit.sources, *fit.tied]
+        if twice := [name for name in loaded if name in before]:
+            others = listed(list(dict.fromkeys(before[name] for name in twice)))
+            raise self._refused(f"{few(twice)} of {saved.source} would replace what is loaded from {others}; set match")
+        before |= dict.fromkeys(loaded, saved.source)
         self._copy(module, fit)
         rows = _rows(fit, own, list(dict.fromkeys((*saved.others, *extra_state(module)))))
-        table = tabulate([each.values() for each in rows], ["", "tensors", "values", ""], intfmt=",")
+        cells = [[each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in rows]
+        table = Table(cells, ["", "tensors", "values", ""], ("left", "right", "right", "left"))
         _LOG.info("weights from %s:\n%s", saved.source, table)
         return {"source": saved.source, "rows": rows}
 
@@ -135,22 +161,24 @@ class InitFrom:
         found: dict[str, Tensor] = {}
         before: dict[str, str] = {}
         for name, tensor in tensors.items():
-            new = name
-            for pattern, replacement in self.rename:
+            names = [name]
+            for pattern, replacements in self.rename:
                 try:
-                    new, count = pattern.subn(replacement, new)
+                    several = [pattern.subn(each, old) for old in names for each in replacements]
                 except (re.error, IndexError) as error:
-                    wrong = f"{replacement!r} cannot replace {pattern.pattern!r}: {error}"
-                    raise ArgumentError(f"{_KEY}.rename", wrong) from error
-                if count:
+                    wrong = f"{listed(replacements)!r} cannot replace {pattern.pattern!r}: {error}"
+                    raise ArgumentError(f"{self.where}.rename", wrong) from error
+                if any(count for _, count in several):
                     unused.pop(pattern.pattern, None)
-            if new in found:
-                both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
-                raise ArgumentError(f"{_KEY}.rename", both)
-            found[new], before[new] = tensor, name
+                names = list(dict.fromkeys(new for new, _ in several))
+            for new in names:
+                if new in found:
+                    both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
+                    raise ArgumentError(f"{self.where}.rename", both)
+                found[new], before[new] = tensor, name
         if unused:
-            wrong = f"{next(iter(unused))!r} matches no name in the file, which has {_named(tensors)}"
-            raise ArgumentError(f"{_KEY}.rename", wrong)
+            wrong = f"{next(iter(unused))!r} matches no name in the file, which has {few(tensors)}"
+            raise ArgumentError(f"{self.where}.rename", wrong)
         return found
 
     def _copy(self, module: torch.nn.Module, fit: Fit) -> None:
@@ -161,32 +189,29 @@ class InitFrom:
         except RuntimeError as error:
             raise self._refused(f"{kind} does not load these weights: {error}") from error
         if unknown:
-            raise self._refused(f"{kind} does not load what its state dict has: {_named(unknown)}")
+            raise self._refused(f"{kind} does not load what its state dict has: {few(unknown)}")
         if large := overflowing(module, fit.sources):
-            raise self._refused(f"values too large for the dtype of the module: {_named(large)}; use another dtype")
+            raise self._refused(f"values too large for the dtype of the module: {few(large)}; use another dtype")
 
 
-def _renames(value: object) -> tuple[tuple[re.Pattern[str], str], ...]:
-    key = f"{_KEY}.rename"
+def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[str]], ...]:
     if value is None:
         return ()
-    if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value.values()):
+    pairs = value.items() if isinstance(value, Mapping) else [("", ())]
+    several = [(pattern, [each] if isinstance(each, str) else each) for pattern, each in pairs]
+    if not all(
+        isinstance(each, list | tuple) and each and all(isinstance(i, str) for i in each) for _, each in several
+    ):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
-    return tuple((compiled(key, pattern), replacement) for pattern, replacement in value.items())
-
-
-def _named(names: Iterable[str]) -> str:
-    """Return the first names, and how many there are."""
-    names = list(names)
-    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{f', ... ({len(names)})' * (len(names) > _MOST)}"
+    return tuple((compiled(key, pattern), replacements) for pattern, replacements in several)
 
 
 def _reason_for_nothing(module: torch.nn.Module, fit: Fit, there: Mapping[str, Tensor]) -> str:
     """Return why no tensor is loaded: shapes if names are the same, else the names of both sides."""
     same: tuple[Any, ...] = ("another shape", "another dtype", "lazy")
-    found = [f"{reason}: {_named(fit.left[reason].values())}" for reason in same if reason in fit.left]
+    found = [f"{reason}: {few(fit.left[reason].values(), 200)}" for reason in same if reason in fit.left]
     kind = type(module).__name__
-    return "; ".join([*found, f"the file has {_named(there)}, {kind} has {_named(own_tensors(module))}"])
+    return "; ".join([*found, f"the file has {few(there)}, {kind} has {few(own_tensors(module))}"])
 
 
 def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:
@@ -199,7 +224,7 @@ def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[s
             "what": what,
             "tensors": len(names),
             "values": values,
-            "which": _named(names if texts is None else texts),
+            "which": few(names if texts is None else texts, IN_TABLE),
         }
 
     rows = [row("loaded", [each for each in own if each in fit.sources or each in fit.tied])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -73,12 +73,6 @@ def _shown(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
 
 
-class HasModule(Protocol):
-    """A model with a module."""
-
-    module: torch.nn.Module
-
-
 class Loadable:
     """Checks, before the first batch, update and checkpoint, that a resume could load what a run saves.
 
@@ -88,7 +82,7 @@ class Loadable:
         model: the model with the module, which a hook or a subclass may replace.
     """
 
-    def __init__(self, model: HasModule) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None once the first update is checked

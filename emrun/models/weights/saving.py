@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import StateError
-from emrun.base.wording import listed
+from emrun.base.wording import few, listed
 from emrun.models.laziness import uninitialised
 from emrun.storage.checkpoints.weights import FILE, read_weights
-
-_MOST = 4  # names of tensors in a message
 
 
 def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -91,7 +89,7 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
         if each in state and not is_lazy(tensor) and state[each].shape != tensor.shape
     ]
     lists = (("", wrong), ("only in the module: ", missing), ("only in the checkpoint: ", extra))
-    found = [f"{head}{listed(names[:_MOST])}{', ...' * (len(names) > _MOST)}" for head, names in lists if names]
+    found = [f"{head}{few(names, 200)}" for head, names in lists if names]
     if found:
         raise StateError(
             f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "

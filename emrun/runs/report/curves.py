@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emrun.base.cores import cores
 from emrun.base.errors import StorageError
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import named
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun, number, numbers_of
-from emrun.storage.metrics import METRICS
-from emrun.storage.steps import STEPS
+from emrun.storage.run import STEPS
 
 _MOST_CURVES = 300  # of a run
 _MOST_MISSING = 10_000
@@ -135,25 +134,14 @@ def curves_of(directories: Sequence[Path], most: int) -> Iterator[Curves]:
 
 def _read_by_processes(directories: Sequence[Path], most: int) -> list[Curves] | None:
     """Read the curves of runs with all cores; None if that does not pay, or if there are no more processes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
-    sizes = [_size(directory) for directory in directories]
-    if len(directories) == 1 or cores == 1 or sum(sizes) < _MANY:
+    sizes = [StoredRun(directory).record.size for directory in directories]
+    if len(directories) == 1 or cores() == 1 or sum(sizes) < _MANY:
         return None
     order = sorted(range(len(directories)), key=lambda index: -sizes[index])
     try:
-        with ProcessPoolExecutor(min(cores, _MOST_PROCESSES, len(directories))) as pool:
+        with ProcessPoolExecutor(min(cores(), _MOST_PROCESSES, len(directories))) as pool:
             read = pool.map(partial(Curves.of, most=most), [directories[each] for each in order])
             found = dict(zip(order, read, strict=True))
     except (BrokenProcessPool, OSError):
         return None
     return [found[index] for index in range(len(directories))]
-
-
-def _size(directory: Path) -> int:
-    total = 0
-    for name in (METRICS, STEPS):
-        try:
-            total += (directory / name).stat().st_size
-        except OSError:
-            continue
-    return total

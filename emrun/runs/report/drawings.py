@@ -12,7 +12,7 @@ from emrun.base.wording import in_one_line
 from emrun.runs.report.markup import Html, joined, tag
 
 _WIDTH, _HEIGHT = 320, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 12, 40
 _STEP = 150  # between the axes of the parallel coordinates
 _MOST_WORDS = 12
 
@@ -30,7 +30,7 @@ class Axis:
         numbers = [each for each in values if _is_number(each)]
         if len(numbers) == len(values):
             low, high = min(numbers), max(numbers)
-            is_log = low > 0 and high / low > 30
+            is_log = low > 0 and high / low >= 10
             scaled = math.log if is_log else float
             width = scaled(high) - scaled(low)
             places = {key_of(each): (scaled(each) - scaled(low)) / width if width else 0.5 for each in values}
@@ -123,9 +123,10 @@ def parallel(names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequen
     for index, (name, axis) in enumerate(zip(names, axes, strict=True)):
         x = _LEFT + _STEP * index
         marks.append(tag("line", x1=_at(x), x2=_at(x), y1=_at(_TOP), y2=_at(_TOP + inner), class_="axis"))
-        marks.append(
-            tag("text", in_one_line(name, 22), x=_at(x), y=_at(height - 6), text_anchor="middle", class_="name")
-        )
+        is_last = index == len(axes) - 1  # a long name has its place on the left
+        at, anchor = (x + _LEFT - 4, "end") if is_last else (x, "middle")
+        text = in_one_line(name, 30 if is_last else 22)
+        marks.append(tag("text", text, x=_at(at), y=_at(height - 6), text_anchor=anchor, class_="name"))
         for place, text in axis.ticks:
             y = _at(_TOP + inner * (1 - place) + 4)
             marks.append(tag("text", text, x=_at(x + 5), y=y, class_="tick"))

@@ -15,10 +15,14 @@ from typing import Any
 
 from emrun.base.errors import StateError, StorageError
 from emrun.base.fields import TEXT, fitting, record
+from emrun.record.rows import newest_shown
 from emrun.runs.code_comparison import newest_code
 from emrun.runs.stored_run import StoredRun
+from emrun.shown import Picture as Shown
+from emrun.shown import Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
+from emrun.storage.run import ROWS
 
 _FAILURES = "failures"
 _LOG = "train.log"
@@ -115,8 +119,16 @@ def failures_of(run: StoredRun) -> list[Failure]:
     return found
 
 
-def pictures_of(run: StoredRun, most: int) -> tuple[list[Picture], int]:
-    """Return the newest pictures of each kind that hooks wrote, and the number of those left out.
+def shown_of(run: StoredRun) -> dict[str, Written]:
+    """Return what hooks have shown, of each name the newest; nothing if the file cannot be read."""
+    try:
+        return newest_shown(run.directory / ROWS)
+    except StorageError:
+        return {}
+
+
+def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tuple[list[Picture], int]:
+    """Return the newest pictures of each kind that hooks wrote or showed, and the number of those left out.
 
     Pictures are of one kind if they are in the same folder and, apart from the number of an epoch, have the same path.
     Of a folder with several pictures and a `sheet.png`, only the sheet is taken.
@@ -124,6 +136,7 @@ def pictures_of(run: StoredRun, most: int) -> tuple[list[Picture], int]:
     Args:
         run: the run.
         most: how many bytes the pictures have at most in all.
+        shown: what hooks have shown.
     """
     newest: dict[str, tuple[int, str]] = {}
     for path in _picture_files(str(run.directory)):
@@ -144,10 +157,18 @@ def pictures_of(run: StoredRun, most: int) -> tuple[list[Picture], int]:
                 left_out += 1
                 continue
             size += len(content)
-            kind = _PICTURES[Path(path).suffix.lower()]
-            found.append(Picture(path, f"data:{kind};base64,{base64.b64encode(content).decode()}"))
+            found.append(Picture(path, _url(_PICTURES[Path(path).suffix.lower()], content)))
         left_out += 0 if sheets else len(paths[_MOST_OF_FOLDER:])
+    for name, each in shown.items():
+        if isinstance(each, Shown) and (url := _url("image/png", each.png)) not in [old.data for old in found]:
+            fits = size + len(each.png) <= most
+            size, left_out = size + len(each.png) * fits, left_out + (not fits)
+            found += [Picture(name, url)] * fits
     return found, left_out
+
+
+def _url(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 _MOST_OF_FOLDER = 4

@@ -12,6 +12,7 @@ from typing import Any
 
 from emrun.base.wording import counted, in_one_line, size_of, span
 from emrun.epoch_data import named
+from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.report.curves import Curves
 from emrun.runs.report.facts import (
     LogLine,
@@ -21,15 +22,19 @@ from emrun.runs.report.facts import (
     failures_of,
     log_of,
     pictures_of,
+    shown_of,
 )
 from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, listing, section, table, tag
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
+from emrun.shown import Text, Written
 
 _LONGEST = 200  # characters of a value in a table
 _MOST_STATISTICS = 100
 _LAST_LINES = 60  # of the log
+_MOST_TEXTS = 20
+_LONGEST_TEXT = 20_000  # characters
 _SHARES = re.compile(r"(model|reading|hooks|checkpoints|other) (\d{1,3})%")
 _PROFILE = re.compile(r"epoch (\d+), ([^:]+): (model .*)", re.DOTALL)
 _MEMORY = re.compile(r"memory (.+)$")
@@ -102,6 +107,7 @@ def head(part: RunPart) -> Html:
                     ("took", "" if part.seconds is None else span(part.seconds)),
                     ("began", "" if begin is None else f"{begin:%Y-%m-%d %H:%M:%S}"),
                     ("ended", ended),
+                    ("looks", _looks(run)),
                     ("device", trace.get("device")),
                     ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
                     ("seed", None if trace.get("seed") is None else str(trace["seed"])),
@@ -115,6 +121,18 @@ def head(part: RunPart) -> Html:
     )
 
 
+def _looks(run: StoredRun) -> str | None:
+    """Return how often a run was evaluated on streams that it is not trained with, and its config in all runs there."""
+    own = looks_of(run)
+    if not own:
+        return None
+    every = looks_by_config(StoredRun(each.parent) for each in run.directory.parent.glob("*/trace.yaml"))
+    all_ = every.get(run.directory, own)
+    return "; ".join(
+        f"{stream} {counted(own[stream], 'time')}, all runs of its config {all_[stream]}" for stream in own
+    )
+
+
 def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> Html:
     """Return the sections of a run below its curves.
 
@@ -124,11 +142,13 @@ def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_
         log: its log.
         most_config: how many characters of its config are shown.
     """
+    shown = shown_of(part.run)
     return joined(
         [
             _statistics(part.curves),
             _time(part, log),
-            _pictures(part.run, picture_bytes),
+            _pictures(part.run, picture_bytes, shown),
+            _texts(shown),
             _failures(part.run),
             _checkpoints(part.run),
             _config(part.run, most_config),
@@ -226,8 +246,8 @@ def _bar(share: int) -> Html:
     )
 
 
-def _pictures(run: StoredRun, most: int) -> Html:
-    found, left_out = pictures_of(run, most)
+def _pictures(run: StoredRun, most: int, shown: Mapping[str, Written]) -> Html:
+    found, left_out = pictures_of(run, most, shown)
     pictures = [
         tag("figure", tag("img", src=each.data, alt=each.path, loading="lazy"), tag("figcaption", each.path))
         for each in found
@@ -236,6 +256,11 @@ def _pictures(run: StoredRun, most: int) -> Html:
     return section(
         "Pictures", tag("div", pictures, class_="pictures") if pictures else None, tag("p", more) if more else None
     )
+
+
+def _texts(shown: Mapping[str, Written]) -> Html:
+    texts = [(name, listing(cut(each.text, _LONGEST_TEXT))) for name, each in shown.items() if isinstance(each, Text)]
+    return section("Texts", *(folded(name, text, is_open=True) for name, text in texts[:_MOST_TEXTS]))
 
 
 def _failures(run: StoredRun) -> Html:

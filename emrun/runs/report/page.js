@@ -151,7 +151,7 @@
       entry.append(key, line.label + (value == null ? "" : " " + short(value)));
       tip.append(entry);
     }
-    if (many && at == null) tip.append("move over the chart: the nearest runs are named here");
+    if (many && at == null) tip.append("move over the chart: the nearest lines are named here");
   }
 
   function reset(u) {

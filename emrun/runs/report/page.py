@@ -8,17 +8,19 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from emrun import __version__
 from emrun.base.errors import RunInUse, StorageError, UsageError
 from emrun.base.wording import counted, from_here, in_one_line
-from emrun.epoch_data import is_rate
+from emrun.epoch_data import LEARNING_RATE, MOST_CLASSES, RUNNING, is_rate
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
@@ -46,16 +48,19 @@ _CONFIGS = 600_000  # characters of the configs of a page
 _MOST_CHARTS = 200
 _LOGS = 8  # runs whose log is shown
 _LONGEST_NAME = 80
+_BY_CLASS = " by class"
+_RELOAD = 5  # seconds
 Line = Mapping[str, Any]
 
 
-def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None = None) -> str:
+def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None = None, reloads: bool = False) -> str:
     """Return the page of runs. Nothing is imported, run or written; what cannot be read is left out and listed.
 
     Args:
         runs: the runs, at least one.
         title: the heading; by default the name of the run, or how many runs there are.
         by: the statistic by which runs are compared, such as `max:valid/accuracy`; by default that of SaveBest.
+        reloads: whether a browser reloads the page every few seconds.
 
     Raises:
         UsageError: it is not known which value of `by` is better.
@@ -70,7 +75,7 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     charts = list(_charts(parts))
     body = _of_one(parts[0], charts) if len(parts) == 1 else _of_several(parts, charts)
     heading = title or (parts[0].name if len(parts) == 1 else counted(len(parts), "run"))
-    return _whole(heading, body, _data(parts, charts))
+    return _whole(heading, body, _data(parts, charts), reloads)
 
 
 def write_page(file: Path, runs: Sequence[StoredRun], *, overwrites: bool = False, **options: Any) -> int:
@@ -142,7 +147,8 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
 
 def _of_one(part: RunPart, charts: Sequence[Line]) -> Html:
     log = log_lines(part)
-    plan = [each.text for each in log if each.source == "schedule_plan"]
+    plans = [list(lines) for is_plan, lines in groupby(log, lambda each: each.source == "schedule_plan") if is_plan]
+    plan = [each.text for each in plans[-1]] if plans else []  # the length of the run may be known late, or change
     rates = [index for index, each in enumerate(charts) if is_rate(each["name"])]
     others = [index for index in range(len(charts)) if index not in rates]
     return joined(
@@ -197,26 +203,47 @@ def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
     Of one run, a chart has a line for each stream; of several, it is about one stream and has a line for each run.
     """
     found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    classes = Counter((key[0], _variable(key[1])) for key in {key for part in parts for key in part.curves.epochs})
     streams = list(dict.fromkeys(stream for part in parts for stream, _ in part.curves.epochs))
     for index, part in enumerate(parts):
         for (stream, name), curve in part.curves.epochs.items():
             line = {"run": index, "label": part.name, "color": index, "curve": curve}
-            if len(parts) == 1:
+            variable = _variable(name)
+            if variable and classes[stream, variable] > MOST_CLASSES:
+                if len(parts) == 1:  # otherwise the pages of the runs have them
+                    lines = found.setdefault(("epoch", f"{variable}{_BY_CLASS}", stream), [])
+                    lines.append(line | {"label": name.removeprefix(f"{variable}/"), "color": len(lines)})
+            elif is_rate(name) and _same(curve, part.curves.epochs.get((stream, LEARNING_RATE))):
+                continue
+            elif len(parts) == 1:
                 line |= {"label": stream, "color": streams.index(stream)}
                 found.setdefault(("epoch", name), []).append(line)
             else:
                 found.setdefault(("epoch", name, stream), []).append(line)
         for name, curve in part.curves.steps.items():
+            if is_rate(name) and _same(curve, part.curves.steps.get(LEARNING_RATE)):
+                continue
             label = "train" if len(parts) == 1 else part.name
             line = {"run": index, "label": label, "color": index, "curve": curve}
             found.setdefault(("iteration", name), []).append(line)
-    order = sorted(found, key=lambda key: (is_rate(key[1]), key[0] != "epoch"))
+    order = sorted(found, key=lambda key: (is_rate(key[1]), key[0] != "epoch", key[1].endswith(_BY_CLASS)))
     for key in order[:_MOST_CHARTS]:
         x, name = key[:2]
         lines = [each for each in found[key] if each["curve"].count]
         of = f"{key[2]}/{name}" if len(key) > 2 else name
         if lines:
             yield {"name": name, "title": in_one_line(of, _LONGEST_NAME), "x": x, "lines": lines}
+
+
+def _variable(name: str) -> str:
+    """Return the variable of which a name may be the statistic of a class; empty if the name is another one."""
+    variable, _, last = name.rpartition("/")
+    return "" if last in (*RUNNING, "median") else variable
+
+
+def _same(curve: Curve, first: Curve | None) -> bool:
+    """Return whether the rate of a group of parameters is in all places that of the first group."""
+    return first is not None and curve is not first and curve.points(_MOST_POINTS) == first.points(_MOST_POINTS)
 
 
 def _controls() -> Html:
@@ -308,7 +335,7 @@ def _short(point: Point) -> float | None:
     return None if point[1] is None else float(f"{point[1]:.6g}")
 
 
-def _whole(title: str, body: Html, data: str) -> str:
+def _whole(title: str, body: Html, data: str, reloads: bool) -> str:
     style, script = _assets()
     policy = "; ".join(
         (
@@ -327,6 +354,7 @@ def _whole(title: str, body: Html, data: str) -> str:
             "<head>",
             '<meta charset="utf-8">',
             _GENERATOR,
+            *([tag("meta", http_equiv="refresh", content=str(_RELOAD))] if reloads else []),
             tag("meta", http_equiv="Content-Security-Policy", content=policy),
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emrun.base.wording import counted, in_one_line, span
+from emrun.base.wording import counted, in_one_line, last_parts, span
 from emrun.runs.config_values import values_of
 from emrun.runs.report.drawings import key_of, parallel, scatter
 from emrun.runs.report.markup import Html, joined, section, table, tag
@@ -57,12 +57,12 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return the table of the runs, with the parameters that differ, and how many runs ended in which way."""
     by = parts[0].by
     parameters = list(differences.parameters)[:_MOST_IN_TABLE]
-    headers = ["run", "status", "epochs", in_words(by), "in epoch", *parameters, "took", "began"]
+    headers = ["run", "status", "epochs", in_words(by), "in epoch", *_headings(parameters), "took"]
     order = sorted(range(len(parts)), key=lambda index: _order(parts[index]))
     rows = []
     for index in order:
         part = parts[index]
-        best, begin = part.best, part.run.begin
+        best = part.best
         rows.append(
             [
                 tag("a", tag("span", "", class_=key_class(index)), part.name, href=f"#run{index}"),
@@ -72,7 +72,6 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
                 None if best is None else int(best[1]),
                 *(_cell(differences.values[key][index]) for key in parameters),
                 None if part.seconds is None else tag("span", span(part.seconds), data_value=f"{part.seconds:.3f}"),
-                "" if begin is None else f"{begin:%Y-%m-%d %H:%M}",
             ]
         )
     numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences.values[key]))]
@@ -100,6 +99,8 @@ def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
     shown = list(parameters)[:_MOST_IN_TABLE]
     rows = []
     for members in groups.values():
+        if len(members) == 1:
+            continue
         results = [best[0] for index in members if (best := parts[index].best) and math.isfinite(best[0])]
         mean = math.fsum(results) / len(results) if results else None
         deviation = None
@@ -110,7 +111,7 @@ def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
         rows.append([", ".join(names[:4]) + ", ..." * (len(names) > 4), *cells, len(results), mean, deviation])
     sign = 1 if parts[0].by[1] == "min" else -1
     rows.sort(key=lambda row: (row[-2] is None, sign * row[-2] if row[-2] is not None else 0.0))
-    headers = ["runs", *shown, "count", f"mean of {in_words(parts[0].by)}", "standard deviation"]
+    headers = ["runs", *_headings(shown), "count", f"mean of {in_words(parts[0].by)}", "standard deviation"]
     numeric = [i for i in range(1, len(headers)) if i > len(shown) or _are_numbers(parameters[shown[i - 1]])]
     return section(
         "Repeats",
@@ -136,7 +137,7 @@ def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
     shown = dict(list(parameters.items())[:_MOST_PICTURES])
     each = [scatter(key, values, results, labels, in_words(by)) for key, values in shown.items()]
     rows = [list(row) for row in zip(*list(shown.values())[:8], results, strict=True)]
-    axes = [*list(shown)[:8], in_words(by)]
+    axes = [*last_parts(list(shown)[:8]), in_words(by)]
     left = len(parameters) - len(shown)
     return section(
         f"Parameters and the {in_words(by)}",
@@ -172,6 +173,11 @@ def _counts(values: Sequence[Any]) -> str:
     order = sorted(counts, key=lambda text: -counts[text])
     shown = [f"{text} ({counted(counts[text], 'run')})" for text in order[:_MOST_VALUES]]
     return ", ".join([*shown, *([f"{len(order) - _MOST_VALUES} more"] if len(order) > _MOST_VALUES else [])])
+
+
+def _headings(keys: Sequence[str]) -> list[Html]:
+    """Return short keys with the whole keys as tips."""
+    return [tag("span", each, title=key) for key, each in zip(keys, last_parts(keys), strict=True)]
 
 
 def _order(part: RunPart) -> tuple[bool, float, str]:

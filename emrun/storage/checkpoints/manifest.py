@@ -18,7 +18,7 @@ from emrun.base.wording import from_here
 from emrun.storage.files import check_no_link, flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
-FORMAT = 1
+FORMAT = 2
 FILE = "manifest.json"
 STATE, TRAINED = "state.pt", "training.safetensors"
 TO_RESUME = (STATE, TRAINED)
@@ -135,17 +135,27 @@ def leave_out(place: Path, names: Sequence[str]) -> None:
         flush_directory(place)
 
 
+def is_of_earlier_version(place: Path) -> bool:
+    """Return whether an earlier version of emrun made a checkpoint, so that it can be evaluated, but not resumed."""
+    manifest = readable_manifest(place)
+    return manifest is not None and manifest.format < FORMAT
+
+
 def check_resumable(place: Path) -> None:
-    """Check that a checkpoint has what a resume needs, which `leave_out` removes.
+    """Check that a checkpoint has what a resume needs.
 
     Raises:
-        UsageError: it has not.
+        UsageError: an earlier version of emrun made it, or `leave_out` has removed a file.
     """
-    if not (place / STATE).exists():
+    why = None
+    if is_of_earlier_version(place):
+        why = "was made by an earlier version of emrun, which alone can resume it"
+    elif not (place / STATE).exists():
+        why = f"has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has removed it"
+    if why is not None:
         shown = from_here(place)
         raise UsageError(
-            f"checkpoint {shown} has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has "
-            "removed it. The run can still be evaluated; to begin a new run with its weights, set "
+            f"checkpoint {shown} {why}. The run can still be evaluated; to begin a new run with its weights, set "
             f"model.init_from: {shown}"
         )
 
@@ -185,14 +195,15 @@ class Contents:
         """Return the names in a directory, which may be missing.
 
         Raises:
-            StorageError: it is a link.
+            StorageError: it is a link or no directory, or cannot be read.
         """
         found = cls([], [], {}, [])
         check_no_link(root)
-        try:
-            entries = list(os.scandir(root))
-        except FileNotFoundError:
-            return found
+        with storing(root, "read"):
+            try:
+                entries = list(os.scandir(root))
+            except FileNotFoundError:
+                return found
         for each in entries:
             if each.name.startswith("."):
                 found.asides.extend([each.name] if each.name.startswith(ASIDE) else [])

@@ -183,7 +183,8 @@ class Names:
             if manifest is None:
                 continue  # `_make_way` moves it when a checkpoint gets this name
             twins = (each for each, other in there.items() if other == manifest and is_directory_name(each))
-            twin = next((each for each in twins if _is_intact(self.root / each)), None)
+            is_own = path.is_dir() and set(path.iterdir()) <= set(_own_files(path))
+            twin = next((each for each in twins if is_own and _is_intact(self.root / each)), None)
             lies_at = self.root / twin if twin is not None else free_place(self.root, manifest.iteration)
             aside = self.root / f"{ASIDE}{name}"
             path.rename(lies_at if twin is None else aside)
@@ -226,7 +227,7 @@ class Names:
             place = root / each
             if each in named or not place.is_dir():
                 continue
-            own = [place / name for name in files_of(place / FILE)]  # the manifest first
+            own = _own_files(place)
             if set(place.iterdir()) <= set(own):
                 place.rename(root / f"{ASIDE}{each}")  # no process sees a checkpoint with half its files
             else:
@@ -236,6 +237,12 @@ class Names:
             if (root / name).exists():
                 shutil.rmtree(root / name)
         self._asides = []
+
+
+def _own_files(place: Path) -> list[Path]:
+    """Return the files of a checkpoint, the manifest first; a folder or pipe with their name is not of the run."""
+    files = [place / name for name in files_of(place / FILE)]
+    return [each for each in files if each.is_file() and not each.is_symlink()]
 
 
 def _make_aside(aside: Path) -> None:

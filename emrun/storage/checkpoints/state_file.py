@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.encoding import encode
+from emrun.base.encoding import decode, encode
 from emrun.base.errors import StorageError, reason_of
 from emrun.storage.checkpoints.manifest import STATE
 from emrun.storage.files import opened_regular, refuse_timeout
@@ -48,11 +48,11 @@ def read_back(state: Any, key: str) -> Any:
     file = io.BytesIO()
     torch.save(encode(state, key), file)
     file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    return decode(torch.load(file, map_location="cpu", weights_only=True))
 
 
 def load_state(directory: Path) -> dict[str, Any]:
-    """Read `state.pt`; nothing in the file is imported or called.
+    """Read `state.pt`, still encoded (see `decode`); nothing in the file is imported or called.
 
     Values that are there many times, and tensors that repeat their values, may unfold to four times the file.
 

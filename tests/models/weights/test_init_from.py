@@ -54,7 +54,7 @@ def equal(one, other, *names):
 def test_all_weights_and_buffers_are_loaded(path):
     module = net(2)
     nn.init.ones_(module[0].weight)
-    assert load(module, path) == {"loaded": (9, 43, "0.weight, 0.bias, 1.weight, 1.bias, ... (9)")}
+    assert load(module, path) == {"loaded": (9, 43, "0.weight, 0.bias, 1.weight, 1.bias, +5")}
     assert equal(module, net())
 
 
@@ -163,7 +163,7 @@ def test_another_model_is_an_error_with_names_of_both(path):
     message = refused(Affine(), {"path": path, "on_mismatch": "skip"})
     assert message == (
         f"init_from.path: nothing of {path} is loaded: the file has 0.bias, 0.weight, 1.bias, 1.num_batches_tracked, "
-        "... (9), Affine has w, b"
+        "1.running_mean, 1.running_var, +3, Affine has w, b"
     )
 
 
@@ -267,7 +267,7 @@ def test_a_loop_in_python_loads_once(path, caplog):
     assert equal(model.module, net(), "0.weight")
     (text,) = [each.getMessage() for each in caplog.records if each.name == "emrun.models.weights.init_from"]
     assert text.splitlines()[0] == f"weights from {path}:"
-    assert "not loaded: another shape          2        25" in text
+    assert "not loaded: another shape        2      25" in text
 
 
 def test_a_directory_and_shards_are_loaded_and_a_hostile_file_is_an_error(tmp_path):
@@ -294,3 +294,80 @@ def test_a_directory_and_shards_are_loaded_and_a_hostile_file_is_an_error(tmp_pa
     message = refused(net(), str(tmp_path / "hostile.pt"))
     assert "hostile.pt" in message
     assert "print" in message
+
+
+def pair():
+    torch.manual_seed(7)
+    return nn.ModuleDict({"online": net(), "target": net(), "head": nn.Linear(2, 2)})
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = pair()
+
+    def forward(self):
+        return {}
+
+
+def test_a_list_loads_from_several_files_and_a_tensor_to_several_places(tmp_path, path):
+    torch.manual_seed(9)
+    head = nn.Linear(2, 2)
+    several = {"path": path, "rename": {"^": ["parts.online.", "parts.target."]}, "match": "online|target"}
+    other = {"path": saved(head, tmp_path / "head.safetensors"), "rename": {"^": "parts.head."}, "match": "head"}
+    module = Pair()
+    model = TorchModel(module, init_from=[several, other], device="cpu")
+    found = model.load_initial()
+    parts = module.parts
+    assert all(equal(parts[name], net()) for name in ("online", "target"))
+    assert equal(parts["head"], head)
+    assert [(row["what"], row["tensors"]) for row in found["rows"] if "not" not in row["what"]] == [
+        ("1: loaded", 18),
+        ("2: loaded", 2),
+    ]
+    assert found["source"] == f"1: {path}, 2: {other['path']}"
+    with torch.no_grad():
+        parts["online"][0].weight += 1
+    assert not equal(parts["online"], parts["target"])  # each has its own memory
+    alone = TorchModel(Affine(), init_from=[saved(Affine(3.0), tmp_path / "a.safetensors")], device="cpu")
+    assert alone.load_initial()["rows"][0]["what"] == "loaded"
+    assert alone.module.w.item() == 3.0
+
+
+def test_a_tensor_that_two_entries_load_is_an_error(path):
+    entry = {"path": path, "match": "^0"}
+    model = TorchModel(
+        net(), inputs=["x"], outputs=["y"], init_from=[entry, {**entry, "match": "weight"}], device="cpu"
+    )
+    with pytest.raises(
+        ArgumentError, match=r"init_from\[1\].path: 0.weight of .* would replace what is loaded from .*; set"
+    ):
+        model.load_initial()
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ([], "init_from: the list is empty"),
+        (["a", 5], r"init_from\[1\]: 5 is neither a path nor a mapping"),
+        ([{"path": "a", "mach": "b"}], r"init_from\[0\].mach: unknown key 'mach'; did you mean 'match'"),
+        (["a", {"path": "a", "match": ["a", 1]}], r"init_from\[1\].match\[1\]: 1 is not a regular expression"),
+        ([{"path": "a", "rename": {"a": []}}], r"init_from\[0\].rename: .* is not a mapping"),
+        ({"path": "a", "rename": {"a": ["b", 3]}}, "init_from.rename: .* is not a mapping"),
+    ],
+)
+def test_a_wrong_entry_of_a_list_is_an_error_at_its_place(form, message):
+    with pytest.raises(ArgumentError, match=message):
+        TorchModel(Affine(), init_from=form)
+
+
+def test_two_replacements_that_give_one_name_and_a_file_that_is_missing_are_errors_of_their_entry(path):
+    for rename in ({r"^\d\.": ["a.", "b."]}, {"^0": ["1", "2"]}):
+        with pytest.raises(ArgumentError, match=r"init_from\[0\].rename: .* both become"):
+            load_first(net(), [{"path": path, "rename": rename}])
+    with pytest.raises(ArgumentError, match=r"init_from\[1\]: .*nowhere"):
+        load_first(net(), [{"path": path, "match": "0"}, "nowhere"])
+
+
+def load_first(module, init_from):
+    TorchModel(module, inputs=["x"], outputs=["y"], init_from=init_from, device="cpu").load_initial()

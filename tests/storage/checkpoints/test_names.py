@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from storage.committing import commit_at, names_in, save
 
+from emrun.base.errors import StorageError
 from emrun.storage.checkpoints.commits import commit, copy_up_to, find, newest
-from emrun.storage.checkpoints.manifest import Contents, verify
+from emrun.storage.checkpoints.manifest import FILE, Contents, verify
 from emrun.storage.checkpoints.names import Names, go_back_to
 
 
@@ -200,3 +201,34 @@ def test_a_link_that_another_process_made_keeps_a_checkpoint(root):
         (root / f"mine-{iteration}").symlink_to(f"it-{iteration:08d}")
     commit(root, save, epoch=0, iteration=3, names=["latest"], known=known)
     assert names_in(root) == [*(f"it-{n:08d}" for n in (1, 2, 3)), "latest", "mine-1", "mine-2"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_folder_or_link_with_the_name_of_a_file_stays_when_its_checkpoint_is_deleted(root, kind, tmp_path):
+    place = commit_at(root, 1, "latest")
+    name = next(each.name for each in place.iterdir() if each.name != FILE)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (place / name).unlink()
+    if kind == "folder":
+        (tmp_path / "mine").rename(place / name)
+    else:
+        (place / name).symlink_to(tmp_path / "mine")
+    commit_at(root, 2, "latest")
+    assert (place / name / "notes.txt").read_text() == "mine"
+
+
+def test_a_copy_of_a_checkpoint_with_a_file_of_the_user_is_not_removed(root):
+    commit_at(root, 1, "best")
+    place = commit_at(root, 2, "latest")
+    copied(root, "best")
+    (root / "best" / "notes.txt").write_text("mine")
+    go_back_to(place)
+    assert [path.read_text() for path in root.rglob("notes.txt")] == ["mine"]
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_an_error_of_storage(root):
+    root.parent.mkdir(exist_ok=True)
+    root.write_text("mine")
+    with pytest.raises(StorageError, match="Not a directory"):
+        find(root)

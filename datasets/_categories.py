@@ -1,0 +1,91 @@
+"""Columns with gaps, which a value fills, and of categories such as cities, which become numbers."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import meant_of
+from emrun.stream_context import Rows
+
+_LOG = logging.getLogger(__name__)
+
+
+class ColumnForms:
+    """The arguments `fill` and `categories` of a dataset, and the numbers of the categories.
+
+    The categories of the train rows have the numbers 0, 1, ... in their order, all others the next number.
+
+    Args:
+        fill: column -> the value that fills its gaps; None for no column.
+        categories: the columns of categories; None for none.
+
+    Raises:
+        ArgumentError: `categories` is not a list of names.
+    """
+
+    def __init__(self, fill: Mapping[str, Any] | None, categories: Sequence[str] | None) -> None:
+        check_names("categories", categories or [])
+        self.fill, self.categories = dict(fill or {}), tuple(categories or ())
+        self.names: dict[str, list[str]] = {}
+        """Source -> the names of its categories, in the order of their numbers."""
+        self._told: Any = mmap.mmap(-1, max(1, len(self.categories)))  # a flag for each, which workers share
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_told": bytearray(self._told)}
+
+    def check(self, there: Sequence[str], alone: Sequence[str]) -> None:
+        """Check the names of the columns.
+
+        Args:
+            there: the columns that are read.
+            alone: those that are a source of their own.
+
+        Raises:
+            ArgumentError: a column is not one of them.
+        """
+        named = [*((f"fill.{name}", name, there) for name in self.fill)]
+        for key, name, known in [*named, *(("categories", name, alone) for name in self.categories)]:
+            if name not in known:
+                what = "a column that is read" if known is there else "a source of its own"
+                raise ArgumentError(key, f"{name!r} is not {what}{meant_of(name, known)}")
+
+    def learn(self, source: str, names: Iterable[str]) -> None:
+        """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""
+        self.names.setdefault(source, sorted(set(names), key=_order))
+
+    def use(self, known: Mapping[str, Sequence[str]]) -> None:
+        """Take the names that a run has recorded instead of those of the train rows."""
+        self.names |= {source: list(names) for source, names in known.items() if source in self.names}
+
+    def numbers(self, source: str, names: Sequence[str], indices: Rows, where: str, rows: Rows | None = None) -> Rows:
+        """Return the numbers of the categories of some rows; the first of a source that no train row has is logged.
+
+        Args:
+            source: the source.
+            names: names of categories.
+            indices: for each row, the index of its category in `names`.
+            where: the stream and the file, for the message.
+            rows: the indices of the rows in the file; None if they are all of its rows.
+        """
+        known = {name: number for number, name in enumerate(self.names[source])}
+        numbers = np.array([known.get(name, len(known)) for name in names], np.int64)[indices]
+        place = list(self.names).index(source)
+        if len(known) in numbers and not self._told[place]:
+            self._told[place] = 1
+            first = int(np.argmax(numbers == len(known)))
+            row, name = first if rows is None else rows[first], names[indices[first]]
+            message = "%s, row %d: column %r has %r, which no train row has; all such categories get the number %d"
+            _LOG.warning(message, *(where, row, source, name, len(known)), extra={"once": f"category of {source}"})
+        return numbers
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    is_whole = name.removeprefix("-").isdecimal()
+    return not is_whole, int(name) if is_whole else 0, name

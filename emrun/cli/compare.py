@@ -1,0 +1,277 @@
+"""`emrun compare`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from emrun.base.arguments import expanded
+from emrun.base.errors import UsageError
+from emrun.base.wording import counted, few, listed, short
+from emrun.cli.as_json import only_json, print_json, with_json
+from emrun.cli.completers import complete_configs
+from emrun.cli.console import Directory, with_terminal_log
+from emrun.cli.failures import tell_json
+from emrun.cli.signals import end_by_signal
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
+    from emrun.launch.pairs import Pair, Verdict
+    from emrun.launch.results import Result
+    from emrun.launch.settings import Condition, Sweep
+    from emrun.launch.trials import Trial, Trials
+
+
+class _Range(click.ParamType):  # type: ignore[type-arg]
+    """A number of pairs: `12`, or from the first to the second, `3..12`."""
+
+    name = "pairs"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        found = re.fullmatch(r"(?:(\d{1,4})\.\.)?(\d{1,4})", str(value))
+        low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+        if not 2 <= low <= high:
+            self.fail(f"{value!r} is neither a number of pairs nor a range such as 3..12; the least is 2", param, ctx)
+        return low, high
+
+
+@click.command("compare", short_help="Train two configs on the same seeds; say which is better.")
+@click.argument(
+    "given", metavar="A [B] [OVERRIDE...]", nargs=-1, required=True, shell_complete=complete_configs,
+)  # fmt: skip
+@click.option("-b", "changes", multiple=True, metavar="OVERRIDE", help="What B has that A has not; without B, B is A.")
+@click.option(
+    "--metric", metavar="STATISTIC", help="Such as valid/accuracy; by default that of SaveBest, or valid/loss."
+)
+@click.option("--max/--min", "wants_max", default=None, help="Whether larger or smaller values are better.")
+@click.option("--by", type=click.FloatRange(min=0), default=0.0, help="A difference up to this one does not matter.")
+@click.option(
+    "--pairs", type=_Range(), default="3..12", show_default=True, help="How many pairs, at least and at most."
+)
+@click.option("--jobs", type=click.IntRange(1), default=1, help="How many runs are trained at the same time.")
+@click.option("--anyway", is_flag=True, help="Compare also if data, metrics or budget of the two differ.")
+@click.option(
+    "-o", "--output-root", default="log", show_default=True, type=Directory(),
+    help="Create the directory of the runs, NAME_compare, in this directory.",
+)  # fmt: skip
+@click.option("--output-dir", type=Directory(), help="The directory of the runs itself.")
+@with_json
+@with_terminal_log
+def compare(
+    given: tuple[str, ...],
+    changes: tuple[str, ...],
+    metric: str | None,
+    wants_max: bool | None,
+    by: float,
+    pairs: tuple[int, int],
+    jobs: int,
+    anyway: bool,
+    output_root: Path,
+    output_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Find out whether config A or config B is better, or whether they differ only by the seed.
+
+    A and B are configs or runs; B may also be A with the overrides of -b. An OVERRIDE without -b is for both. Both are
+    trained on the same seeds, pair after pair. The two runs of a pair share the order of the data and, where the shapes
+    allow, the initial weights. After each pair, a sequential t-test says which is better, or that no difference is
+    larger than --by. At most 5 % of verdicts are wrong. The value of a run is that of its best epoch. A run that fails
+    or diverges counts as worse than all others.
+
+    The runs are in the directory of the comparison. The same command continues a comparison: finished runs are not
+    trained again, and runs that were killed are resumed. A finished run elsewhere with the same config, seed and code,
+    beside a run that is named or in the directory of -o, is used too. If the runs have files of SavePredictions with
+    the metric of each example, 0 or 1, the examples that B fixes and breaks are counted.
+
+    Exit status: 0 with or without a verdict, 2 wrong usage or config, 130 or 143 interrupted.
+    """
+    began = time.monotonic()
+    shared = [each for each in given if ("=" in each or each.startswith("~")) and not expanded(each).exists()]
+    names = [each for each in given if each not in shared]
+    if not 1 <= len(names) <= 2 or (len(names) == 1 and not changes):
+        raise click.UsageError("give two configs or runs, or one and -b OVERRIDE")
+    from emrun.config.config import load_config
+    from emrun.config.plan import check_statically
+    from emrun.launch.pairs import check_alike, finished_runs, pairs_of
+    from emrun.launch.settings import Sweep
+    from emrun.launch.trials import Trials, identity
+
+    sources = names[0], names[-1]
+    a = load_config(sources[0], shared).without("sweep")
+    seed = f"seed={a.get('seed') or 0}"
+    overrides = shared, [*shared, *changes, seed]
+    b = load_config(sources[1], overrides[1]).without("sweep")
+    for each in (a, b):
+        check_statically(each, evaluations=True)
+    if len(names) == 1 and identity(a) == identity(b):
+        raise UsageError("-b changes nothing: the two configs are the same")
+    address, condition = _metric_of(a, metric, wants_max)
+    if not anyway:
+        check_alike(a.tree, b.tree, address.split("/")[1])
+    settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)
+    directory = expanded(output_dir or output_root / f"{a.get('name') or a.name}_compare")
+    sides = [Trials(each, (), settings, directory) for each in (a, b)]
+    pairs_ = pairs_of(sides, finished_runs(sources, output_root))
+    commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
+    with only_json(as_json):
+        ending, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
+    if ending is not None:
+        click.echo(ending.text.strip(), err=True)
+        if ending.signal_number is not None:
+            click.echo(f"continue with: {shlex.join(['emrun', *sys.argv[1:]])}", err=True)
+            end_by_signal(ending.signal_number)
+        tell_json(UsageError(ending.text.strip()), ending.exit_status)
+        return int(ending.exit_status)
+    found = _as_dict(directory, pairs_, results, verdict, settings, by)
+    found = {"status": "finished", "exit_status": 0, **found, "seconds": time.monotonic() - began}
+    print_json(found) if as_json else _show(found)
+    return 0
+
+
+def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tuple[str, Condition]:
+    """Return the statistic by which runs are compared, and whether smaller or larger values are better.
+
+    Raises:
+        UsageError: the statistic is not an address, or nothing tells which values are better.
+    """
+    from emrun.launch.pairs import direction_of
+
+    entries = config.get("hooks") or ()
+    saves = next((each["SaveBest"] or {} for each in entries if isinstance(each, dict) and "SaveBest" in each), {})
+    parts = [saves.get("stream", "valid"), saves.get("variable", "loss"), saves.get("aggregation", "mean")]
+    watched = "/".join(str(each) for each in parts if each is not None)
+    address = metric or watched
+    address += "/mean" if address.count("/") == 1 else ""
+    if address.count("/") < 2:
+        raise UsageError(f"--metric {metric}: write STREAM/VARIABLE or STREAM/VARIABLE/AGGREGATION, as valid/accuracy")
+    if wants_max is not None:
+        return address, "max" if wants_max else "min"
+    condition = saves.get("condition", "min") if address == watched else direction_of(address.split("/")[1])
+    if condition not in ("min", "max"):
+        raise UsageError(f"nothing tells whether larger or smaller values of {address} are better; add --max or --min")
+    return address, condition
+
+
+def _train(
+    sides: Sequence[Trials],
+    every: Sequence[Pair],
+    commands: Sequence[list[str]],
+    settings: Sweep,
+    least: int,
+    by: float,
+) -> tuple[Any, list[list[Result]], Verdict | None]:
+    """Train pair after pair until there is a verdict; PyTorch is imported for all of them here.
+
+    Returns:
+        How the runs have ended, if that ends the comparison, else None; the results of A and of B; the verdict.
+    """
+    from emrun.cli.sweep import command_of, prepared
+    from emrun.cli.trial import arguments
+    from emrun.launch.pairs import judge, worst_for_missing
+    from emrun.launch.results import result_of
+    from emrun.launch.settings import Sweep
+    from emrun.launch.sweep import SweepLoop
+
+    for trial in (trial for pair in every for trial in pair.trials):
+        found = result_of(trial, settings, sides[0].code)
+        other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
+        if found.changed or found.status == "changed":
+            raise UsageError(
+                f"{trial.directory} was trained with other {other}; remove it, or use another --output-dir"
+            )
+    jobs, threads = prepared(settings, *(each.config_of(every[0].trials[i]) for i, each in enumerate(sides)))
+    results: list[list[Result]] = [[], []]
+    verdict = None
+    of_pair = Sweep(repeats=2, objective=settings.objective, condition=settings.condition, jobs=settings.jobs)
+    for number, pair in enumerate(every, 1):
+        of = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
+
+        def started_with(trial: Trial, ends: Path, of: dict[Path, list[str]] = of) -> list[str]:
+            command = command_of(of[trial.directory], trial)
+            return arguments(command, trial.directory, settings.objective, "--metric", ends)
+
+        ending = SweepLoop(pair, of_pair, jobs, started_with, threads, None).run()
+        if ending.exit_status not in (0, 1):
+            return ending, results, verdict
+        for side, trial in zip(results, pair.trials, strict=True):
+            side.append(result_of(trial, settings))
+        if number >= least:
+            a, b = worst_for_missing([[each.value for each in side] for side in results], settings.condition)
+            verdict = judge(a, b, settings.condition, by)
+            if verdict.word != "undecided":
+                break
+    return None, results, verdict
+
+
+def _as_dict(
+    directory: Path,
+    pairs: Sequence[Pair],
+    results: Sequence[Sequence[Result]],
+    verdict: Verdict | None,
+    settings: Sweep,
+    by: float,
+) -> dict[str, Any]:
+    from emrun.launch.examples import changed_examples
+
+    assert verdict is not None
+    assert settings.objective is not None
+    runs = [
+        {
+            "seed": pair.trials[0].seed,
+            **{
+                name: {"directory": trial.directory, "value": found.value, "status": found.status}
+                for name, trial, found in zip("ab", pair.trials, of_pair, strict=True)
+            },
+        }
+        for pair, of_pair in zip(pairs, zip(*results, strict=True), strict=False)
+    ]
+    places = [[each.directory for each in pair.trials] for pair in pairs[: len(runs)]]
+    return {
+        "verdict": verdict.word,
+        "metric": settings.objective,
+        "condition": settings.condition,
+        "by": by,
+        "pairs": len(runs),
+        "means": dict(zip("ab", verdict.means, strict=True)),
+        "difference": verdict.means[1] - verdict.means[0],
+        "interval": verdict.interval,
+        "noise": verdict.noise and dict(zip("ab", verdict.noise, strict=True)),
+        "examples": changed_examples(places, *settings.objective.split("/")[:2]),
+        "directory": directory,
+        "runs": runs,
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    """Print a comparison for people."""
+    from emrun.launch.pairs import has_value
+
+    for which in "ab":
+        if bad := sum(not has_value(each[which]["value"]) for each in found["runs"]):
+            told = f"warning: {counted(bad, 'run')} of {which.upper()} failed or diverged"
+            click.echo(f"{told}; such a run counts as worse than all others")
+    words = {
+        "a": "A is better",
+        "b": "B is better",
+        "none": f"no difference larger than {short(found['by'])}" if found["by"] else "no difference",
+        "undecided": "no verdict: the difference is too small for so few pairs, or there is none",
+    }
+    interval = found["interval"] and " to ".join(map(short, found["interval"]))
+    click.echo(words[found["verdict"]])
+    click.echo(f"{found['metric']}: A {found['means']['a']:.6g}, B {found['means']['b']:.6g}")
+    click.echo(f"B minus A: {found['difference']:.4g}" + (f", 95 % interval {interval}" if interval else ""))
+    noise = found["noise"]
+    click.echo(f"noise between seeds: A {noise['a']:.3g}, B {noise['b']:.3g}")
+    if examples := found["examples"]:
+        changes = [f"{len(examples[key])} {key} ({few(examples[key])})" for key in ("fixed", "broken")]
+        click.echo(
+            f"examples of {examples['stream']} in most of {examples['pairs']} pairs: B has {' and '.join(changes)}"
+        )
+    click.echo(f"{counted(found['pairs'], 'pair')}, {found['seconds']:.1f} s; runs in {found['directory']}")

@@ -1,0 +1,78 @@
+"""What `emrun sweep` checks in the process of a trial, while `emrun train` runs there."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emrun.base.errors import EmrunError, HookError, StorageError
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
+    from emrun.training.build import Training
+
+
+class _WrongSweep(EmrunError):
+    """What is wrong with the sweep and not with one trial."""
+
+    exit_status = 78
+
+
+class Sweep:
+    """Stands for a hook that reads the objective of a sweep, for the check of monitored statistics.
+
+    Args:
+        objective: the address of the objective.
+    """
+
+    def __init__(self, objective: str) -> None:
+        self.monitors = (objective,)
+
+
+class TrialChecks:
+    """The checks of a trial; the object of click's context there.
+
+    Args:
+        directory: the run directory.
+        objective: the objective; None if the sweep has none.
+        place: where the objective stands, for messages.
+        ends_sweep: a file that is made if the other trials would fail, too.
+    """
+
+    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str) -> None:
+        self._directory = Path(directory)
+        self._objective = objective
+        self._place = place
+        self._ends_sweep = Path(ends_sweep)
+
+    def check_config(self, loaded: Config) -> None:
+        """Check that the config is that of the trial."""
+        from emrun.launch.trials import identity
+
+        if not self._directory.name.endswith(identity(loaded)):
+            raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
+
+    def check_training(self, training: Training) -> None:
+        """Check that a hook writes the objective of the sweep, before the training begins."""
+        from emrun.epoch_data import check_monitors
+        from emrun.training.create import remove
+
+        loop = training.main_loop
+        if self._objective is None:
+            return
+        try:
+            streams = [loop.train_stream_name, *loop.extra_streams]
+            check_monitors([*loop.hooks, training.model, Sweep(self._objective)], streams)
+        except HookError as error:
+            if loop.run is not None:
+                remove(loop.run)
+            raise _WrongSweep(f"{self._place}: {error}") from error
+
+    def note_failure(self, error: BaseException) -> None:
+        """Tell the sweep if the other trials would fail with the error, too."""
+        is_full = isinstance(error, StorageError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or isinstance(error, _WrongSweep):
+            with suppress(OSError):
+                self._ends_sweep.touch()

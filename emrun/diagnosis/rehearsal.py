@@ -1,0 +1,89 @@
+"""Rehearse a training: one short epoch with all hooks, saved in its middle and resumed."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emrun.base.types import EpochData
+from emrun.config.plan import Plan
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.storage.run import CHECKPOINTS, Run
+from emrun.training.build import assemble
+
+_TRACKER = "emrun.record.trackers.AbstractTracker"  # left out, so that no service gets these runs
+
+
+def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) -> None:
+    """Train for one epoch that is shortened to a few batches of each stream, with all hooks except trackers.
+
+    After the first update the training is saved and ended; new objects resume it. So hooks and streams give their
+    states and get them back.
+
+    Args:
+        plan: the checked config.
+        place: the directory for all files of the training.
+        dataset: the dataset.
+        lengths: stream -> its most batches in an epoch.
+
+    Raises:
+        BaseException: any error that the dataset, the model or a hook raises.
+    """
+    hooks_log = logging.getLogger("emrun.hooks")
+    before = hooks_log.level
+    hooks_log.setLevel(logging.ERROR)  # what hooks find unusual in so few batches is not
+    try:
+        for is_resumed in (False, True):
+            _train(plan, place, dataset, lengths, is_resumed=is_resumed)
+    finally:
+        hooks_log.setLevel(before)
+
+
+def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *, is_resumed: bool) -> None:
+    loop = assemble(plan, place, Run(place), dataset=dataset).main_loop
+    loop.report = False
+    loop.streams.shorten(lengths)
+    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(is_resumed)])
+    try:
+        if is_resumed:
+            loop.restore(place / CHECKPOINTS / "latest")
+        outcome = loop.run_training()
+    except BaseException as error:
+        error.__dict__.pop("kept_in", None)  # the log will be deleted
+        error.add_note("while training on 2 batches of each stream, in a temporary directory")
+        raise
+    if outcome.status == "interrupted":
+        signal.raise_signal(outcome.signal_number or signal.SIGTERM)
+
+
+def is_tracker(hook: AbstractHook) -> bool:
+    """Return whether a hook sends a run to a service."""
+    return _TRACKER in (f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__)
+
+
+class _End(AbstractHook):
+    """Ends the training after the first update, or after an epoch.
+
+    Args:
+        after_epoch: whether to end it after an epoch.
+    """
+
+    reads = ()
+    changes_batches = False
+
+    def __init__(self, after_epoch: bool) -> None:
+        super().__init__()
+        self._waits = after_epoch
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """End the training in its first epoch."""
+        if self.main_loop.training and not self._waits:
+            raise TrainingTerminated("one update is made")
+
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
+        """End the training after its first epoch."""
+        if epoch_id:
+            raise TrainingTerminated("one epoch is trained")

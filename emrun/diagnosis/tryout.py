@@ -1,0 +1,351 @@
+"""Try out a config with its data: batches of every stream, a step, evaluations, saving and loading."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from emrun.base.errors import ArgumentError, ConfigError, reason_of
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.sources import parts
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.types import Batch
+from emrun.base.wording import meant_of
+from emrun.config.config import Config
+from emrun.config.import_finder import Imported
+from emrun.config.interpolation import unread_vars
+from emrun.config.plan import Plan
+from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
+from emrun.diagnosis.model_facts import memory, parameter_groups, parameters, timed_run
+from emrun.diagnosis.rehearsal import rehearse
+from emrun.diagnosis.round_trip import RoundTrip
+from emrun.diagnosis.samples import sorted_sources
+from emrun.epoch_data import read_by
+from emrun.events import listener, may_change_batches, may_read_anything
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.determinism import DeterministicKernels
+from emrun.loop.main_loop import MainLoop
+from emrun.loop.outcome import warn_of_no_end
+from emrun.model import AbstractModel
+from emrun.storage.run import Run
+from emrun.stream_context import StreamContext
+from emrun.streams.stream_pass import closable
+from emrun.training.build import Training, assemble, plan_schedule
+
+_BATCHES = 2
+_MOST_BATCHES = 100  # batches that are read to find two that the loop would run
+_TIMED = 3  # runs of the second batch; the fastest counts
+
+
+def try_out(config: Config) -> dict[str, Any]:
+    """Build the objects of a config and try them out; leave no file and no changed random state behind.
+
+    The first two batches of every stream are read. A copy of the model makes a step with each of these batches of
+    the train stream, evaluates every stream of the main loop, and is saved and loaded again. Hooks that may change
+    batches get the events up to `before_batch`, and `after_training`. Then a training is rehearsed with all hooks, see
+    `rehearse`.
+
+    Args:
+        config: the config.
+
+    Returns:
+        A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
+        `reading`: `buffer` and `workers`, as they are used;
+        `outputs`: output -> {dtype, shape, range}; `statistics`: stream -> what the model computed of the first batches
+        as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
+        `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `precision`: that of the
+        model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
+        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `initial_weights`: what
+        `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        StreamError: a stream breaks its contract.
+        StateError: a checkpoint does not restore the model exactly.
+        BaseException: any error that the dataset, the model or a hook raises.
+    """
+    plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
+    with _apart() as notes, TemporaryFolder("check") as place:
+        notes.extend((*config.notes, *unread_vars(config.root)))
+        training = assemble(plan, place, Run(place))
+        warn_of_no_end(training.hooks)
+        schedule = plan_schedule(training, plan)
+        notes.extend(_streams_of_no_dataset(plan, training.dataset))
+        switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
+        switch.before_training()
+        copy: AbstractModel | None = None
+        try:
+            copy, initial = _build_model(plan, training)
+            round_trip = RoundTrip(copy, training.model)
+            tryout = _Tryout(training, copy, round_trip, notes)
+            tryout.run()
+            round_trip.check(place / "checkpoint")
+            notes.extend(round_trip.lost_state(partial(_begin, known=training.main_loop)))
+        except ArgumentError as error:
+            raise ConfigError(plan.model.problem(error)) from error
+        finally:
+            if copy is not None:
+                _call(copy, "after_training", success=True)
+            switch.after_training(success=True)
+        shown = None if schedule is None else schedule.as_dict()
+        report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
+        del training, copy, round_trip, tryout  # the memory of two models
+        rehearse(plan, place, dataset, lengths)
+        notes[:] = dict.fromkeys(notes)
+        return {**report, "schedule": shown, "initial_weights": initial}
+
+
+def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping[str, Any] | None]:
+    """Build the model once more, in a separate main loop, so that no hook gets its events.
+
+    Returns:
+        The model, and what it has loaded to begin with; None for nothing.
+    """
+    seed_everything(plan.get("seed", 0), "model")
+    supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
+    model: AbstractModel = plan.model.build(supplied)
+    initial = model.load_initial() if model.load_initial is not None else None
+    may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
+    for each in (training.model, model):
+        training.main_loop.first_batch.show(each, may_fail=may_fail)
+    _begin(model, training.main_loop)
+    return model, initial
+
+
+def _begin(model: AbstractModel, known: MainLoop) -> MainLoop:
+    """Begin a training of a model in a separate main loop, which is like the known one, but has no hooks."""
+    limits = AbstractHook()  # stands for the hooks, for the schedule
+    limits.limits = known.limits
+    loop = MainLoop(
+        model,
+        known.dataset,
+        [limits],
+        train_stream_name=known.train_stream_name,
+        fixed_epoch_size=known.fixed_epoch_size,
+        overfit=known.streams.overfit,
+        fixed_batch_size=known.checks.fixed_batch_size,
+        run=known.run,
+    )
+    loop.check_outputs = known.check_outputs
+    loop.notify("before_training")
+    loop.notify("before_epoch", epoch_id=1)
+    return loop
+
+
+def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
+    """Return warnings about streams under `eval` that a dataset does not have."""
+    return [
+        f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, stream_names(dataset))}"
+        for name in plan.get("eval", {})
+        if not hasattr(dataset, f"{name}_stream")
+    ]
+
+
+class _Tryout:
+    """Runs a model on the first batches of every stream and collects the contract."""
+
+    def __init__(self, training: Training, model: AbstractModel, round_trip: RoundTrip, notes: list[str]) -> None:
+        self._loop = training.main_loop
+        self._dataset = training.dataset
+        self._hooks = training.hooks
+        self._model = model
+        self._changers = [each for each in (*training.hooks, model) if may_change_batches(each)]
+        self._round_trip = round_trip
+        self._notes = notes
+        self._lengths = stream_lengths(training.dataset)
+        self.lengths: dict[str, int] = {}
+        """Stream -> how many batches were read until two of them were usable."""
+        self._seconds: dict[str, float] = {}  # for a batch, including reading
+        self._streams: dict[str, Any] = {}
+        self._outputs: dict[str, SourceInfo] = {}
+
+    def run(self) -> None:
+        """Try all streams: first those of the main loop; of the others, only the batches are read."""
+        own = self._loop.streams.sources
+        hooks = [each for each in self._changers if each is not self._model]
+        for hook in hooks:
+            _call(hook, "before_training")
+            _call(hook, "before_epoch", epoch_id=1)
+        for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
+            try:
+                self._try_stream(name, is_run=name in own)
+                self._look_at_sample(name)
+            except BaseException as error:  # the user's code may also have called sys.exit
+                if name in own or isinstance(error, KeyboardInterrupt):
+                    error.add_note(f"while trying the first batches of stream {name!r}")
+                    raise
+                what = f"{type(error).__name__}: {reason_of(error)}"
+                self._notes.append(f"stream {name!r}, which main_loop does not run, failed: {what}")
+        for hook in hooks:
+            _call(hook, "after_training", success=True)
+
+    def _try_stream(self, name: str, *, is_run: bool) -> None:
+        is_trained = name == self._loop.train_stream_name
+        sources: dict[str, SourceInfo] = {}
+        usable = self.lengths[name] = 0
+        batches = self._batches(name)
+        changed_by = ", ".join(type(each).__name__ for each in self._changers)
+        check = self._loop.checks.begin(name, changed_by)
+        for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
+            self.lengths[name] += 1
+            if is_run and check(batch) == 0:
+                continue
+            changed = self._change(name, batch) if is_run else batch
+            if not changed:
+                continue
+            for source, values in parts({**batch, **changed}):
+                sources.setdefault(source, SourceInfo()).add(values)
+            if is_run:
+                self._round_trip.batches.append((name, changed))
+                self._seconds[name] = seconds + self._run_model(name, changed, usable)
+            usable += 1
+            if usable == _BATCHES:
+                break
+        else:
+            if is_run and not usable and next(batches, None) is None:
+                self._loop.checks.report_empty_stream(name)
+        batches.close()
+        self._notes += [f"stream {name!r}: source {each!r} has values that are not finite" for each in _gaps(sources)]
+        self._streams[name] = {
+            "batches": self._lengths.get(name),
+            "looked_at": usable,
+            "runs": "trained on" if is_trained else "evaluated" if is_run else "not used in training",
+            "sources": {source: {**_seen(info), "used_by": self._users(source)} for source, info in sources.items()},
+        }
+
+    def _look_at_sample(self, name: str) -> None:
+        """Add a note if only the first batches of a stream are evaluated, and these are sorted."""
+        extra = self._loop.streams.extra.get(name)
+        if extra is None or extra.batches is None:
+            return
+        with closing(self._batches(name)) as batches:
+            sources = sorted_sources(batch for batch, _ in itertools.islice(batches, extra.batches))
+        self._notes += [
+            f"stream {name!r}: source {source!r} is sorted in the first {extra.batches} batches, which alone are "
+            "evaluated; they may not represent the stream: shuffle it, or evaluate all of it"
+            for source in sources
+        ]
+
+    def _change(self, name: str, batch: Batch) -> Batch:
+        """Return the batch as hooks change it in `before_batch`; empty when the loop would skip it."""
+        if not self._changers:
+            return batch
+        changed = dict(batch)
+        self._loop.training = name == self._loop.train_stream_name
+        try:
+            for each in self._changers:
+                _call(each, "before_batch", stream_name=name, batch=changed)
+        finally:
+            self._loop.training = False
+        return changed if self._loop.checks.check_changed(changed) else {}
+
+    def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
+        """Yield the batches of a stream, each with the seconds that reading it took."""
+        context = StreamContext(name, seed=self._loop.seed, epoch=int(name == self._loop.train_stream_name))
+        began = perf_counter()
+        with closing(closable(open_stream(self._dataset, name, context))) as batches:
+            for batch in batches:
+                yield batch, perf_counter() - began
+                began = perf_counter()
+
+    def _run_model(self, name: str, batch: Batch, index: int) -> float:
+        """Run the model on a batch as the loop would; return the seconds of the fastest run."""
+        train = name == self._loop.train_stream_name
+        if train and index == 0:
+            with preserved_randomness():
+                self._model.run(batch, False, name)  # as in the zeroth epoch
+            self._round_trip.begin()
+        seconds = math.inf
+        for _ in range(_TIMED if index else 1):
+            outputs, taken = timed_run(self._model, batch, train, name)
+            seconds = min(seconds, taken)
+        self._loop.check_outputs(outputs)
+        for output, values in outputs.items():
+            self._outputs.setdefault(output, SourceInfo()).add(values)
+        return seconds
+
+    def _users(self, part: str) -> list[str]:
+        source = part.partition(".")[0]  # of a mapping
+        in_model = (*self._model.input_names, *self._model.optional_input_names)
+        readers = [type(hook).__name__ for hook in self._hooks if {source, part} & {*(read_by(hook) or ())}]
+        users = [*(["model"] if {source, part} & {*in_model} else []), *dict.fromkeys(readers)]
+        able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
+        return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
+
+    def report(self) -> dict[str, Any]:
+        """Return the contract; see `try_out`."""
+        sizes, extra = self._loop.streams.sizes, self._loop.streams.extra
+        lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
+        if self._loop.fixed_epoch_size is not None:  # may be more than a pass
+            lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
+        self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
+        return {
+            "streams": self._streams,
+            "reading": dict(self._loop.reading_ahead),
+            "outputs": {name: _seen(info) for name, info in self._outputs.items()},
+            "statistics": {name: dict(found) for name in self._streams if (found := self._model.stream_values(name))},
+            "parameters": list(parameters(self._model)),
+            "parameter_groups": list(parameter_groups(self._model)),
+            "precision": getattr(self._model, "precision", None),
+            "memory": memory(self._model),
+            "seconds_per_epoch": {
+                name: seconds * lengths[name] / (extra[name].every or 1 if name in extra else 1)
+                for name, seconds in self._seconds.items()
+                if lengths.get(name)
+            },
+            "notes": self._notes,
+        }
+
+
+def _call(listening: Any, event: str, **arguments: Any) -> None:
+    """Call an event of a hook or a model as the loop would; ignore `TrainingTerminated`."""
+    call = listener(listening, event)
+    try:
+        with suppress(TrainingTerminated):
+            if call is not None:
+                call(**arguments)
+    except BaseException as error:
+        error.add_note(f"in {event} of {type(listening).__name__}")
+        raise
+
+
+def _seen(info: SourceInfo) -> dict[str, Any]:
+    dtype, shape, span = info.row()
+    if info.is_scalar:
+        shape = "scalar"
+    elif shape != "ragged":
+        shape = "(B,)" if shape == "()" else f"(B, {shape[1:].replace(',)', ')')}"
+    return {"dtype": dtype.replace("torch.", ""), "shape": shape, "range": span}
+
+
+def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
+    return [name for name, info in seen.items() if info.has_gaps]
+
+
+@contextmanager
+def _apart() -> Iterator[list[str]]:
+    """Collect the warnings of emrun's log, and restore random states and environment variables at the end."""
+    found: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
+    propagates, log.propagate = log.propagate, False  # the report shows the warnings
+    log.addHandler(handler)
+    try:
+        with preserved_randomness():
+            yield found
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates
+        for name in os.environ.keys() - before:
+            del os.environ[name]

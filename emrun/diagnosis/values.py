@@ -1,0 +1,54 @@
+"""The values of a source, example by example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.base.sources import is_nested
+
+
+def array_of(values: Any) -> Any:
+    """Return values as an array of numbers; None if they are not numbers, or not of one shape."""
+    if is_nested(values):
+        return None
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().resolve_conj().resolve_neg()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    return None
+
+
+def not_finite(values: Any) -> Sequence[int]:
+    """Return the indices of examples with NaN or infinity."""
+    array = array_of(values)
+    if array is not None:
+        if array.dtype.kind not in "fc" or np.isfinite(array).all():
+            return ()
+        return [int(each) for each in np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))]
+    entries = values.unbind() if is_nested(values) else values
+    return [index for index, each in enumerate(entries) if _has_gap(each)]
+
+
+def _has_gap(value: Any) -> bool:
+    if isinstance(value, float | complex | np.inexact):
+        return not np.isfinite(value)
+    if isinstance(value, list | tuple):
+        return any(map(_has_gap, value))
+    array = array_of(value)
+    return array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all()
+
+
+def scalars(values: Any) -> list[Any] | None:
+    """Return a whole number, a truth value or a text for each example; None for other values."""
+    array = array_of(values)
+    if array is not None:
+        return array.tolist() if array.ndim == 1 and array.dtype.kind in "biuUS" else None
+    known = str, int, np.integer
+    if isinstance(values, np.ndarray | list | tuple) and all(isinstance(each, known) for each in values):
+        return [each.item() if isinstance(each, np.generic) else each for each in values]
+    return None

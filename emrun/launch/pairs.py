@@ -1,0 +1,213 @@
+"""Two configs, trained on the same seeds in pairs: the trials, and the test that tells which config is better."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from emrun.base.errors import ConfigError, StorageError, UsageError
+from emrun.base.wording import from_here, listed
+from emrun.config.plan import with_statistics
+from emrun.config.yaml_tree import Node
+from emrun.launch.results import result_of
+from emrun.launch.settings import Condition
+from emrun.launch.trials import Experiment, Trial, Trials, digest_of, identity
+from emrun.runs.config_comparison import differences
+from emrun.runs.finding import find_runs
+from emrun.storage.trace import TRACE
+
+_LOG = logging.getLogger(__name__)
+
+ERROR = 0.05
+"""The probability of a wrong verdict, at most, however many pairs are looked at."""
+_SPREAD = 4.0  # variance of the differences that are expected, in units of their noise; see `half_width`
+_LOSSES = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+_SCORES = ("accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "map", "r2", "bleu")
+
+Word = Literal["a", "b", "none", "undecided"]
+
+
+class Pair(Trials):
+    """A trial of each of two configs, with the same seed; a grid of one experiment.
+
+    Args:
+        side: the trials of a config.
+        trials: the two trials.
+    """
+
+    def __init__(self, side: Trials, trials: tuple[Trial, ...]) -> None:
+        super().__init__(side.config, (), side.settings, side.directory)
+        self.trials = trials
+
+    def grid(self) -> Iterator[Experiment]:
+        """Yield the experiment; the two trials of a config that is compared with itself are one."""
+        yield Experiment({}, tuple(dict.fromkeys(self.trials)))
+
+
+def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair]:
+    """Return the pairs of the trials of two configs; a finished run with the config of a trial takes its place.
+
+    Args:
+        sides: the trials of each config.
+        finished: digest of a config -> the directory of a finished run.
+    """
+    trials = [[_known(side, each, finished) for each in side.experiment({}).trials] for side in sides]
+    return [Pair(sides[0], pair) for pair in zip(*trials, strict=True)]
+
+
+def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
+    place = finished.get(identity(with_statistics(side.config_of(trial))))
+    if place is None or trial.directory.exists():
+        return trial
+    known = replace(trial, directory=place)
+    found = result_of(known, side.settings, side.code)
+    if found.status != "finished" or found.value is None or found.changed is None or found.changed:
+        return trial
+    _LOG.info("the run %s has the config and the seed of a pair, and is not trained again", from_here(place))
+    return known
+
+
+def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
+    """Return digest of the config -> directory, of finished runs: those among `sources`, beside these, in `root`."""
+    runs = [Path(each).absolute() for each in sources if (Path(each) / TRACE).exists()]
+    found: dict[str, Path] = {}
+    for place in dict.fromkeys([*runs, *(each.parent for each in runs), root]):
+        with suppress(UsageError, StorageError):
+            for run in (each for each in find_runs(place) if each.status == "finished"):
+                with suppress(ConfigError, StorageError):
+                    found.setdefault(digest_of(run.final), run.directory)
+    return found
+
+
+def check_alike(a: Node, b: Node, variable: str) -> None:
+    """Check that data, metric and budget of two configs are the same, so that they can be compared.
+
+    Args:
+        a: one config.
+        b: the other one.
+        variable: the variable by which they are compared.
+
+    Raises:
+        UsageError: they differ; the message has the keys.
+    """
+    metric = "model.loss" if variable == "loss" else f"model.metrics.{variable}"
+    parts = {
+        "data": ("dataset", "main_loop.extra_streams", "main_loop.train_stream_name"),
+        "metrics": (metric,),
+        "budget": ("hooks.StopAfter", "main_loop.fixed_epoch_size", "main_loop.overfit"),
+    }
+    keys = [key for key, _, _ in differences(a, b) if key != "dataset.batch_size"]
+    for what, wanted in parts.items():
+        found = [key for key in keys if any(f"{key}.".startswith(f"{name}.") for name in wanted)]
+        if found:
+            raise UsageError(
+                f"the {what} of the two differ ({listed(found)}); to compare them all the same, use --anyway"
+            )
+
+
+def direction_of(variable: str) -> Condition | None:
+    """Return whether smaller or larger values of a variable are better, as its name tells; None if it does not."""
+    words = variable.lower().split("_")
+    return (
+        "min" if any(each in words for each in _LOSSES) else "max" if any(each in words for each in _SCORES) else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What pairs of values tell.
+
+    Args:
+        word: which is better, `a` or `b`; `none`: no difference larger than was asked for; or `undecided`.
+        means: the means of A and B.
+        noise: the standard deviations of A and B over the seeds; None with fewer than two pairs.
+        interval: the confidence interval of B minus A; None as long as the pairs are too few.
+    """
+
+    word: Word
+    means: tuple[float, float]
+    noise: tuple[float, float] | None
+    interval: tuple[float, float] | None
+
+
+def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> Verdict:
+    """Return what the values of two configs on the same seeds tell, with an error of 5 % at most.
+
+    Args:
+        a: the values of A, in the order of the pairs.
+        b: those of B.
+        condition: whether smaller or larger values are better.
+        by: a difference up to this one does not matter; 0 if every difference does.
+    """
+    differences_ = [right - left for left, right in zip(a, b, strict=True)]
+    means = statistics.fmean(a), statistics.fmean(b)
+    noise = (statistics.stdev(a), statistics.stdev(b)) if len(a) > 1 else None
+    middle, half = statistics.fmean(differences_), half_width(differences_, resolution((*a, *b)))
+    if not any(differences_):
+        return Verdict("none", means, noise, (0.0, 0.0))
+    if not math.isfinite(half):
+        return Verdict("undecided", means, noise, None)
+    low, high = middle - half, middle + half
+    word: Word = "undecided"
+    if by and -by <= low and high <= by:
+        word = "none"
+    elif low > 0 or high < 0:
+        word = "b" if (low > 0) == (condition == "max") else "a"
+    return Verdict(word, means, noise, (low, high))
+
+
+def half_width(differences_: Sequence[float], step: float = 0.0) -> float:
+    """Return half the width of the confidence sequence of the mean of normal differences; infinite for too few.
+
+    The sequence is that of a sequential t-test whose e-process is valid at any time: with 95 %, the intervals after all
+    numbers of differences contain the mean, so that one may look after each pair and stop. Source: H. Wang and
+    A. Ramdas, Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance, 2023
+    (arXiv:2310.03722): a Gaussian mixture over effects, with the right Haar prior over the noise. The e-value of a mean
+    m after n differences, with t = sqrt(n) (mean - m) / deviation, k = n - 1 and r = 1 + 4 n, is r^(-1/2) times
+    ((1 + t^2/k) / (1 + t^2/(k r)))^(n/2); the interval has the means whose e-value is below 20.
+
+    Args:
+        differences_: the differences.
+        step: the distance of the values that a difference may have, which counts as noise.
+    """
+    n = len(differences_)
+    if n < 2:
+        return math.inf
+    r = 1 + n * _SPREAD
+    most = (math.sqrt(r) / ERROR) ** (2 / n)
+    if most >= r:
+        return math.inf
+    variance = statistics.variance(differences_) + step**2 / 6
+    return math.sqrt(variance * (n - 1) * (most - 1) / (1 - most / r) / n)
+
+
+def resolution(values: Sequence[float]) -> float:
+    """Return the smallest distance between two values that differ, as those of an accuracy on few examples do."""
+    return min((right - left for left, right in itertools.pairwise(sorted(set(values)))), default=0.0)
+
+
+def has_value(value: float | None) -> bool:
+    """Return whether a run has a value that can be compared; it has none if it has failed or diverged."""
+    return value is not None and math.isfinite(value)
+
+
+def worst_for_missing(sides: Sequence[Sequence[float | None]], condition: Condition) -> list[list[float]]:
+    """Return the values of both sides; one that is missing or not finite is worse than all others, by their range.
+
+    Raises:
+        UsageError: no run has a value.
+    """
+    finite = [each for side in sides for each in side if each is not None and math.isfinite(each)]
+    if not finite:
+        raise UsageError("no run is finished and has a finite value of the metric")
+    low, high = min(finite), max(finite)
+    beyond = (high - low) or abs(high) or 1.0
+    worst = high + beyond if condition == "min" else low - beyond
+    return [[each if each is not None and has_value(each) else worst for each in side] for side in sides]

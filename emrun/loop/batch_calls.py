@@ -1,0 +1,68 @@
+"""What is called for the batches of a stream: functions that are listed when the stream begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from emrun.base.types import Batch
+from emrun.streams.stream import StreamPosition
+
+Outputs = Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Calls:
+    """What is called for the batches of a stream: only what is needed in this stream.
+
+    When the stream begins, parts of the loop add their functions to the lists below, in their `begin_batches`.
+
+    Args:
+        batches: the batches; those of the stream.
+        check: checks a batch; returns 0 to leave it out.
+        announce: calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it.
+        accept: checks such a batch; returns the batch for the model, None to leave it out.
+        run: runs the model.
+        report: calls `after_batch` of the hooks.
+        report_last: the same for a batch with which the training may reach a limit.
+    """
+
+    batches: Iterable[Batch]
+    check: Callable[[Batch], int]
+    announce: Callable[..., Batch | None] | None
+    accept: Callable[[Batch], Batch | None]
+    run: Callable[[Batch, bool, str], Outputs]
+    report: Callable[..., None] | None
+    report_last: Callable[..., None]
+    ends_at: float = inf
+    """The least number of iterations with which the training may reach a limit."""
+    before: list[Callable[[Batch], None]] = field(default_factory=list)
+    """Called with each batch, before hooks may change it."""
+    first: list[Callable[[Outputs], Callable[[Batch], None] | None]] = field(default_factory=list)
+    """Called with the outputs of the first batch. What they return takes the place of `before`."""
+    after: list[Callable[[Outputs], object]] = field(default_factory=list)
+    """Called with the outputs of each batch, after the hooks, and also if a hook has failed."""
+    failed: list[Callable[[BaseException, Batch], None]] = field(default_factory=list)
+    """Called with an error and the batch that has caused it."""
+    end: list[Callable[[], None]] = field(default_factory=list)
+    """Called at the end of the stream, or when the loop leaves it."""
+
+    last: tuple[Batch, StreamPosition] | None = None
+    """The last batch of a window that is open, and the position in the stream after it."""
+    is_closing: bool = False
+    """Whether the window of this batch gets its update at the end of the epoch."""
+
+    def end_first(self, outputs: Outputs) -> None:
+        """Call what is called once, with the outputs of the first batch."""
+        self.before[:] = filter(None, [each(outputs) for each in self.first])
+        self.first.clear()
+
+    def fail(self, error: BaseException, batch: Batch | None) -> None:
+        """Call what is called after an error, unless it is not that of a batch."""
+        if self.is_closing and self.last is not None:
+            batch = self.last[0]
+        if batch is not None:
+            for each in self.failed:
+                each(error, batch)

@@ -1,0 +1,119 @@
+"""Micro batches: a train batch is run in several parts, whose gradients add up to those of the whole batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean
+from emrun.models.step.plain import TrainStep
+from emrun.models.step.size_search import find_size
+from emrun.ranks.parts import Joined, mean, split, weight_of
+
+_LOG = logging.getLogger(__name__)
+
+
+class MicroBatches:
+    """Runs the train step of a model once for each part of a batch.
+
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+        size: the largest number of examples of a part; `auto` to find it with the first batch.
+
+    Raises:
+        ArgumentError: the size is neither a positive number nor `auto`.
+    """
+
+    def __init__(self, model: Any, size: int | Literal["auto"]) -> None:
+        if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
+            raise ArgumentError("micro_batch_size", message)
+        self._model = model
+        self.size: int | None = None if size == "auto" else size
+        """The largest number of examples of a part; None as long as it is not known."""
+        self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
+        self._has_warned = False
+
+    def prepare(self, inputs: Mapping[str, Any], examples: int) -> int | None:
+        """Find the size with the first batch, if it is `auto`; return it if it was found now.
+
+        Raises:
+            ArgumentError: not even one example fits into the memory, or the model cannot be copied.
+        """
+        if self.size is not None:
+            return None
+        self.size = find_size(self._model, inputs, examples)
+        return self.size
+
+    def splits(self, examples: int) -> bool:
+        """Return whether a batch of some examples is run in parts."""
+        return self.size is not None and examples > self.size
+
+    def run(self, window: Any, train_step: TrainStep, inputs: Mapping[str, Any], examples: int) -> Mapping[str, Any]:
+        """Run the train step on the parts of a batch.
+
+        Args:
+            window: the `Windows` that run each part.
+            train_step: the train step.
+            inputs: source name -> tensor on the model's device, or a mapping of tensors.
+            examples: the number of examples of the batch.
+
+        Returns:
+            The outputs of the batch, detached. The minimised loss of the model is that of the batch.
+
+        Raises:
+            StreamError: the outputs of the parts cannot be joined.
+        """
+        model = self._model
+        assert self.size is not None
+        if not self._has_warned:
+            self._has_warned = True
+            _warn_of_batch_norm(model.module)
+        _taken(model)
+        joined = self._joined = Joined("micro_batch_size", "parts of batches")
+        minimised: list[tuple[Tensor, float | Tensor]] = []
+        try:
+            for part, count in split(inputs, examples, self.size):
+                joined.counts.append(count)
+                outputs = window.run_part(train_step, part, count, is_last=sum(joined.counts) == examples)
+                joined.add(outputs, weight_of(outputs, count))
+                minimised += [(loss, window.weight) for loss in _taken(model)]
+                del outputs  # frees the graph, whose memory the next part needs
+        finally:
+            self._joined = None
+        model._minimised = mean(*zip(*minimised, strict=True)) if minimised else None
+        window.weight = sum(weight for _, weight in minimised)  # that of the batch, for the mean of ranks
+        return joined.outputs()
+
+    def seen(self, outputs: Mapping[str, Any], window: Any) -> Mapping[str, Any]:
+        """Return what hooks see at an update: the outputs of all parts of the batch, detached.
+
+        Args:
+            outputs: those of the current part, which are returned if the window does not end with it.
+            window: the window.
+        """
+        if self._joined is None or not window.is_ending:
+            return outputs
+        return self._joined.with_last(outputs, weight_of(outputs, self._joined.counts[-1]))
+
+
+def _taken(model: Any) -> list[Tensor]:
+    """Return the minimised loss of the last part, if there is one, and forget it."""
+    loss, model._minimised = model._minimised, None
+    return [] if loss is None else [loss]
+
+
+def _warn_of_batch_norm(module: torch.nn.Module) -> None:
+    name = next((name for name, each in module.named_modules() if isinstance(each, _BatchNorm) and each.training), None)
+    if name is not None:
+        _LOG.warning(
+            "model.micro_batch_size: %s normalises each part of a batch by itself, so the gradients are not those of "
+            "the whole batch; with GroupNorm or LayerNorm they are",
+            f"{name or 'the module'} (BatchNorm)",
+        )

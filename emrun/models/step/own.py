@@ -1,0 +1,197 @@
+"""Subclasses that train in their own way: the first window of `train_step`, and how it runs in 16 bits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
+from emrun.models.optimizer import parameters_of
+from emrun.models.precision import Autocast, in_float32
+from emrun.models.step.gradients import Traces
+from emrun.models.step.loss_scale import LossScale
+from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep
+from emrun.models.step.windows import Windows
+from emrun.ranks.group import ranks
+
+_LOG = logging.getLogger(__name__)
+
+
+class FirstWindow:
+    """Stands for `train_step` of a model during its first window; then it is gone, so that no later step is slower.
+
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+
+    Raises:
+        ArgumentError: `train_step` does not return outputs, or the window ends without an update.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._left = model.iterations_per_update
+        self._asked = False  # whether `update` was called
+        self._held: dict[torch.optim.Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Call `train_step` of the class, and check what the step has done."""
+        model = self._model
+        if "train_step" not in vars(model):
+            return type(model).train_step(model, inputs)  # type: ignore[no-any-return]
+        name = f"{type(model).__name__}.train_step"
+        self._held = {}
+        model.update = partial(self._update, model.update)
+        try:
+            outputs: Any = type(model).train_step(model, inputs)
+        finally:
+            del model.update
+        if not isinstance(outputs, Mapping):
+            what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
+            raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
+        self._left -= 1
+        has_updated = self._asked or model.has_updated
+        if has_updated is False and self._left <= 0:
+            count = model.iterations_per_update
+            window = "batch" if count == 1 else f"{count} batches"
+            raise ArgumentError(
+                "class",
+                f"{name} has made no update in its first {window}; call self.update(self.optimizer) after "
+                "self.backward(loss), or set model.accumulate to the number of batches of an update",
+            )
+        if has_updated is not False or self._left <= 0:
+            loop = model._main_loop
+            if has_updated and not self._asked and loop is not None and loop.listens("before_update"):
+                _LOG.warning(
+                    "%s steps an optimizer itself, so hooks that listen to updates, such as ClipGradients, do nothing; "
+                    "call self.update(self.optimizer)",
+                    name,
+                )
+            vars(model).pop("train_step", None)  # a window of several parts still has it
+        return outputs
+
+    def _update(self, update: Any, optimizer: torch.optim.Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
+        """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
+        self._asked = True
+        model = self._model
+        attributes = {name: each for name, each in vars(model).items() if isinstance(each, torch.optim.Optimizer)}
+        named = {**attributes, **model.optimizers}
+        own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
+        held = self._held.pop(own, {})  # type: ignore[arg-type]
+        if any(gradient._version != version for gradient, version in held.items()):
+            name = next((name for name, each in named.items() if each is own), "")
+            _LOG.warning(
+                "the optimizer %s uses gradients from before and after the update of another optimizer; if this is a "
+                "mistake, give backward the optimizer: self.backward(loss, optimizer=%r)",
+                name,
+                name,
+            )
+        for each in named.values():
+            if each is not own:
+                gradients = [parameter.grad for parameter in parameters_of(each) if parameter.grad is not None]
+                self._held[each] = {gradient: gradient._version for gradient in gradients}
+        update(optimizer, *args, **kwargs)
+
+
+class Wrapped:
+    """Another step, with what a subclass needs around its `train_step`.
+
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+        step: the other step.
+    """
+
+    def __init__(self, model: Any, step: Plain | InAutocast) -> None:
+        self._model, self._step = model, step
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of a loss to those of some parameters; of all by default."""
+        self._step.backward(loss, of)
+
+    def update(self, optimizer: Any, closure: Closure | None = None) -> None:
+        """Make an update, or note that the window makes it at its end."""
+        self._step.update(optimizer, closure)
+
+
+class Own(Wrapped):
+    """Another step, for a `train_step` that may step its optimizers itself."""
+
+    _traces: Traces | None = None
+
+    def has_updated(self) -> bool:
+        """Return whether an optimizer has stepped, or a parameter has changed, since the last batch began."""
+        return self._traces is not None and self._traces.has_updated()
+
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch, or on each of its parts.
+
+        Raises:
+            ArgumentError: it steps an optimizer itself in a window.
+        """
+        model = self._model
+        self._traces = Traces(model._updates.parameters, model._loadable.pending)
+        model._minimised = None  # `train_step` may call `backward` of the loss itself
+        outputs = self._step.run(train_step, inputs, batch)
+        loss = outputs.get("loss")
+        if model._minimised is None and isinstance(loss, Tensor) and not loss.dim():
+            model._minimised = loss.detach()
+        if isinstance(model._updates, Windows) and self._traces.has_updated() and not model._updates.has_updated:
+            key, parts = ("accumulate" if model.iterations_per_update > 1 else "micro_batch_size"), "parts"
+            if ranks().several:
+                key, parts = "class", "ranks"
+            message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
+            raise ArgumentError(key, f"{message}: an update has the gradients of several {parts}")
+        return outputs
+
+
+class InAutocast(Wrapped):
+    """Another step, whose `train_step` runs in 16 bits, except for gradients and updates.
+
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+        step: the other step.
+        autocast: the precision.
+        scale: the scale of the loss in float16.
+    """
+
+    def __init__(self, model: Any, step: Plain, autocast: Autocast, scale: LossScale | None) -> None:
+        super().__init__(model, step)
+        self._autocast, self._scale = autocast, scale
+
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch, or on each of its parts."""
+        return self._step.run(partial(self._call, train_step), inputs, batch)
+
+    def _call(self, train_step: TrainStep, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """Call the train step in 16 bits.
+
+        Raises:
+            ArgumentError: it made an update with gradients that are still scaled.
+        """
+        outputs = self._autocast.call(train_step, inputs)
+        if self._scale is not None and self._scale.is_pending and self._model.has_updated:
+            message = "fp16 scales the loss: train_step must call self.update(optimizer) instead of optimizer.step()"
+            raise ArgumentError("precision", message)
+        return outputs
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Calculate gradients without autocast."""
+        with self._autocast.off():
+            self._step.backward(in_float32(loss), of)
+        torch.clear_autocast_cache()
+
+    def update(self, optimizer: Any, closure: Closure | None = None) -> None:
+        """Make an update without autocast."""
+        with self._autocast.off():
+            self._step.update(optimizer, None if closure is None else partial(self._evaluate, closure))
+        torch.clear_autocast_cache()  # which has the weights as they were
+
+    def _evaluate(self, closure: Closure) -> Tensor:
+        torch.clear_autocast_cache()
+        with self._autocast.on():
+            return closure()

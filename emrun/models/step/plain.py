@@ -1,0 +1,249 @@
+"""The plain step: each batch makes an update, with its hooks and its schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch, EpochData
+from emrun.base.wording import few
+from emrun.hook import UpdateSkipped
+from emrun.models.optimizer import learning_rates
+from emrun.models.optimizers import Optimizers
+from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.step.gradients import all_parameters, clear_gradients, clears_itself, parameters_beside
+from emrun.models.step.skipped_updates import SkippedUpdates
+from emrun.schedule_plan import log_plan
+
+_LOG = logging.getLogger(__name__)
+NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
+
+TrainStep = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""`TorchModel.train_step`: gets the tensors of a batch, or of a part, and returns the outputs."""
+Parameters = Sequence[torch.nn.Parameter] | None
+Closure = Callable[[], Tensor]
+"""Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
+_FOREIGN = ScheduledOptimizer("", None, None)  # stands for each optimizer that only a subclass knows
+_FOREIGN.has_stepped = True
+
+
+def backward(loss: Tensor, of: Parameters = None) -> None:
+    """Add the gradients of a scalar loss to those of some parameters; of all by default.
+
+    Raises:
+        ArgumentError: the loss does not depend on any parameter with `requires_grad`.
+    """
+    try:
+        loss.backward(inputs=of)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if loss.requires_grad:
+            raise
+        message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
+        raise ArgumentError("loss", message) from error
+
+
+class Plain:
+    """Clears the gradients, runs forward and backward, and makes an update; the other steps derive from this one.
+
+    Args:
+        model: the model; hooks get it with each update.
+        optimizers: the optimizers.
+        skipped: counts the updates that are skipped.
+    """
+
+    backward = staticmethod(backward)
+    is_open = False
+    """Whether a window of batches has begun that the last batch did not end."""
+
+    def __init__(self, model: Any, optimizers: Optimizers, skipped: SkippedUpdates) -> None:
+        self._model, self._optimizers, self._skipped = model, optimizers, skipped
+        self.scheduled: list[ScheduledOptimizer] = []
+        """Those whose schedules step after each window, whether it has one update of theirs, several or none."""
+        self.parameters: list[torch.nn.Parameter] = []
+        """The parameters of the module at the beginning of the train stream."""
+        self.is_skipping = False
+        """Whether the last update is skipped because its gradients in float16 are not finite."""
+        self.has_updated = False
+        """Whether an update was made, or begun, since this was last set to False."""
+        self._others: list[torch.nn.Parameter] = []  # in no optimizer, but their gradients are cleared
+        self._owners: dict[Any, ScheduledOptimizer] = {}
+        self._cleared: list[torch.optim.Optimizer] = []
+        self._clear_more: list[Callable[[], None]] = []
+        self._has_looked = False  # whether it was looked for parameters that nothing trains
+        self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
+        self._after: Callable[..., None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a deep copy gets: nobody listens to it."""
+        return {**vars(self), "_before": None, "_after": None}
+
+    def begin_stream(self, stream: str) -> None:
+        """Prepare for the batches of a train stream.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        members, loop = self._optimizers.members, self._model._main_loop
+        self._skipped.begin_stream(stream)
+        self.parameters = all_parameters(self._model.module)
+        self.list_optimizers()
+        self.scheduled = [each for each in members if each.scheduler is not None and each.scheduler.on_update]
+        self._before, self._after = (
+            partial(loop.notify, event) if loop is not None and loop.listens(event) else None
+            for event in ("before_update", "after_update")
+        )
+        self._look_for_untrained()
+        self._model.frozen_parts.warn()
+        if self._optimizers.is_plan_due:
+            log_plan(self._optimizers.plan())
+        for each in members:
+            each.begin_stream(loop)
+
+    def _look_for_untrained(self) -> None:
+        """Warn once of parameters that no optimizer has."""
+        if self._has_looked or not self._optimizers.is_configured:
+            return
+        self._has_looked = True
+        beside = {id(each) for each in self._others if each.requires_grad}
+        names = [name for name, each in self._model.module.named_parameters() if id(each) in beside]
+        if names:
+            _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
+
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Call the train step with a batch, or with each of its parts."""
+        self.clear()
+        outputs = train_step(inputs)
+        if self.scheduled:
+            self.step_schedules()
+        return outputs
+
+    def step_schedules(self) -> None:
+        """Step the schedules that step after each window."""
+        for each in self.scheduled:
+            each.step_schedule()
+
+    def finish(self) -> None:
+        """End a window that is open; here each batch ends its own."""
+
+    def list_optimizers(self) -> None:
+        """Note which optimizers there are, and which of them clear their gradients in their own way."""
+        optimizers = list(self._optimizers.optimizers.values())
+        self._others = parameters_beside(self.parameters, *optimizers)
+        self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
+        self._clear_more = [each.zero_grad for each in optimizers if clears_itself(each)]
+        if self._others:
+            self._clear_more.append(self._clear_others)
+        self._cleared = [each for each in optimizers if not clears_itself(each)]
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        for optimizer in self._cleared:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        if self._clear_more:
+            for clear in self._clear_more:
+                clear()
+
+    def _clear_others(self) -> None:
+        for parameter in self._others:
+            parameter.grad = None
+
+    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
+        """Make an update with the current gradients; hooks are called before and after.
+
+        Args:
+            optimizer: the optimizer, or its name.
+            closure: calculates the gradients, for an optimizer that needs it; see `TorchModel.update`.
+            reason: why the update is skipped; None if it is not.
+
+        Raises:
+            ArgumentError: there is no such optimizer.
+        """
+        own = self._owners.get(optimizer)
+        if own is None:  # a name, or an optimizer of a subclass
+            optimizer = self._optimizers.named(optimizer)
+            own = self._owners.get(optimizer, _FOREIGN)
+        if closure is not None:
+            closure = evaluated(closure, optimizer)
+        if not own.has_stepped:
+            self._make_first(own, optimizer, closure, reason)
+            return
+        if self._before is not None:
+            try:
+                self._before(model=self._model, optimizer=optimizer)
+            except UpdateSkipped as error:
+                reason = reason or error.reason
+        own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
+        if reason is not None:
+            self._skip(optimizer, own.name, reason)
+        else:
+            self.has_updated = True
+            if closure is None:
+                optimizer.step()
+            else:
+                optimizer.step(closure)
+            if self._after is not None:
+                self._after(model=self._model, optimizer=optimizer)
+
+    def _make_first(self, own: ScheduledOptimizer, *arguments: Any) -> None:
+        """Make the first update of an optimizer, with its checks."""
+        own.begin_first_update(self._model.module)
+        Plain.update(self, *arguments)
+        if self._model._main_loop is not None and self._model._main_loop.has_run:
+            own.check_loadable()  # most optimizers begin to keep something with their first update
+
+    def _skip(self, optimizer: torch.optim.Optimizer, name: str, reason: str) -> None:
+        loop = self._model._main_loop
+        self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, name)
+        clear_gradients(optimizer)
+
+    def end_epoch(self, epoch_data: EpochData) -> None:
+        """Step schedulers that step after each training epoch; log how many updates were skipped."""
+        self._skipped.report()
+        for each in self._optimizers.members:
+            each.end_epoch(epoch_data)
+
+
+def evaluated(closure: Closure, optimizer: torch.optim.Optimizer) -> Closure:
+    """Calculate the gradients of an update, before the hooks get the update; return a closure for the optimizer.
+
+    The optimizer gets these gradients for its first call; each other call clears them and calculates them again.
+    """
+    if getattr(closure, "is_evaluated", False):
+        return closure
+
+    def evaluate() -> Tensor:
+        clear_gradients(optimizer)
+        with torch.enable_grad():
+            return closure()
+
+    first = [evaluate()]
+
+    def evaluated_first() -> Tensor:
+        return first.pop() if first else evaluate()
+
+    evaluated_first.is_evaluated = True  # type: ignore[attr-defined]
+    return evaluated_first
+
+
+def refuse_closure(closure: Closure | None, key: str, value: str = "") -> None:
+    """Refuse an update with a closure, of a model that needs the gradients before the optimizer steps.
+
+    Args:
+        closure: the closure; None without one.
+        key: the key of the config that needs them.
+        value: what the key says.
+
+    Raises:
+        ArgumentError: there is a closure.
+    """
+    if closure is not None:
+        why = f"cannot be used with {value or key}"
+        raise ArgumentError(key, f"update(optimizer, closure) calculates the loss several times, which {why}")

@@ -1,0 +1,78 @@
+"""The steps in float16: the loss is scaled, because small gradients would become zero otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.types import Batch
+from emrun.models.step.loss_scale import LossScale
+from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
+from emrun.models.step.windows import Gradients
+
+
+class Scaled(Plain):
+    """Makes an update with each batch, with a scaled loss.
+
+    Args:
+        scale: the scale of the loss.
+    """
+
+    def __init__(self, *arguments: Any, scale: LossScale) -> None:
+        super().__init__(*arguments)
+        self._scale = scale
+
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch."""
+        outputs = super().run(train_step, inputs, batch)
+        self._scale.end()
+        return outputs
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of the scaled loss to those of some parameters; of all by default."""
+        backward(self._scale.scaled(loss), of)
+
+    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
+        """Make an update with the gradients, unless one is not finite."""
+        refuse_closure(closure, "precision", "fp16")
+        optimizer = self._optimizers.named(optimizer)
+        self.is_skipping = not self._scale.unscale(optimizer)
+        super().update(optimizer, reason=NOT_FINITE if self.is_skipping else reason)
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        super().clear()
+        self._scale.clear()
+
+
+class ScaledGradients(Gradients):
+    """Scales the losses of a window, and divides its gradients by the scale and by the weight of the window.
+
+    Args:
+        scale: the scale of the loss.
+    """
+
+    def __init__(self, scale: LossScale) -> None:
+        self._scale = scale
+
+    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
+        """Add the gradients of a part of the window."""
+        backward(self._scale.scaled(self._scale.weighted(loss, weight)), of)
+
+    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor, rows: int) -> bool:
+        """Make the gradients those of the mean loss of the window; return whether all of them are finite."""
+        is_finite = self._scale.unscale(optimizer)
+        unit = self._scale.unit
+        super().complete(optimizer, weight if unit is None else weight / unit, rows)
+        return is_finite
+
+    def end(self) -> None:
+        """End the window: the scale changes."""
+        self._scale.end()
+
+    def clear(self) -> None:
+        """Forget a window that has begun."""
+        self._scale.clear()

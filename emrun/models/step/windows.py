@@ -1,0 +1,174 @@
+"""The step of windows: an update has the gradients of several batches, of the parts of a batch, or of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
+from emrun.models.laziness import in_evaluation_mode
+from emrun.models.step.gradients import divide_gradients
+from emrun.models.step.micro_batches import MicroBatches
+from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
+from emrun.ranks.shares import rows_in
+
+
+class Gradients:
+    """The gradients of a window: the losses are weighted, and the gradients divided by the sum of the weights."""
+
+    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
+        """Add the gradients of a part of the window, whose loss has a weight."""
+        backward(loss * weight, of)
+
+    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor, rows: int) -> bool:
+        """Make the gradients those of the mean loss of the window; return whether they can be used."""
+        divide_gradients(optimizer, weight)
+        return True
+
+    def end(self) -> None:
+        """End the window."""
+
+    def clear(self) -> None:
+        """Forget a window that has begun."""
+
+
+class Windows(Plain):
+    """Adds up gradients, and makes the updates at the end of a window.
+
+    The gradients of a window are those of the mean loss over its examples: the loss of each part is multiplied by the
+    weight of the part, and at the update the gradients are divided by the weight of the window, which nobody needs to
+    know before.
+
+    Args:
+        gradients: what is done with the gradients.
+        accumulate: the number of batches of a window.
+        parts: runs a batch in parts; None to run it at once.
+        exchanges: whether forward and backward exchange messages, so that a rank without rows runs both, too.
+    """
+
+    def __init__(
+        self, *arguments: Any, gradients: Gradients, accumulate: int, parts: MicroBatches | None, exchanges: bool
+    ) -> None:
+        super().__init__(*arguments)
+        self._gradients, self._accumulate, self._parts, self._exchanges = gradients, accumulate, parts, exchanges
+        self.weight: float | Tensor = 1.0
+        """The weight of the current part in its window: its number of examples, or the sum of their weights."""
+        self.is_ending = False
+        """Whether the window ends with the current part."""
+        self._batches = 0  # of the window that have begun
+        self._examples = self._rows = 0  # of the current part, and of the window so far
+        self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
+        self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
+        begun = {"is_open": False, "is_ending": False, "_batches": 0, "_pending": {}, "_asked": set()}
+        return {**super().__getstate__(), **begun}
+
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch, or on each of its parts."""
+        examples = rows_in(batch)
+        if not examples and not self._exchanges and self._model.module.training:
+            with in_evaluation_mode(self._model.module):  # no statistics of a row that counts nothing
+                return self.run_part(train_step, inputs, examples)
+        if self._parts is not None and self._parts.splits(examples):
+            return self._parts.run(self, train_step, inputs, examples)
+        return self.run_part(train_step, inputs, examples)
+
+    def run_part(
+        self, train_step: TrainStep, inputs: Mapping[str, Tensor], examples: int, *, is_last: bool = True
+    ) -> Mapping[str, Any]:
+        """Run the train step on a part of a window: the first one clears the gradients, the last one makes the updates.
+
+        Args:
+            train_step: the train step.
+            inputs: source name -> tensor on the model's device, or a mapping of tensors.
+            examples: the number of examples of the part.
+            is_last: whether a batch ends with the part.
+        """
+        if not self.is_open:
+            self.clear()
+            self.is_open = True
+            self._rows = 0
+        self._batches += is_last
+        self._rows += examples
+        self._examples = examples
+        self._asked.clear()
+        self.is_ending = self._batches == self._accumulate
+        self.weight = float(examples)
+        outputs = train_step(inputs)
+        if self.is_ending:
+            self.finish()
+        return outputs
+
+    def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
+        """Take the sum of the examples' weights, if they have any, for the weight of the current part.
+
+        Hooks get the outputs of the whole batch, not only those of its last part.
+        """
+        if name in outputs and isinstance(weights := outputs[name], Tensor) and self.weight:
+            self.weight = weights.detach().sum()
+        if self._parts is not None:
+            self._model.step_outputs = self._parts.seen(outputs, self)
+
+    def look_at_loss(self, outputs: Mapping[str, Any]) -> None:
+        """Take the weights of the loss alone; for a stream whose first batch has them."""
+        self.look(outputs, "loss_weight" if "loss_weight" in outputs else "example_weight")
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of the weighted loss to those of some parameters; of all by default."""
+        if self._examples or self._exchanges:
+            self._gradients.backward(loss, self.weight, of, is_last=self.is_ending)
+
+    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
+        """Note that the window makes an update at its end; make it now if this is the last part.
+
+        Raises:
+            ArgumentError: there is no such optimizer, or a window gets two updates of it.
+        """
+        key = "accumulate" if self._accumulate > 1 else "micro_batch_size"
+        several_ranks = self._accumulate == 1 and self._parts is None
+        refuse_closure(closure, *(("optimizer", "several ranks") if several_ranks else (key,)))
+        optimizer = self._optimizers.named(optimizer)
+        if optimizer in self._asked:
+            name = next((each.name for each in self._optimizers.members if each.optimizer is optimizer), "")
+            raise ArgumentError(
+                key,
+                f"train_step calls update({f'{name!r}' * bool(name)}) twice for a batch, but an optimizer makes "
+                "one update for all parts of a window; call it once, or remove the key",
+            )
+        self._asked.add(optimizer)
+        self.note(optimizer)
+
+    def note(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Note, once for each part, that the window makes an update; make it now if this is the last part."""
+        if optimizer is None:
+            optimizer = self._optimizers.named(None)  # raises the error
+        self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
+        if self.is_ending:
+            self._make(optimizer)
+
+    def _make(self, optimizer: torch.optim.Optimizer) -> None:
+        self.is_skipping = not self._gradients.complete(optimizer, self._pending.pop(optimizer), self._rows)
+        super().update(optimizer, reason=NOT_FINITE if self.is_skipping else None)
+
+    def finish(self) -> None:
+        """End the window, if one is open: make the updates that are due."""
+        if not self.is_open:
+            return
+        self.is_ending, self.is_open, self._batches = False, False, 0
+        while self._pending:
+            self._make(next(iter(self._pending)))
+        self._gradients.end()
+        self.step_schedules()
+
+    def clear(self) -> None:
+        """Clear the gradients, and forget a window that has begun."""
+        super().clear()
+        self._gradients.clear()
+        self.is_open, self._batches = False, 0
+        self._pending.clear()

@@ -1,0 +1,206 @@
+"""Rows between epochs: the means of what each train batch has, made once for all sinks that ask for an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from emrun.base.errors import HookError
+from emrun.base.wording import listed
+from emrun.epoch_data import declared, learning_rates
+from emrun.hook import Loop
+from emrun.record.intervals import Every
+from emrun.record.running_stats import RunningStats
+
+
+class IntervalRows:
+    """Collects the values of the train stream and makes a row at each interval, without waiting for the device before.
+
+    Args:
+        add: gets interval, means, number of examples, and the main loop for each row that is due.
+    """
+
+    def __init__(self, add: Callable[[str, dict[str, float], int | None, Loop], None]) -> None:
+        self.main_loop: Loop
+        self._add = add
+        self._asked: dict[str, _Means] = {}
+        self._counts = False
+        self._examples = 0
+        self.recorded: dict[str, Any] = {}
+        """What hooks have recorded for the current batch."""
+
+    def ask(self, owner: str, every: Every | None, variables: Iterable[str] | None = None, counts: bool = False) -> str:
+        """Ask for rows; to be called when a hook is registered.
+
+        Args:
+            owner: the class of the hook, for messages.
+            every: when a row is due; None for no rows.
+            variables: which variables; by default those of which hooks write statistics.
+            counts: whether to count examples.
+
+        Returns:
+            The interval as the rows have it.
+        """
+        self._counts |= counts
+        if every is None or not every.is_within_epochs:
+            return ""
+        means = self._asked.setdefault(str(every.interval), _Means(every))
+        means.ask(owner, variables)
+        return str(every.interval)
+
+    def note(self, name: str, value: Any) -> None:
+        """Note a value that a hook records for the current batch."""
+        if self._asked:
+            self.recorded[name] = value
+
+    @property
+    def before_training(self) -> Any:
+        """Starts the clocks."""
+        return self._start if self._asked else None
+
+    @property
+    def after_batch(self) -> Any:
+        """Adds the values of a batch, and makes rows; None if nobody asks for rows."""
+        return self._take if self._asked or self._counts else None
+
+    @property
+    def after_stream(self) -> Any:
+        """Makes rows that are due with the last update of a train stream."""
+        return self._end if self._asked else None
+
+    def _start(self) -> None:
+        for means in self._asked.values():
+            means.every.start()
+
+    def _take(self, stream_name: str, batch_data: Mapping[str, Any]) -> None:
+        loop = self.main_loop
+        if not loop.training or stream_name != loop.train_stream_name:
+            return
+        self._examples += loop.batch_length
+        for means in self._asked.values():
+            means.add(loop, batch_data, self.recorded)
+            if means.every.is_batch_due(loop):
+                self._make(means)
+        self.recorded.clear()
+
+    def _end(self, stream_name: str) -> None:
+        loop = self.main_loop
+        if not loop.training and stream_name == loop.train_stream_name and loop.iterations_done:
+            for means in self._asked.values():
+                if means.every.is_stream_due(loop, stream_name):
+                    means.record(self.recorded)
+                    self._make(means)
+                means.forget()  # the epoch has a row of its own
+            self.recorded.clear()
+
+    def _make(self, means: _Means) -> None:
+        loop = self.main_loop
+        values = {**learning_rates(loop.model), **means.take()}
+        self._add(str(means.every.interval), values, self.examples, loop)
+
+    @property
+    def examples(self) -> int | None:
+        """The number of examples that the model was trained on; None if nobody asks for it."""
+        return self._examples if self._counts else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values since the last rows."""
+        means = {interval: each.state_dict() for interval, each in self._asked.items()}
+        return {"means": means, "examples": self._examples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the values since the last rows."""
+        self._examples = state["examples"]
+        self.recorded.clear()
+        for interval, means in self._asked.items():
+            means.load_state_dict(state["means"].get(interval, {}))
+
+
+class _Means:
+    """The means of an interval."""
+
+    def __init__(self, every: Every) -> None:
+        self.every = every
+        self._owners: dict[str, list[str] | None] = {}
+        self._stats: dict[str, RunningStats] = {}  # of variables of the batches
+        self._recorded: dict[str, RunningStats] = {}  # of what hooks record, and of the minimised loss
+        self._names: list[str] | None = None  # the variables, from the first batch on
+
+    def ask(self, owner: str, variables: Iterable[str] | None) -> None:
+        self._owners[owner] = None if variables is None else list(variables)
+
+    def add(self, loop: Loop, batch_data: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+        """Add the values of a batch, of the variables that it has.
+
+        Raises:
+            HookError: the batch has none of the variables, or a variable is not a number for each example or batch.
+        """
+        if self._names is None:
+            self._names = self._find(loop, batch_data)
+        weights = batch_data.get("example_weight")
+        name = ""
+        try:
+            for name in self._names:
+                if name in batch_data:
+                    running = self._stats.get(name) or self._stats.setdefault(name, RunningStats(["mean"]))
+                    running.add(batch_data[name], loop.batch_length, weights)
+        except (TypeError, ValueError) as error:
+            raise HookError(f"{listed(list(self._owners))}: train stream, variable {name!r}: {error}") from error
+        if "loss" not in self._stats and (loss := loop.model.step_values().get("loss")) is not None:
+            recorded = {"loss": loss, **recorded}
+        self.record(recorded)
+
+    def record(self, recorded: Mapping[str, Any]) -> None:
+        """Add values that hooks record for a batch."""
+        for name, value in recorded.items():
+            if name not in self._stats:
+                self._recorded.setdefault(name, RunningStats(["mean"])).add(value, 1)
+
+    def _find(self, loop: Loop, batch_data: Mapping[str, Any]) -> list[str]:
+        """Return the names of the variables."""
+        written = list(written_by(loop.hooks, loop.train_stream_name))
+        has_loss = "loss" in loop.model.step_values()  # so that the row has something
+        for owner, asked in self._owners.items():
+            wanted = asked if asked is not None else [] if has_loss else written
+            if wanted and not any(name in batch_data for name in wanted):
+                raise HookError(
+                    f"{owner} writes the means of {listed(wanted)} between epochs, but the batches of the train stream "
+                    f"have {listed(list(batch_data))}; set every to epochs, or name other variables"
+                )
+        named = [name for asked in self._owners.values() for name in asked or ()]
+        return list(dict.fromkeys([*written, *named]))
+
+    def take(self) -> dict[str, float]:
+        """Return variable -> mean since the last call, and begin anew; this waits for the device."""
+        means = {name: each.result()["mean"] for name, each in {**self._stats, **self._recorded}.items()}
+        self.forget()
+        return means
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._stats, self._recorded, self._names = {}, {}, None
+
+    def state_dict(self) -> dict[str, Any]:
+        both = {"stats": self._stats, "recorded": self._recorded}
+        return {kind: {name: each.state_dict() for name, each in found.items()} for kind, found in both.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.forget()
+        for kind, into in (("stats", self._stats), ("recorded", self._recorded)):
+            for name, saved in state.get(kind, {}).items():
+                into[name] = RunningStats(["mean"])
+                into[name].load_state_dict(saved)
+
+
+def written_by(hooks: Iterable[Any], stream: str | None = None) -> dict[str, dict[str, Any]]:
+    """Return variable -> aggregations -> None, of what hooks declare to write into the data of epochs.
+
+    With a stream, what they do not write for the stream is left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for hook in hooks:
+        for address in declared(hook, "writes") or ():
+            variable, _, aggregation = address.partition("/")
+            if stream is None or stream in hook.only_in.get(variable, (stream,)):
+                found.setdefault(variable, {})[aggregation or "mean"] = None
+    return found

@@ -1,0 +1,197 @@
+"""The writer of a run's rows: epochs, steps, means between epochs, and what hooks show."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from time import time
+from typing import Any
+
+from emrun.base.types import EpochData
+from emrun.base.wording import few
+from emrun.epoch_data import numbers
+from emrun.hook import Loop
+from emrun.record.interval_rows import IntervalRows
+from emrun.record.metrics import is_before
+from emrun.record.rows import Reader, Row, line_of, row_of_epoch, row_of_means
+from emrun.record.steps import StepsFile
+from emrun.shown import Histogram, Shown
+from emrun.storage.lines import Lines
+from emrun.storage.run import METRICS, ROWS, STEPS
+
+_LOG = logging.getLogger(__name__)
+
+
+class Record:
+    """Writes what a run measures; a resume goes back to what a checkpoint counts on, to the byte.
+
+    `metrics.jsonl` has a line for each epoch, `steps.jsonl` the steps, and `rows.jsonl` what only sinks need: the means
+    between epochs that they ask for, what hooks show, and about each epoch what `metrics.jsonl` does not have.
+
+    Args:
+        directory: the run directory; None to write nothing. Sinks get the rows all the same.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.epochs: list[dict[str, Any]] = []
+        """The lines of `metrics.jsonl` so far."""
+        self.steps = StepsFile(directory / STEPS) if directory is not None else None
+        """The step record; None without a directory."""
+        self.intervals = IntervalRows(self._add_means)
+        """Makes the rows between epochs."""
+        self.sinks: list[Callable[[Row], None]] = []
+        """Called with each new row; hooks add themselves in `before_training`."""
+        self.counted_on: list[int] = [0, 0]
+        """The `position` at the checkpoint; what was lost since does not change it."""
+        names = {"metrics": METRICS, "rows": ROWS} if directory is not None else {}
+        self._files = {key: Lines(Path(directory or "", name)) for key, name in names.items()}
+        self._count = 0  # lines of `metrics.jsonl`
+
+    @property
+    def position(self) -> list[int]:
+        """The lengths of `metrics.jsonl` and `rows.jsonl` in bytes."""
+        return [each.length for each in self._files.values()]
+
+    def add_epoch(
+        self,
+        epoch: int,
+        iteration: int,
+        updates: int,
+        seconds: float,
+        epoch_data: EpochData,
+        shown: Mapping[str, Shown] | None = None,
+        *,
+        at_end: bool = False,
+    ) -> None:
+        """Append an epoch, and give its row to the sinks.
+
+        Args:
+            epoch: the number of finished training epochs; 0 for the zeroth epoch.
+            iteration: the number of batches of the train stream that were run.
+            updates: the number of updates that were made.
+            seconds: the duration of the epoch.
+            epoch_data: numbers, or mappings of numbers; other values of hooks are not written.
+            shown: what hooks have shown in the epoch; without sinks, only texts, and pictures that have no file.
+            at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
+        """
+        streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
+        line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
+        line |= {"at_end": True} if at_end else {}
+        about = {"updates": updates, "examples": self.intervals.examples, "time": round(time(), 3)}
+        own: list[dict[str, Any]] = [{"about": about}]
+        for name, each in (shown or {}).items():
+            if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
+                found = each.counts() if isinstance(each, Histogram) else each
+                own += [line_of(name, found)] if found is not None else []
+        for row in own:
+            self._add_row(row)
+        if self._files:
+            self._files["metrics"].append(json.dumps(line, allow_nan=False))
+            self._count += 1
+            self.epochs.append(line)
+        if self.sinks:
+            self._tell(replace(row_of_epoch(line, own), unknown=_unknown(epoch_data)))
+
+    def _add_means(self, every: str, means: dict[str, float], examples: int | None, loop: Loop) -> None:
+        """Append a row of means, and give it to the sinks."""
+        line = {
+            "every": every,
+            "stream": loop.train_stream_name,
+            "epoch": loop.training_epochs_done + 1,
+            "iteration": loop.iterations_done,
+            "updates": loop.updates_done,
+            "examples": examples,
+            "time": round(time(), 3),
+            "means": numbers(means),
+        }
+        self._add_row(line)
+        self._tell(row_of_means(line))
+
+    def _add_row(self, line: dict[str, Any]) -> None:
+        if self._files:
+            self._files["rows"].append(json.dumps({"epochs": self._count, **line}, allow_nan=False))
+
+    def _tell(self, row: Row) -> None:
+        for sink in self.sinks:
+            sink(replace(row, is_new=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores: lengths and digests of the files, and the values of rows to come."""
+        files = {name: [each.length, each.digest] for name, each in self._files.items()}
+        first = self.epochs[0]["epoch"] if self.epochs else None
+        return {**files, "first": first, "intervals": self.intervals.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], epochs_done: int, iterations_done: int) -> None:
+        """Cut the files down to their content at a checkpoint; log a warning if this content was changed or lost.
+
+        Args:
+            state: what `state_dict` returned.
+            epochs_done: the epochs that were done at that time.
+            iterations_done: the iterations that were done at that time.
+        """
+        self.intervals.load_state_dict(state["intervals"])
+        first, empty = state["first"], [0, None]
+        expected = range(1 if first is None else first, epochs_done + 1)
+        self._rewind(state.get("metrics", empty), state.get("rows", empty), expected, iterations_done)
+
+    def go_on(self) -> None:
+        """Count what the files have, of a run that has ended."""
+        for each in self._files.values():
+            each.count()
+        self.epochs = list(Reader(Path(str(self.directory))).epochs())
+        self.counted_on = self.position
+
+    def rewind_to_start(self) -> None:
+        """Remove all rows, because no checkpoint counts on them."""
+        self._rewind((0, None), (0, None), range(1), 0)
+        if self.steps is not None:
+            self.steps.rewind()
+
+    def _rewind(self, metrics: Any, rows: Any, expected: range, iterations_done: int) -> None:
+        if self.directory is None:
+            return
+        path, self.counted_on = self._files["metrics"].path, [metrics[0], rows[0]]
+        is_whole = self._files["metrics"].go_back_to(*metrics, is_wanted=lambda line: is_before(line, expected.stop))
+        file = self._files["rows"]
+        if not file.go_back_to(*rows, is_wanted=lambda line: _is_row_before(line, iterations_done)):
+            _LOG.warning("%s was changed since the checkpoint was saved; its complete lines are kept", file.path)
+        self.epochs = list(Reader(self.directory).epochs())
+        self._count = len(path.read_bytes().splitlines()) if path.exists() else 0
+        there = {line["epoch"] for line in self.epochs}
+        lost = (str(each) for each in expected if each not in there)
+        missing = list(itertools.islice(lost, 1000))  # there may be any number
+        if not is_whole and missing:
+            _LOG.warning(
+                "%s has lost lines since the checkpoint was saved; missing epochs: %s. The next epoch is written on "
+                "a new line; the training itself is not affected",
+                path,
+                few(missing),
+            )
+        elif not is_whole:
+            _LOG.warning("%s was changed since the checkpoint was saved; the run continues to append to it", path)
+
+
+def _is_row_before(line: bytes, iterations_done: int) -> bool:
+    """Return whether a line of `rows.jsonl` is complete and not of a later iteration."""
+    try:
+        iteration = json.loads(line).get("iteration", 0)
+        return line.endswith(b"\n") and not iteration > iterations_done
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return line.endswith(b"\n")
+
+
+def _unknown(epoch_data: EpochData) -> dict[tuple[str, str], str]:
+    """Return stream and variable -> type of the values that are not numbers."""
+    found = {}
+    for stream, variables in epoch_data.items():
+        for name, value in variables.items():
+            parts = value if isinstance(value, Mapping) else {"": value}
+            for each in parts.values():
+                if numbers(each) is None or isinstance(numbers(each), Mapping):
+                    found[stream, name] = type(each).__name__
+    return found

@@ -1,0 +1,240 @@
+"""The reader of a run's record: epochs, steps, and rows in the order in which they arose."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from emrun.epoch_data import statistics
+from emrun.record.metrics import epoch_of, epochs_of
+from emrun.record.steps import Chunk, chunks_of
+from emrun.shown import Counts, Picture, Text, Written
+from emrun.storage.files import opened_regular
+from emrun.storage.run import METRICS, ROWS, STEPS
+
+_LOG = logging.getLogger(__name__)
+_Read = TypeVar("_Read")
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a run has measured up to an iteration: the statistics of an epoch, or means since the row before.
+
+    Args:
+        iteration: the number of batches that the model was trained on; rows come in its order.
+        updates: the number of updates of the weights; None if it is not known.
+        examples: the number of examples that the model was trained on; None if no sink asks for it.
+        epoch: the number of the epoch.
+        every: the interval of a row of means, such as `50 updates`; None for an epoch.
+        stream: the train stream, of a row of means.
+        time: when the row arose, in seconds since 1970.
+        means: name -> mean over the interval, of a learning rate the last value; empty for an epoch.
+        seconds: the duration of the epoch.
+        streams: stream -> variable -> a number, or aggregation -> number.
+        shown: name -> what hooks have shown in the epoch: a `Picture`, a `Text` or `Counts` of a histogram.
+        at_end: whether this is the evaluation after a limit has ended the training; `epoch` may be unfinished.
+        unknown: stream and variable -> the type of a value that is not a number; only while the run writes the row.
+        is_new: whether the run writes the row at this moment, rather than that it is read again.
+    """
+
+    iteration: int
+    updates: int | None
+    examples: int | None
+    epoch: int
+    every: str | None = None
+    stream: str = ""
+    time: float = 0.0
+    means: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    streams: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shown: Mapping[str, Written] = field(default_factory=dict)
+    at_end: bool = False
+    unknown: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    is_new: bool = False
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Name -> number: `STREAM/VARIABLE` for means and plain numbers of an epoch, `STREAM/VARIABLE/AGGREGATION` for
+        others, and `steps/NAME` for means between epochs."""
+        of_epoch = {
+            f"{stream}/{name}": float(value)
+            for stream, variables in self.streams.items()
+            for name, value in statistics(variables)
+            if not isinstance(value, Mapping)
+        }
+        return {**{f"steps/{name}": value for name, value in self.means.items()}, **of_epoch}
+
+
+class Reader:
+    """Reads the record of a run; what is damaged is left out.
+
+    Args:
+        directory: the run directory.
+        note: gets a sentence about what was left out of `epochs` or `steps`; by default, it is a warning.
+    """
+
+    def __init__(self, directory: Path, note: Callable[[str], None] | None = None) -> None:
+        self._directory = directory
+        self._note = note or (lambda sentence: _LOG.warning("%s/%s", directory, sentence))
+        self._offsets = {METRICS: 0, ROWS: 0}  # up to which `rows` has read the files
+        self._epochs = 0  # lines of `metrics.jsonl` that `rows` has read
+        self._made: deque[dict[str, Any]] = deque()  # lines of `rows.jsonl` that were not given yet
+
+    @property
+    def size(self) -> int:
+        """The bytes of epochs and steps."""
+        total = 0
+        for name in (METRICS, STEPS):
+            with suppress(OSError):
+                total += (self._directory / name).stat().st_size
+        return total
+
+    def epochs(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of `metrics.jsonl` one after another.
+
+        Each has `epoch`, `streams` (stream -> variable -> a number or a mapping aggregation -> number) and usually
+        `iteration` and `seconds`; other values are possible, since a file may be damaged.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        return self._intact(METRICS, epochs_of(self._directory / METRICS))
+
+    def steps(self, *, as_text: bool = False) -> Iterator[Chunk]:
+        """Yield the chunks of `steps.jsonl` one after another.
+
+        Args:
+            as_text: leave the numbers as they are written; see `read_chunk`.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        return self._intact(STEPS, chunks_of(self._directory / STEPS, as_text=as_text))
+
+    def _intact(self, name: str, found: Iterator[_Read | str]) -> Iterator[_Read]:
+        """Yield what is not the reason why a line was left out; note the first reason."""
+        reasons: list[str] = []
+        for each in found:
+            if not isinstance(each, str):
+                yield each
+            else:
+                reasons.append(each if not reasons else "")
+        if reasons:
+            self._note(f"{name}: {reasons[0]}{f', and {len(reasons) - 1} more' if len(reasons) > 1 else ''}")
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows that were written since the last call."""
+        epochs = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
+        self._made += filter(None, map(_line, self._new_lines(ROWS)))
+        for line in epochs:
+            yield from map(row_of_means, self._next(are_means=True))
+            own = list(self._next(are_means=False))
+            self._epochs += 1
+            if (epoch := epoch_of(line)) is not None:
+                yield row_of_epoch(epoch, own)
+        yield from map(row_of_means, self._next(are_means=True))
+
+    def _next(self, *, are_means: bool) -> Iterator[dict[str, Any]]:
+        """Yield the lines with means before the next epoch, or then those about the epoch."""
+        while self._made and self._made[0]["epochs"] <= self._epochs and ("every" in self._made[0]) is are_means:
+            yield self._made.popleft()
+
+    def _new_lines(self, name: str) -> Iterator[bytes]:
+        path = self._directory / name
+        if not path.exists():
+            return
+        with opened_regular(path) as file:
+            file.seek(self._offsets[name])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offsets[name] += len(line)
+                yield line
+
+
+def row_of_means(line: Mapping[str, Any]) -> Row:
+    """Return the row of a line of `rows.jsonl` with means."""
+    names = ("iteration", "updates", "examples", "epoch", "every", "stream", "time")
+    return Row(**{name: line[name] for name in names}, means=as_floats(line["means"]))
+
+
+def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:
+    """Return the row of a line of `metrics.jsonl`.
+
+    Args:
+        line: the line.
+        own: the lines of `rows.jsonl` about the epoch.
+    """
+    about: Mapping[str, Any] = next((each["about"] for each in own if "about" in each), {})
+    return Row(
+        line.get("iteration", 0),
+        about.get("updates"),
+        about.get("examples"),
+        line["epoch"],
+        time=about.get("time", 0.0),
+        seconds=line.get("seconds", 0.0),
+        streams=as_floats(line["streams"]),
+        shown={each["shown"]: _shown(each) for each in own if "shown" in each},
+        at_end="at_end" in line,
+    )
+
+
+def newest_shown(path: Path) -> dict[str, Written]:
+    """Return what hooks have shown by a `rows.jsonl`, of each name the newest.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    found: dict[str, Written] = {}
+    if path.exists():
+        with opened_regular(path) as file:
+            lines = (_line(each) for each in file if b'"shown": "' in each)
+            found.update((each["shown"], _shown(each)) for each in lines if each is not None and "shown" in each)
+    return found
+
+
+def as_floats(value: Any) -> Any:
+    """Return values of a file as numbers: the files have those that are not finite as strings."""
+    if isinstance(value, Mapping):
+        return {name: as_floats(each) for name, each in value.items()}
+    return float(value) if value in _NOT_FINITE else value
+
+
+def line_of(name: str, shown: Written) -> dict[str, Any]:
+    """Return what a hook shows as a line of `rows.jsonl`."""
+    if isinstance(shown, Picture):
+        return {"shown": name, "png": base64.b64encode(shown.png).decode()}
+    return {"shown": name, "text": shown.text} if isinstance(shown, Text) else {"shown": name, **vars(shown)}
+
+
+def _shown(line: Mapping[str, Any]) -> Written:
+    if "png" in line:
+        return Picture(base64.b64decode(line["png"]))
+    if "text" in line:
+        return Text(str(line["text"]))
+    return Counts(line["edges"], line["counts"], line["total"], line["squares"])
+
+
+def _line(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a line of `rows.jsonl`; None if the line is damaged or of another format."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+        if not isinstance(found["epochs"], int) or not isinstance(found.get("shown", ""), str):
+            return None
+        if "every" in found:
+            row_of_means(found)
+        elif "shown" in found:
+            _shown(found)
+        else:
+            found["about"].get("time")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return found

@@ -1,0 +1,301 @@
+"""Statistics of a variable over many batches, in constant memory and without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emrun.epoch_data import RUNNING
+from emrun.ranks.parts import weighted
+
+_CAPACITY = 8192  # values per reduction, which costs about ten small operations
+_MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it
+_SLOTS = 64  # slots that are allocated together; each costs about 0.7 us
+_EXACT = (torch.float32, torch.float64)  # stored in their own dtype; the reduction converts them to double precision
+
+
+class RunningStats:
+    """Collects the values of a variable batch by batch and returns their statistics.
+
+    Each batch costs one copy, on the device of the values. Many values are reduced together, in double precision
+    (single precision on a device without doubles). Nothing waits for the device before `result`, except for scalars
+    with weights, once in 1,024 batches. The variance is combined from those of the parts by the method of Chan, Golub
+    and LeVeque (1983).
+
+    Args:
+        aggregations: names from `RUNNING`, or names of NumPy functions, which are called with all values at once.
+    """
+
+    def __init__(self, aggregations: Sequence[str]) -> None:
+        self._aggregations = tuple(aggregations)
+        needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
+        self._needed = {needs.get(name, name) for name in aggregations}
+        self._collects = any(name not in RUNNING for name in aggregations)
+        self._shape: torch.Size | None = None  # form of the previous values: shape, dtype, device, batch length
+        self._dtype = torch.double
+        self._is_cpu = True
+        self._length = 0
+        self._is_scalar = False
+        self._is_weighted = False
+        self._device = torch.device("cpu")
+        self._precision = torch.double
+        self._values: list[Tensor] = []  # not reduced yet; the used slots hold more such values
+        self._slots: Sequence[Tensor] = ()  # for values of the previous form: `copy_` is faster than a new tensor
+        self._buffer = torch.empty(0)  # the memory of the slots, which are views
+        self._used = 0
+        self._repeats = False
+        self._batches = self._fill = 0  # number of batches and number of values that are not reduced yet
+        self._lengths: list[float] = []  # for scalars: the batch length of each value that is not reduced yet
+        self._weights: list[Tensor] = []
+        self._count = 0
+        self._totals: dict[str, Tensor] = {}
+        self._collected: list[Tensor] = []
+
+    def add(self, value: Any, length: int, weights: Any = None) -> None:
+        """Add the values of a batch.
+
+        Args:
+            value: of shape (B, ...), or a scalar, which counts B times.
+            length: B, the number of examples in the batch.
+            weights: of shape (B,), or None.
+
+        Raises:
+            ValueError: the first axis of the value or of the weights is not the batch, or only some batches have
+                scalars or weights.
+            TypeError: the value is not a real number.
+        """
+        if value.__class__ is not Tensor or value.requires_grad:
+            value = _tensor(value)
+        shape = value.shape
+        if (
+            shape != self._shape
+            or length != self._length
+            or value.dtype is not self._dtype
+            or value.is_cpu is not self._is_cpu
+            or weights is not None
+            or self._is_weighted
+        ):
+            weights = self._check(value, length, weights)
+        n = value.numel()
+        if self._batches == _MOST or self._fill + n > _CAPACITY:
+            self._reduce()
+        used = self._used
+        if used < len(self._slots):
+            self._slots[used].copy_(value)
+            self._used = used + 1
+        else:
+            self._keep(value)
+        if shape:
+            self._count += n
+        else:
+            self._count += length
+            self._lengths.append(length)
+        self._batches += 1
+        self._fill += n
+        if weights is not None:
+            self._weights.append(weights)
+
+    def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
+        """Check values of another form than the previous ones and remember the form; return a weight per value."""
+        is_scalar = value.dim() == 0
+        if self._shape is None:
+            self._begin(value)
+        if is_scalar is not self._is_scalar:
+            raise ValueError("is a scalar in some batches and has one entry per example in others")
+        if not is_scalar and value.shape[0] != length:
+            raise ValueError(f"has {value.shape[0]} entries, but the batch has {length} examples")
+        weight = None if weights is None else _tensor(weights)
+        if weight is not None and weight.shape != (length,):
+            raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
+        if self._count and (weight is not None) is not self._is_weighted:
+            raise ValueError("has weights in some batches, but not in others")
+        like = value.shape, value.dtype, value.is_cpu
+        if like != (self._shape, self._dtype, self._is_cpu):
+            self._leave_slots()
+            self._repeats = False
+        self._is_weighted = weight is not None
+        (self._shape, self._dtype, self._is_cpu), self._length = like, length
+        if weight is None:
+            return None
+        weight = weight.to(self._device, self._precision)
+        return weight.sum()[None] if is_scalar else weight.repeat_interleave(value.numel() // length)
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return self._count
+
+    def result(self) -> dict[str, float]:
+        """Return aggregation -> number; this waits for the device."""
+        self._reduce()
+        collected = torch.cat(self._collected).cpu().numpy() if self._collected else np.empty(0)
+        return {name: self._aggregate(name, collected) for name in self._aggregations}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values so far, without a reduction, which would change the last bits of the result."""
+        return {
+            "device": str(self._device) if self._shape is not None else None,
+            "values": self._joined() if self._batches else None,
+            "batches": self._batches,
+            "is_scalar": self._is_scalar,
+            "is_weighted": self._is_weighted,
+            "lengths": list(self._lengths),
+            "weights": list(self._weights),
+            "count": self._count,
+            "totals": dict(self._totals),
+            "collected": list(self._collected),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, on the same device."""
+        if state["device"] is None:
+            return
+        self._begin(torch.empty(0, device=state["device"]))
+        self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
+        values, self._batches = state["values"], state["batches"]
+        if values is not None:
+            self._fill = values.numel()
+            self._values = [values.to(self._device)]
+        self._lengths, self._count = list(state["lengths"]), state["count"]
+        self._weights = [each.to(self._device) for each in state["weights"]]
+        self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
+        self._collected = [each.to(self._device) for each in state["collected"]]
+
+    def merge(self, state: dict[str, Any]) -> None:
+        """Add the values of another object with the same aggregations, from its state."""
+        other = RunningStats(self._aggregations)
+        other.load_state_dict(state)
+        if not other._count:
+            return
+        if self._shape is None:
+            self._begin(torch.empty((0,) * (not other._is_scalar), device=other._device))
+        self._reduce()
+        other._reduce()
+        totals = {name: each.to(self._device) for name, each in other._totals.items()}
+        self._totals = _combine(self._totals, totals) if self._totals and totals else self._totals or totals
+        self._count += other._count
+        self._collected += [each.to(self._device) for each in other._collected]
+
+    def _begin(self, value: Tensor) -> None:
+        if value.is_complex():
+            raise TypeError("is complex, not a real number")
+        self._device = value.device
+        self._precision = torch.float if value.device.type == "mps" else torch.double
+        self._is_scalar = value.dim() == 0
+        self._shape = torch.Size([-1])  # different from every shape
+
+    def _keep(self, value: Tensor) -> None:
+        """Copy values for which there is no slot; allocate slots when the values have the previous form."""
+        self._leave_slots()
+        n = value.numel()
+        count = min(_SLOTS, _CAPACITY // n) if n and self._repeats else 0
+        self._repeats = True
+        dtype = value.dtype if value.dtype in _EXACT else self._precision
+        if count > 1:
+            self._buffer = torch.empty((count, *value.shape), dtype=dtype, device=value.device)
+            self._slots = self._buffer.unbind()
+            self._slots[0].copy_(value)
+            self._used = 1
+        else:
+            self._values.append(value.to(dtype, copy=True).flatten())
+
+    def _leave_slots(self) -> None:
+        if self._used:
+            self._values.append(self._buffer[: self._used].flatten())
+        self._slots, self._used = (), 0
+
+    def _joined(self) -> Tensor:
+        """Return a copy of the values that are not reduced yet, of shape (values,)."""
+        self._leave_slots()
+        values, device = self._values, self._device
+        if any(each.device != device for each in values):
+            values = [each.to(device) for each in values]
+        return torch.cat(values).to(self._precision)
+
+    def _reduce(self) -> None:
+        """Add the collected values to the totals and drop them."""
+        values = self._joined() if self._fill else None
+        lengths, weights = self._lengths, self._weights
+        self._batches = self._fill = 0
+        self._values, self._lengths, self._weights = [], [], []
+        if values is None:
+            return
+        repeats = values.new_tensor(np.array(lengths)) if self._is_scalar else torch.ones_like(values)
+        weight_of = torch.cat(weights) if weights else repeats
+        if weights and self._is_scalar:  # those of batches without weight are means over nothing
+            has_weight = weight_of != 0
+            values, repeats, weight_of = values[has_weight], repeats[has_weight], weight_of[has_weight]
+        if not len(values):
+            return
+        if self._collects:
+            self._collected.append(values)
+        new, needed = {"weight": weight_of.sum(), "weighted": weighted(values, weight_of).sum()}, self._needed
+        if "sum" in needed:
+            new["sum"] = (values * repeats).sum()
+        if "nancount" in needed:
+            new["nancount"] = (values.isnan() * repeats).sum()
+        if "min" in needed:
+            new["min"] = values.min()
+        if "max" in needed:
+            new["max"] = values.max()
+        if "squares" in needed:
+            mean = new["weighted"] / _at_least_tiny(new["weight"])
+            new["squares"] = weighted((values - mean).square(), weight_of).sum()
+        self._totals = _combine(self._totals, new) if self._totals else new
+
+    def _aggregate(self, name: str, collected: Any) -> float:
+        if name == "count":
+            return self._count
+        totals = self._totals
+        if not totals:
+            return 0 if name in ("sum", "nancount") else float("nan")
+        if name not in RUNNING:
+            return float(getattr(np, name)(collected))
+        if name == "mean":
+            return float(totals["weighted"] / totals["weight"])
+        if name in ("std", "var"):
+            variance = float(totals["squares"] / totals["weight"])
+            return variance if name == "var" else variance**0.5
+        if name == "nancount":
+            return int(totals["nancount"])
+        return float(totals["nancount"]) / self._count if name == "nanfraction" else float(totals[name])
+
+
+def _combine(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
+    combined = {}
+    for name, value in new.items():
+        if name == "min":
+            combined[name] = torch.minimum(old[name], value)
+        elif name == "max":
+            combined[name] = torch.maximum(old[name], value)
+        else:
+            combined[name] = old[name] + value
+    if "squares" in new:
+        share = new["weight"] / _at_least_tiny(combined["weight"])
+        difference = new["weighted"] / _at_least_tiny(new["weight"]) - old["weighted"] / _at_least_tiny(old["weight"])
+        combined["squares"] = combined["squares"] + difference.square() * old["weight"] * share
+    return combined
+
+
+def _at_least_tiny(weight: Tensor) -> Tensor:
+    """Return a divisor that is not 0, as all weights may be 0."""
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _tensor(value: Any) -> Tensor:
+    """Return a value as a tensor, without a copy if possible."""
+    if value.__class__ is Tensor:
+        return value.detach() if value.requires_grad else value
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        shareable = value.flags.writeable and all(stride >= 0 for stride in value.strides)
+        return torch.from_numpy(value if shareable else value.copy())
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"is {type(value).__name__} of dtype {array.dtype}, not a number")
+    return torch.as_tensor(array.astype(np.float64))

@@ -1,0 +1,227 @@
+"""The file steps.jsonl: the values of every training step, in chunks of columns."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emrun.storage.files import opened_regular, storing
+from emrun.storage.lines import Lines, read_lines
+
+_LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+KEYS = ("format", "from", "every")
+"""The keys of a chunk that are not columns."""
+ITERATION = "iteration"
+"""The column that a chunk does not have, because the keys say it."""
+
+_BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d{1,18})[,}]')
+_OWN = b'{"format": 1, "from": '
+_BLOCK = 1 << 16  # bytes that are read of a line at once
+_FLOATS, _TEXTS = {float, type(None)}, {str, int, type(None)}
+_AS_TEXT = json.JSONDecoder(parse_float=str).decode
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The values of some iterations.
+
+    Args:
+        first: the first iteration.
+        every: the distance between two iterations.
+        columns: name -> one number for each iteration, or its text; None where there is none.
+    """
+
+    first: int
+    every: int
+    columns: Mapping[str, Sequence[Any]]
+
+    def __len__(self) -> int:
+        """Return the number of iterations."""
+        return max(map(len, self.columns.values()), default=0)
+
+    def line(self) -> str:
+        """Return the chunk as a line of `steps.jsonl`, without its end."""
+        keys = {"format": FORMAT, "from": self.first, "every": self.every}
+        try:
+            return json.dumps({**keys, **self.columns}, allow_nan=False)
+        except ValueError:  # a value is not finite
+            columns = {name: [_in_json(value) for value in values] for name, values in self.columns.items()}
+            return json.dumps({**keys, **columns}, allow_nan=False)
+
+
+def _is_chunk(**keys: Any) -> bool:
+    """Return whether the keys of a chunk are valid: there may be a million chunks, so this is written for its speed."""
+    first, every = keys["from"], keys["every"]
+    is_first = type(first) is int and 1 <= first <= 10**12
+    return (
+        is_first
+        and type(every) is int
+        and 1 <= every <= 10**9
+        and type(keys["format"]) is int
+        and keys["format"] == FORMAT
+    )
+
+
+def format_of(line: bytes) -> int | None:
+    """Return the format number at the beginning of a line; None if the line does not begin like a chunk."""
+    found = _BEGINNING.match(line)
+    return int(found[1]) if found else None
+
+
+def read_chunk(line: bytes | str, *, as_text: bool = False) -> Chunk | None:
+    """Return the chunk of a line of `steps.jsonl`; None if the line is damaged or not such a chunk.
+
+    Args:
+        line: the line.
+        as_text: leave the numbers as they are written, which takes half the time; texts that are not numbers stay too.
+    """
+    try:
+        content = _AS_TEXT(line.decode() if isinstance(line, bytes) else line) if as_text else json.loads(line)
+        if type(content) is not dict or not _is_chunk(**{key: content.get(key) for key in KEYS}):
+            return None
+        usual = _TEXTS if as_text else _FLOATS
+        columns = {
+            name: values if type(values) is list and set(map(type, values)) <= usual else list(map(_number, values))
+            for name, values in content.items()
+            if name not in KEYS
+        }
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    chunk = Chunk(content["from"], content["every"], columns)
+    lengths = {len(values) for values in columns.values()}
+    return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
+
+
+def chunks_of(path: Path, *, as_text: bool = False) -> Iterator[Chunk | str]:
+    """Yield the chunks of a step record in their order; for a line that is left out, the reason.
+
+    Args:
+        path: the file.
+        as_text: see `read_chunk`.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    end = 0
+    for number, line in enumerate(read_lines(path), start=1):
+        chunk = read_chunk(line, as_text=as_text)
+        if chunk is not None and chunk.first > end:
+            yield chunk
+            end = chunk.first + chunk.every * (len(chunk) - 1)
+        elif chunk is not None:
+            yield f"line {number} begins before the end of line {number - 1}; it is ignored"
+        elif (found := format_of(line)) is not None and found > FORMAT:
+            yield f"line {number} has format {found}, but this emrun reads {FORMAT}; ignored"
+        else:
+            yield f"line {number} is damaged or not a chunk of steps; it is ignored"
+
+
+def _in_json(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else json.dumps(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None or type(value) is float:
+        return value
+    if type(value) is int or value in _NOT_FINITE:
+        return float(value)
+    raise ValueError(value)
+
+
+class StepsFile:
+    """Appends chunks to `steps.jsonl`, and never changes a file that this run has not written.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.refusal: str | None = None
+        """Why nothing is written: the file is not the step record of this run."""
+        self._lines = Lines(path)
+        self._is_known = False
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """The length of the file in bytes, and its SHA-256."""
+        return self._lines.length, self._lines.digest
+
+    def begin(self) -> None:
+        """Check that the file, if there is one, is that of this run; log a warning if it is not."""
+        if not self._is_known:
+            self.refusal = self._not_ours(is_new=True)
+        if self.refusal is not None:
+            _LOG.warning(
+                "%s %s: the file is left as it is, and the steps of this run are not recorded; move the file away, or "
+                "set main_loop.record_steps: 0",
+                self._lines.path,
+                self.refusal,
+            )
+        self._is_known = True
+
+    def append(self, chunk: Chunk) -> None:
+        """Append a chunk, completely or not at all."""
+        if self.refusal is None:
+            self._lines.append(chunk.line())
+
+    def rewind(self, length: int | None = 0, digest: str | None = None, end: int = 1) -> None:
+        """Cut the file down to its content at a checkpoint; log a warning if this content was changed or lost.
+
+        A file that is not a step record, or has lines of a newer format, is not changed; see `refusal`.
+
+        Args:
+            length: the length of the file at the checkpoint, in bytes; None if it is not known.
+            digest: the SHA-256 of the file at the checkpoint, None if it is not known.
+            end: the first iteration that was not in the file at the checkpoint.
+        """
+        self._is_known, self.refusal = True, self._not_ours()
+        if self.refusal is not None:
+            return
+
+        def is_wanted(line: bytes) -> bool:
+            chunk = read_chunk(line)
+            return line.endswith(b"\n") and (chunk is None or chunk.first < end)
+
+        is_whole = self._lines.go_back_to(sys.maxsize if length is None else length, digest, is_wanted=is_wanted)
+        if length is not None and not is_whole:
+            _LOG.warning(
+                "%s was changed since the checkpoint was saved; its complete lines are kept, and the next steps are "
+                "appended; the training itself is not affected",
+                self._lines.path,
+            )
+
+    def _not_ours(self, *, is_new: bool = False) -> str | None:
+        """Return why the file is not one that this run may write; None if it may, or if there is no file."""
+        with storing(self._lines.path, "read"), suppress(FileNotFoundError):
+            found = self._lines.path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return "is not a regular file"
+            if found.st_size:
+                return "exists, but this run did not write it" if is_new else self._not_a_step_record()
+        return None
+
+    def _not_a_step_record(self) -> str | None:
+        """Return why the file has other content than this emrun writes; None if it has not."""
+        is_step_record = False
+        with opened_regular(self._lines.path) as file:
+            is_beginning = True
+            while block := file.readline(_BLOCK):
+                if is_beginning:
+                    number = format_of(block)
+                    if number is not None and number > FORMAT:
+                        return f"has lines of format {number}, which a newer emrun wrote"
+                    is_step_record |= block.startswith(_OWN) or _OWN.startswith(block)
+                is_beginning = block.endswith(b"\n")
+        return None if is_step_record else "is not a step record"

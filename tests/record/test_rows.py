@@ -1,0 +1,114 @@
+"""The reader of rows: their order, damage, and reading while they are written."""
+
+import json
+
+import pytest
+
+from emrun.record.record import Record
+from emrun.record.rows import Reader, newest_shown
+from emrun.shown import Counts, Histogram, Picture, Text
+from emrun.storage.run import METRICS, ROWS
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
+
+
+class Loop:
+    train_stream_name = "train"
+    training_epochs_done = 0
+
+    def __init__(self, iteration):
+        self.iterations_done = self.updates_done = iteration
+
+
+def write(record, epochs=2):
+    """Write two rows of means and a row of an epoch for each epoch."""
+    for epoch in range(epochs):
+        for step in (1, 2):
+            record._add_means("1 updates", {"loss": 1 / (2 * epoch + step)}, None, Loop(2 * epoch + step))
+        record.add_epoch(epoch + 1, 2 * epoch + 2, 2 * epoch + 2, 0.5, {"valid": {"loss": {"mean": float("nan")}}})
+
+
+def places(rows):
+    return [(row.iteration, row.every is None) for row in rows]
+
+
+def test_rows_come_in_the_order_in_which_they_arose(tmp_path):
+    write(Record(tmp_path))
+    rows = list(Reader(tmp_path).rows())
+    assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
+    assert rows[0].values == {"steps/loss": 1.0}
+    assert rows[2].streams["valid"]["loss"]["mean"] != rows[2].streams["valid"]["loss"]["mean"]  # NaN
+
+
+def test_new_rows_are_read_while_they_are_written(tmp_path):
+    record, reader = Record(tmp_path), Reader(tmp_path)
+    assert list(reader.rows()) == []
+    write(record, 1)
+    assert places(reader.rows()) == [(1, False), (2, False), (2, True)]
+    record._add_means("1 updates", {"loss": 1.0}, None, Loop(3))
+    with (tmp_path / METRICS).open("a") as file:
+        file.write('{"epoch": 2, "iter')  # half a line
+    assert places(reader.rows()) == [(3, False)]
+
+
+def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_path):
+    record = Record(tmp_path)
+
+    class Slow(Reader):
+        def _new_lines(self, name):
+            yield from super()._new_lines(name)
+            if not record.epochs:
+                record.add_epoch(0, 0, 0, 0.5, {})
+
+    reader = Slow(tmp_path)
+    before = [(row.epoch, row.updates) for row in reader.rows()]
+    record.add_epoch(1, 10, 5, 0.5, {})
+    assert [*before, *((row.epoch, row.updates) for row in reader.rows())] == [(0, 0), (1, 5)]
+
+
+def test_what_hooks_show_is_part_of_the_row_of_its_epoch(tmp_path):
+    record = Record(tmp_path)
+    told = []
+    record.sinks.append(told.append)
+    shown = {"p": Picture(PNG), "t": Text("**t**"), "h": Histogram([0.0, 1.0, 1.0]), "n": Histogram([float("nan")])}
+    record.add_epoch(0, 0, 0, 0.5, {}, shown)
+    record.add_epoch(1, 2, 2, 0.5, {}, {})
+    first, second = Reader(tmp_path).rows()
+    assert first.shown == told[0].shown
+    assert (first.shown["p"], first.shown["t"], second.shown) == (Picture(PNG), Text("**t**"), {})
+    counts = first.shown["h"]
+    assert isinstance(counts, Counts)
+    assert (sum(counts.counts), counts.total, counts.squares) == (3, 2.0, 2.0)
+
+
+def test_texts_and_pictures_are_kept_without_a_sink_unless_the_run_has_a_file_of_them(tmp_path):
+    record = Record(tmp_path)
+    assert newest_shown(tmp_path / ROWS) == {}
+    shown = {"h": Histogram([0.0]), "f": Picture(PNG, has_file=True), "p": Picture(PNG), "t": Text("first")}
+    record.add_epoch(0, 0, 0, 0.5, {}, shown)
+    record.add_epoch(1, 2, 2, 0.5, {}, {"t": Text("second")})
+    with (tmp_path / ROWS).open("a") as file:
+        file.writelines(f'{{"epochs": 2, {line}}}\n' for line in ('"shown": [], "a": {"shown": "b"}', '"shown": "c"'))
+    assert newest_shown(tmp_path / ROWS) == {"p": Picture(PNG), "t": Text("second")}
+    first, second = Reader(tmp_path).rows()
+    assert (first.shown["t"], second.shown) == (Text("first"), {"t": Text("second")})
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"epochs": "x"}', '{"epochs": 0, "every": 1}', '{"format": 9}'])
+def test_a_damaged_line_or_one_of_another_format_is_left_out(tmp_path, line):
+    write(Record(tmp_path), 1)
+    lines = (tmp_path / ROWS).read_text().splitlines()
+    (tmp_path / ROWS).write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
+    assert places(Reader(tmp_path).rows()) == [(1, False), (2, False), (2, True)]
+
+
+def test_rows_go_back_to_a_checkpoint_and_are_the_same_again(tmp_path):
+    record = Record(tmp_path)
+    write(record, 1)
+    state, before = record.state_dict(), [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)]
+    write(record, 1)
+    again = Record(tmp_path)
+    again.load_state_dict(state, 1, 2)
+    assert [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)] == before
+    again._add_means("1 updates", {"loss": 0.0}, None, Loop(3))
+    assert json.loads((tmp_path / ROWS).read_text().splitlines()[-1])["epochs"] == 1
