@@ -97,9 +97,13 @@ def plugins(kind: str) -> dict[str, list[str]]:
     Packages declare them in the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is
     imported. A name that several packages provide has several paths.
     """
-    if kind not in _FILES:
-        return {}
-    from importlib.metadata import entry_points  # takes 65 ms, and most configs do not need it
+    return _plugins(kind, tuple(sys.path)) if kind in _FILES else {}
+
+
+@functools.lru_cache(maxsize=16)  # takes 65 ms, and most configs do not need it
+def _plugins(kind: str, places: tuple[str, ...]) -> dict[str, list[str]]:
+    """Return the classes of a kind in the packages that are found by `sys.path`."""
+    from importlib.metadata import entry_points
 
     found: dict[str, tuple[str, list[str]]] = {}
     for entry in entry_points(group=f"emrun.{kind}s"):

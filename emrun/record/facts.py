@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from emrun.storage.files import read_regular
+from emrun.storage.plain import plain_of
 from emrun.storage.trace import read_trace
 
 CONFIG = "config.yaml"
@@ -51,7 +52,7 @@ def facts_of(directory: Path) -> Facts:
     path = directory / CONFIG
     text = read_regular(path, _LARGEST).decode() if os.path.lexists(path) else ""
     try:
-        config = YAML(typ="safe", pure=True).load(text)
+        config = plain_of(path, text) or YAML(typ="safe", pure=True).load(text)
     except YAMLError:
         config = None
     trace = read_trace(directory)

@@ -35,7 +35,7 @@ from emrun.base.fields import (
 from emrun.ranks.group import ranks
 from emrun.storage.code.git import head_of
 from emrun.storage.files import read_regular, refuse_timeout
-from emrun.storage.plain import write_with_plain
+from emrun.storage.plain import plain_of, write_with_plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -206,7 +206,8 @@ def read_trace(directory: Path) -> dict[str, Any]:
     warning.
     """
     try:
-        trace = YAML(typ="safe", pure=True).load(read_regular(directory / TRACE, _LARGEST).decode())
+        text = read_regular(directory / TRACE, _LARGEST).decode()
+        trace = plain_of(directory / TRACE, text) or YAML(typ="safe", pure=True).load(text)
     except (OSError, ValueError, YAMLError) as error:
         refuse_timeout(error, directory / TRACE)
         return {}
