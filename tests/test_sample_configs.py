@@ -6,11 +6,10 @@ Some are trained by the command too, which gives the same bits. tests/test_readm
 import json
 import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from samples import SAMPLES, shorter
+from samples import SAMPLES, own_modules, shorter
 from training.resuming import Interrupt, resumed, train_with
 
 from emrun import create_training, resume_training
@@ -28,12 +27,9 @@ def project(tmp_path, config, monkeypatch):
     """Return a copy of the folder of a sample, with its data, where its modules are imported from."""
     place = shutil.copytree(SAMPLES / config.parent, tmp_path / "project")
     monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(place)
     if Path("prepare.py").exists():
         runpy.run_path("prepare.py", run_name="__main__")
-    for module in place.glob("*.py"):
-        monkeypatch.setitem(sys.modules, module.stem, None)  # undone at the end, whatever is imported meanwhile
-        del sys.modules[module.stem]
+    own_modules(place, monkeypatch)
     return place
 
 

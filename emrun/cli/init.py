@@ -16,7 +16,7 @@ from emrun.cli.samples import samples
 
 _DEFAULT = "my_project"
 _MAY_BE_THERE = {".git"}
-_COPIED = (".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
+_COPIED = (".md", ".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
 _README = """\
 # {name}
 {about}
@@ -102,7 +102,7 @@ def _files(sample: Path) -> dict[str, bytes]:
         ),
         "test_project.py": _TEST.format(prepare=_TEST_PREPARES * prepares),
     }
-    return {**files, **{name: text.encode() for name, text in texts.items()}}
+    return {**files, **{name: text.encode() for name, text in texts.items() if name not in files}}
 
 
 def _comment(config: str) -> str:
