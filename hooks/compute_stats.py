@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, Literal
 
-import numpy as np
-
 from emrun.base.arguments import check_choice
-from emrun.base.errors import ArgumentError, HookError
+from emrun.base.errors import HookError
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean, listed
-from emrun.epoch_data import RUNNING
 from emrun.hook import AbstractHook, Loop
+from emrun.hooks._parts.aggregations import ByVariable, read
 from emrun.hooks._parts.streams import Streams
 from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
 
-ByVariable = Mapping[VariableName, str | Sequence[str]]
-"""Variable -> its aggregation, or a list of its aggregations."""
 MissingVariable = Literal["error", "skip"]
 
 
@@ -86,7 +81,7 @@ class ComputeStats(AbstractHook):
         self._there: dict[str, list[str]] = {}  # stream -> the variables of its first batch
         self._stats: dict[str, dict[str, RunningStats]] = {}
         self._left_out: set[tuple[str, str]] = set()  # streams and variables of which the log has told
-        self._set(_read(["loss"] if variables is None else variables))
+        self._set(read(["loss"] if variables is None else variables))
 
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
@@ -108,7 +103,7 @@ class ComputeStats(AbstractHook):
         """
         super().register_mainloop(main_loop)
         self._streams.check(self, main_loop)
-        self._set(_read(["loss", *main_loop.model.metric_names]) if self._asks_model else self._aggregations)
+        self._set(read(["loss", *main_loop.model.metric_names]) if self._asks_model else self._aggregations)
         nowhere = next((name for name, streams in self.only_in.items() if not streams), None)
         if nowhere is not None and not self._asks_model:
             streams = listed(list(main_loop.model.only_in[nowhere]))
@@ -221,38 +216,3 @@ class ComputeStats(AbstractHook):
             self._stats[stream] = {name: RunningStats(self._aggregations[name]) for name in saved}
             for name, running in self._stats[stream].items():
                 running.load_state_dict(saved[name])
-
-
-def _read(variables: Any) -> dict[str, list[str]]:
-    if isinstance(variables, str) or not isinstance(variables, Sequence | Mapping) or not variables:
-        raise ArgumentError(
-            "variables", f"{variables!r} is not a list of variables such as [loss, {{accuracy: [mean, std]}}]"
-        )
-    aggregations: dict[str, list[str]] = {}
-    for entry in [variables] if isinstance(variables, Mapping) else variables:
-        pairs = entry.items() if isinstance(entry, Mapping) else [(entry, ["mean"])]
-        for name, wanted in pairs:
-            names = [wanted] if isinstance(wanted, str) else wanted
-            if not isinstance(name, str) or not isinstance(names, Sequence) or not names:
-                raise ArgumentError("variables", f"{entry!r} is neither a name nor {{name: [aggregation, ...]}}")
-            for each in names:
-                _check_aggregation(each)
-            aggregations.setdefault(name, []).extend(each for each in names if each not in aggregations.get(name, []))
-    return aggregations
-
-
-def _check_aggregation(name: Any) -> None:
-    if name in RUNNING:
-        return
-    function = getattr(np, name, None) if isinstance(name, str) else None
-    try:
-        usable = callable(function) and isinstance(function(np.array([1.0, 2.0])), Real | np.bool_)
-    except Exception:  # a function that fails on two numbers, with whatever error, is not an aggregation
-        usable = False
-    if not usable:
-        hint = did_you_mean(str(name), RUNNING)
-        allowed = ", ".join(RUNNING)
-        raise ArgumentError(
-            "variables",
-            f"{name!r} is not an aggregation{hint} (allowed: {allowed}, or a NumPy function such as median)",
-        )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
-from emrun.base.arguments import check_choice, check_names
-from emrun.base.errors import HookError
+from emrun.base.arguments import check_choice
+from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean, short
 from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates
 from emrun.hook import AbstractHook, Loop
-from emrun.record.interval_rows import written_by
+from emrun.hooks._parts.aggregations import read
+from emrun.record.interval_rows import LAST, written_by
 from emrun.record.intervals import Every
 from emrun.record.rows import Row
 
@@ -35,18 +36,24 @@ class LogVariables(AbstractHook):
           - LogVariables: {variables: [loss], every: 50 updates}
 
     With `every: 50 updates`, there is also a line after every 50 updates, with the means of the train stream since the
-    last line: `epoch 3  iteration 250  train  loss 0.1240  lr 0.001`.
+    last line: `epoch 3  iteration 250  train  loss 0.1240  lr 0.001`. Other aggregations are those of `ComputeStats`,
+    and `last`, the value of the last batch:
+
+        - LogVariables: {variables: [{loss: [mean, max, std, last]}], every: 50 updates}
+
+    Other hooks with the same `every`, such as `WriteCSV` and trackers, then have them too, by the name `loss/max`.
 
     Args:
-        variables: which variables of the epoch are logged; by default all.
+        variables: which variables of the epoch are logged, and with which aggregations between epochs; by default the
+            means of all.
         on_unknown_type: what to do if a value is not a number: `error`, `warn`, `str` (log the value as a string) or
             `ignore`.
         every: how often lines are logged: `5 epochs` for fewer lines; `50 updates`, `500 iterations` or `5 minutes` for
             more, of the variables that the batches have. A number without a unit means epochs.
 
     Raises:
-        ArgumentError: `variables` is not a list of names, `every` is not an interval, or `on_unknown_type` has another
-            value.
+        ArgumentError: `variables` has another form, or aggregations although no line is logged between epochs; `every`
+            is not an interval, or `on_unknown_type` has another value.
         HookError: a value is not a number and `on_unknown_type` is `error`, or no stream has a listed variable.
     """
 
@@ -54,23 +61,28 @@ class LogVariables(AbstractHook):
 
     def __init__(
         self,
-        variables: Sequence[EpochVariable] | None = None,
+        variables: Sequence[EpochVariable | Mapping[EpochVariable, str | Sequence[str]]] | None = None,
         on_unknown_type: UnknownType = "ignore",
         every: Period = 1,
     ) -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
-        if variables is not None:
-            check_names("variables", variables)
-        self.variables = variables
+        aggregations = read(variables, (LAST,)) if variables else {}
+        self.variables = None if variables is None else list(aggregations)
+        self._aggregations = None if variables is None else aggregations
+        asked = [name if each == "mean" else f"{name}/{each}" for name, those in aggregations.items() for each in those]
+        self._means = None if variables is None else asked
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
+        if not self._every.is_within_epochs and any(each != ["mean"] for each in aggregations.values()):
+            message = "aggregations are those between epochs: set every to updates"
+            raise ArgumentError("variables", f"{message}, or list them in ComputeStats for the lines of epochs")
         self._interval = ""
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Ask for the means between epochs."""
         super().register_mainloop(main_loop)
-        self._interval = main_loop.rows.intervals.ask("LogVariables", self._every, self.variables)
+        self._interval = main_loop.rows.intervals.ask("LogVariables", self._every, self._aggregations)
 
     def before_training(self) -> None:
         """Listen to the rows that the run records."""
@@ -84,7 +96,7 @@ class LogVariables(AbstractHook):
         parts = [
             f"{name} {_readable(value)}"
             for name, value in row.means.items()
-            if not is_rate(name) and (self.variables is None or name in self.variables)
+            if not is_rate(name) and (self._means is None or name in self._means)
         ]
         parts += self._rates()
         _LOG.info("epoch %d  iteration %d  %s  %s", row.epoch, row.iteration, row.stream, "  ".join(parts))

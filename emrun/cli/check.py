@@ -19,9 +19,7 @@ from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import fail, print_error
 from emrun.cli.signals import import_torch, unwound_by_sigterm
-from emrun.cli.tables import table
-
-_MOST_ROWS = 30
+from emrun.cli.tables import MOST_ROWS, parameters_table, table
 
 
 @click.command(short_help="Check a config or, without a config, this machine.")
@@ -146,10 +144,10 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     values.sort(key=lambda value: -max(each.get(value, 0) / sum(each.values()) for each in having.values()))
     rows = [
         [value, *(f"{each.get(value, 0) / sum(each.values()):.1%}" for each in having.values())]
-        for value in values[:_MOST_ROWS]
+        for value in values[:MOST_ROWS]
     ]
-    if len(values) > _MOST_ROWS:
-        rows.append([f"{len(values) - _MOST_ROWS} more", *("(--json has all)" for _ in having)])
+    if len(values) > MOST_ROWS:
+        rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in having)])
     return table(rows, [in_one_line(source, 40), *having], ("left", *("right" for _ in having)))
 
 
@@ -190,7 +188,7 @@ def _show(contract: dict[str, Any]) -> None:
     for stream, found in contract["statistics"].items():
         click.echo(f"metrics of the stream {stream!r}, from its first batches: {_numbers(found)}")
     if contract["parameters"]:
-        _show_parameters(contract["parameters"])
+        click.echo(f"\n{parameters_table(contract['parameters'])}")
     if contract["parameter_groups"]:
         _show_groups(contract["parameter_groups"])
     if contract["precision"] not in (None, 32):
@@ -214,22 +212,6 @@ def _numbers(found: dict[str, Any]) -> str:
     from emrun.epoch_data import statistics
 
     return ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
-
-
-def _show_parameters(parameters: list[dict[str, Any]]) -> None:
-    rows = []
-    for part in parameters:
-        shapes = few(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
-        trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
-        rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
-    half = _MOST_ROWS // 2
-    if len(rows) > _MOST_ROWS + 1:  # the last ones stay, such as a new head
-        count = sum(part["count"] for part in parameters[half:-half])
-        rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(--json lists all)", f"{count:,}", ""]]
-    total = sum(part["count"] for part in parameters)
-    rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
-    headers = ["module", "class", "shapes", "parameters", "trained"]
-    click.echo("\n" + table(rows, headers, ("left", "left", "left", "right", "right")))
 
 
 def _show_groups(groups: list[dict[str, Any]]) -> None:

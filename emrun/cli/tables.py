@@ -8,7 +8,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.tables import Table, width
+from emrun.base.wording import few
 from emrun.epoch_data import brief_statistics, is_rate
+
+MOST_ROWS = 30
+"""The most rows of a table of the parts of a module or of a dataset."""
 
 
 def table(rows: Iterable[Sequence[str]], headers: Sequence[str] = (), align: Sequence[str] = ()) -> str:
@@ -51,6 +55,23 @@ def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
         for name, value in brief_statistics(variables)
     ]
     return table(rows, ["stream", "variable", "value"])
+
+
+def parameters_table(parameters: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the parameters of a module, from the rows of `model_facts.parameters`."""
+    rows: list[list[str]] = []
+    for part in parameters:
+        shapes = few(f"{name} {tuple(shape)}" for name, shape in part["shapes"].items())
+        trained = {0: "no", part["count"]: "yes"}.get(part["trained"], f"{part['trained']:,}")
+        rows.append([part["module"], part["class"], shapes, f"{part['count']:,}", trained])
+    half = MOST_ROWS // 2
+    if len(rows) > MOST_ROWS + 1:  # the last ones stay, such as a new head
+        count = sum(part["count"] for part in parameters[half:-half])
+        rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(emrun check --json lists all)", f"{count:,}", ""]]
+    total = sum(part["count"] for part in parameters)
+    rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
+    headers = ["module", "class", "shapes", "parameters", "trained"]
+    return table(rows, headers, ("left", "left", "left", "right", "right"))
 
 
 def _short(value: Any) -> str:

@@ -15,7 +15,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.wording import from_here, progress
 from emrun.cli.as_json import only_json, print_json, so_far, wants_json, with_json
-from emrun.cli.console import DISPLAY, Directory, config_arguments, is_follower, with_terminal_log
+from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.last_lines import last_lines
 from emrun.cli.ranks import (
@@ -36,7 +36,7 @@ from emrun.cli.signals import (
     unwound_by_sigterm,
     words_before_sigterm,
 )
-from emrun.cli.tables import summary
+from emrun.cli.tables import parameters_table, summary
 from emrun.cli.trial_checks import TrialChecks
 from emrun.ranks.group import join, leave, meeting_place
 
@@ -122,6 +122,7 @@ def train(
             )
         if sweep is not None:
             sweep.check_training(training)
+        _show_parameters(training)
     except RunExists:
         if resumed is not None:  # another process has created it meanwhile, and has ended
             return _go_on(resumed, loaded)
@@ -133,6 +134,18 @@ def train(
     finally:
         if removes:
             remove(training.output_dir, status)
+
+
+def _show_parameters(training: Training) -> None:
+    """Print a table of the parameters of the module, with --verbose."""
+    from emrun.diagnosis.model_facts import parameters
+
+    if (
+        click.get_current_context().meta.get(VERBOSE)
+        and not is_follower()
+        and (rows := list(parameters(training.model)))
+    ):
+        click.echo(parameters_table(rows), err=True)
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:

@@ -1,8 +1,8 @@
-"""Rows between epochs: the means of what each train batch has, made once for all sinks that ask for an interval."""
+"""Rows between epochs: statistics of what each train batch has, made once for all sinks that ask for an interval."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import HookError
@@ -11,6 +11,9 @@ from emrun.epoch_data import declared, learning_rates
 from emrun.hook import Loop
 from emrun.record.intervals import Every
 from emrun.record.running_stats import RunningStats
+
+LAST = "last"
+"""The aggregation that is the mean of the last batch."""
 
 
 class IntervalRows:
@@ -29,13 +32,20 @@ class IntervalRows:
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
 
-    def ask(self, owner: str, every: Every | None, variables: Iterable[str] | None = None, counts: bool = False) -> str:
+    def ask(
+        self,
+        owner: str,
+        every: Every | None,
+        variables: Mapping[str, Sequence[str]] | Iterable[str] | None = None,
+        counts: bool = False,
+    ) -> str:
         """Ask for rows; to be called when a hook is registered.
 
         Args:
             owner: the class of the hook, for messages.
             every: when a row is due; None for no rows.
-            variables: which variables; by default those of which hooks write statistics.
+            variables: which variables, or variable -> its aggregations beside the mean; by default those of which hooks
+                write statistics. An aggregation has the name `VARIABLE/AGGREGATION` in the rows.
             counts: whether to count examples.
 
         Returns:
@@ -125,9 +135,18 @@ class _Means:
         self._stats: dict[str, RunningStats] = {}  # of variables of the batches
         self._recorded: dict[str, RunningStats] = {}  # of what hooks record, and of the minimised loss
         self._names: list[str] | None = None  # the variables, from the first batch on
+        self._aggregations: dict[str, list[str]] = {}  # of variables with others than the mean
+        self._last: list[str] = []  # the variables of which the value of the last batch is wanted
 
-    def ask(self, owner: str, variables: Iterable[str] | None) -> None:
+    def ask(self, owner: str, variables: Mapping[str, Sequence[str]] | Iterable[str] | None) -> None:
         self._owners[owner] = None if variables is None else list(variables)
+        for name, asked in variables.items() if isinstance(variables, Mapping) else ():
+            self._last += [name] * (LAST in asked and name not in self._last)
+            known = self._aggregations.setdefault(name, ["mean"])
+            known += [each for each in asked if each != LAST and each not in known]
+
+    def _of(self, name: str) -> RunningStats:
+        return RunningStats(self._aggregations.get(name, ["mean"]))
 
     def add(self, loop: Loop, batch_data: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
         """Add the values of a batch, of the variables that it has.
@@ -142,8 +161,12 @@ class _Means:
         try:
             for name in self._names:
                 if name in batch_data:
-                    running = self._stats.get(name) or self._stats.setdefault(name, RunningStats(["mean"]))
+                    running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
                     running.add(batch_data[name], loop.batch_length, weights)
+            for name in self._last:
+                if name in self._stats and name in batch_data:
+                    last = self._stats[f"{name}/{LAST}"] = RunningStats(["mean"])
+                    last.add(batch_data[name], loop.batch_length, weights)
         except (TypeError, ValueError) as error:
             raise HookError(f"{listed(list(self._owners))}: train stream, variable {name!r}: {error}") from error
         if "loss" not in self._stats and (loss := loop.model.step_values().get("loss")) is not None:
@@ -154,7 +177,10 @@ class _Means:
         """Add values that hooks record for a batch."""
         for name, value in recorded.items():
             if name not in self._stats:
-                self._recorded.setdefault(name, RunningStats(["mean"])).add(value, 1)
+                self._recorded.setdefault(name, self._of(name)).add(value, 1)
+                if name in self._last:
+                    last = self._recorded[f"{name}/{LAST}"] = RunningStats(["mean"])
+                    last.add(value, 1)
 
     def _find(self, loop: Loop, batch_data: Mapping[str, Any]) -> list[str]:
         """Return the names of the variables."""
@@ -171,10 +197,17 @@ class _Means:
         return list(dict.fromkeys([*written, *named]))
 
     def take(self) -> dict[str, float]:
-        """Return variable -> mean since the last call, and begin anew; this waits for the device."""
-        means = {name: each.result()["mean"] for name, each in {**self._stats, **self._recorded}.items()}
+        """Return variable -> mean since the last call, and begin anew; this waits for the device.
+
+        Other aggregations are `VARIABLE/AGGREGATION`.
+        """
+        found = {
+            name if aggregation == "mean" else f"{name}/{aggregation}": value
+            for name, each in {**self._stats, **self._recorded}.items()
+            for aggregation, value in each.result().items()
+        }
         self.forget()
-        return means
+        return found
 
     def forget(self) -> None:
         """Begin anew."""
@@ -182,13 +215,16 @@ class _Means:
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}
-        return {kind: {name: each.state_dict() for name, each in found.items()} for kind, found in both.items()}
+        found = {kind: {name: each.state_dict() for name, each in those.items()} for kind, those in both.items()}
+        return {**found, "aggregations": self._aggregations}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.forget()
+        if state.get("aggregations", {}) != self._aggregations:
+            return  # the totals are not those of the aggregations that are wanted now
         for kind, into in (("stats", self._stats), ("recorded", self._recorded)):
             for name, saved in state.get(kind, {}).items():
-                into[name] = RunningStats(["mean"])
+                into[name] = self._of(name)
                 into[name].load_state_dict(saved)
 
 

@@ -1,5 +1,6 @@
 """How the commands look: colours on a terminal, none elsewhere, and what `-q` and `-v` leave out and add."""
 
+import re
 import sys
 import warnings
 
@@ -70,6 +71,7 @@ def test_quiet_shows_warnings_only_and_verbose_more(emrun, tmp_path):
     assert "finished: 1 epoch done" in normal.stderr
     assert "built the dataset in" not in normal.stderr
     assert "built the dataset in" in verbose.stderr
+    assert re.search(r"^all +[\d,]+ +[\d,]+$", verbose.stderr, re.MULTILINE)  # the table of the parameters
 
 
 def test_a_warning_on_a_terminal_is_yellow(emrun_on_terminal, tmp_path):

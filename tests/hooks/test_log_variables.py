@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from emrun import AbstractHook, MainLoop, create_training, resume_training
+from emrun import AbstractHook, MainLoop, create_training, read_steps, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, LogVariables, StopAfter
+from emrun.record.rows import Reader
 from emrun.training.create import train
 
 
@@ -146,8 +147,14 @@ def test_all_that_was_computed_is_logged_in_a_training(scripted, numbers, caplog
     ("arguments", "argument", "message"),
     [
         ({"on_unknown_type": "fail"}, "on_unknown_type", "'fail' is not one of error, warn, str, ignore"),
-        ({"variables": "loss"}, "variables", "'loss' is not a list of names"),
-        ({"variables": [3]}, "variables", "[3] is not a list of names"),
+        ({"variables": "loss"}, "variables", "'loss' is not a list of variables"),
+        ({"variables": [3]}, "variables", "3 is neither a name nor"),
+        (
+            {"variables": [{"loss": "lst"}], "every": "5 updates"},
+            "variables",
+            "not an aggregation; did you mean 'last'?",
+        ),
+        ({"variables": [{"loss": ["max"]}]}, "variables", "set every to updates, or list them in ComputeStats"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
@@ -204,6 +211,33 @@ def test_lines_between_epochs_have_the_means_of_the_train_stream_since_the_last_
     between = [found.group(1) for found in (re.fullmatch(pattern, line) for line in lines) if found]
     assert between == ["6", "12"]
     assert [line.split()[2] for line in lines[2:]] == ["train", "valid"]
+
+
+def test_aggregations_between_epochs_are_those_of_numpy_on_the_step_record_also_after_a_resume(
+    tmp_path, digits_config, caplog
+):
+    caplog.set_level(logging.INFO)
+    asked = {"loss": ["mean", "max", "std", "last"], "gradient_norm": ["min", "median", "std", "last"]}
+    sinks = [{"LogVariables": {"variables": [asked], "every": "5 updates"}}, {"WriteCSV": {"every": "5 updates"}}]
+    config = digits_config(["LogNorms", "ComputeStats", *sinks, {"StopAfter": {"epochs": 1}}])
+    config["model"]["loss"]["reduction"] = "mean"
+    train(create_training(config, output_dir=tmp_path / "straight"))
+    (line,) = [each for each in caplog.messages if "iteration 10 " in each]
+    names = [f"{name}/{each}".removesuffix("/mean") for name, those in asked.items() for each in those]
+    assert re.findall(r"(\S+) \d", line)[2:-1] == names
+    steps = read_steps(tmp_path / "straight")
+    rows = [row for row in Reader(tmp_path / "straight").rows() if row.every == "5 updates"][:2]  # of equal batches
+    for row, part in zip(rows, (slice(0, 5), slice(5, 10)), strict=True):
+        for name, those in asked.items():
+            values = steps[name][part]
+            for each in those:
+                expected = values[-1] if each == "last" else getattr(np, each)(values)
+                assert row.means[f"{name}/{each}".removesuffix("/mean")] == pytest.approx(expected, rel=1e-6)
+    assert "train_gradient_norm/median" in (tmp_path / "straight" / "training.csv").read_text().splitlines()[0]
+    train(create_training(config, output_dir=tmp_path / "resumed", overrides=["hooks.StopAfter.iterations=8"]))
+    train(resume_training(tmp_path / "resumed", overrides=["~hooks.StopAfter.iterations"]))
+    again = [row.means for row in Reader(tmp_path / "resumed").rows() if row.every]
+    assert again == [row.means for row in Reader(tmp_path / "straight").rows() if row.every]
 
 
 def test_fewer_lines(train_digits, caplog):
