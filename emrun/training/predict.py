@@ -1,13 +1,17 @@
-"""Write the outputs of a run's model for every example of a stream to a file."""
+"""Write the outputs of a run's model for every example of a stream to a file, or return them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError, UsageError
+from emrun.base.temporary import TemporaryFolder
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
@@ -33,10 +37,18 @@ class Predictions:
     iteration: int
 
 
+Columns = dict[str, "np.ndarray[Any, Any]"]
+"""Name -> the values of all examples, with a first axis of examples."""
+
+
+@overload
+def predict(run_directory: str | Path, stream: str, file: None = None, *given: Any, **options: Any) -> Columns: ...
+@overload
+def predict(run_directory: str | Path, stream: str, file: str | Path, *given: Any, **options: Any) -> Predictions: ...
 def predict(
     run_directory: str | Path,
     stream: str,
-    file: str | Path,
+    file: str | Path | None = None,
     overrides: Sequence[str] = (),
     config: str | Path | None = None,
     checkpoint_name: str | None = None,
@@ -44,31 +56,86 @@ def predict(
     *,
     classes: bool = False,
     overwrite: bool = False,
-) -> Predictions:
-    """Write the outputs of a run's model for every example of a stream to a file; nothing is written into the run.
+    limit: int = 100_000,
+) -> Predictions | Columns:
+    """Return the outputs of a run's model for every example of a stream, or write them to a file.
 
-    The stream may lack the labels: losses and metrics that need a source that is not there are left out, and sources
-    whose parameter of `forward` has a default value; both are logged.
+    Nothing is written into the run. The stream may lack the labels: losses and metrics that need a source that is not
+    there are left out, and sources whose parameter of `forward` has a default value; both are logged.
     Of the hooks, only those that change batches (`before_batch`) are run. `fixed_batch_size` has no effect.
 
     Args:
         run_directory: the directory of the run.
         stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
-        file: ends in `.parquet`, `.csv`, `.jsonl` or `.npz`; see the hook `SavePredictions`.
+        file: ends in `.parquet`, `.csv`, `.jsonl` or `.npz`; see the hook `SavePredictions`. None to return the columns
+            that an `.npz` file would have.
         overrides: overrides that are applied afterwards.
         config: a config to use instead of the config of the run.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
         classes: add the number and the name of the predicted class; see the hook `SavePredictions`.
         overwrite: replace a file that exists.
+        limit: the most examples of which columns are returned; a file has any number.
+
+    Returns:
+        With a file, what was written. Otherwise name -> array, with a first axis of examples: `id` or `position`, and
+        the outputs.
 
     Raises:
-        UsageError: there is no such run, checkpoint or stream; or the file cannot have this name, or exists.
+        UsageError: there is no such run, checkpoint or stream; or the file cannot have this name, or exists; or the
+            stream has more examples than `limit`, or there are several ranks, and there is no file.
         ConfigError: the config cannot be used.
         StreamError: a batch lacks a source that the model itself, or one of `variables`, needs.
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
+    chosen = (overrides, config, checkpoint_name, variables)
+    if file is not None:
+        return _write(run_directory, stream, file, *chosen, classes=classes, overwrite=overwrite)
+    if join().several:
+        raise UsageError("several ranks return no columns: name a file, as in predict(run, stream, 'predictions.npz')")
+    with TemporaryFolder("predict") as folder:
+        path = folder / "columns.npz"
+        _write(run_directory, stream, path, *chosen, classes=classes, hooks=[_AtMost(limit)])
+        with np.load(path) as columns:
+            return dict(columns)
+
+
+class _AtMost(AbstractHook):
+    """Ends a prediction with more examples than fit into memory."""
+
+    reads = ()
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit, self._count = limit, 0
+
+    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
+        """Count the examples.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        self._count += self.main_loop.batch_length
+        if self._count > self._limit:
+            advice = f"write a file, as in predict(run, {stream_name!r}, 'predictions.parquet'), or set limit"
+            raise UsageError(f"stream {stream_name!r} has more than {self._limit:,} examples: {advice}")
+
+
+def _write(
+    run_directory: str | Path,
+    stream: str,
+    file: str | Path,
+    overrides: Sequence[str],
+    config: str | Path | None,
+    checkpoint_name: str | None,
+    variables: Sequence[str] | None,
+    *,
+    classes: bool,
+    overwrite: bool = False,
+    hooks: Sequence[AbstractHook] = (),
+) -> Predictions:
+    """Write a file, with further hooks; see `predict`."""
     joined = join()
     directory, place = expanded(run_directory), expanded(file)
     root = directory / CHECKPOINTS
@@ -90,7 +157,7 @@ def predict(
         check_stream(training.dataset, stream)
         training.model.predict_only()
         loop, saver.dataset = training.main_loop, training.dataset
-        loop.change_hooks([*loop.hooks, saver])
+        loop.change_hooks([*loop.hooks, *hooks, saver])
         loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
         loop.run_evaluation(stream)

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import own_modules
+
+from emrun import predict
+from emrun.base.errors import UsageError
 
 DATA = """
 import os
@@ -148,6 +152,20 @@ def test_a_stream_without_labels(run, emrun, tmp_path):
     assert done.returncode == 2
     assert "there is no output or source 'loss'" in done.stderr
     assert "row 49" in (tmp_path / "p.csv").read_text()  # of before
+
+
+def test_python_gets_the_columns_of_the_file_up_to_a_limit(run, emrun, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_modules(tmp_path, monkeypatch)
+    before, columns = content(run), predict("run", "valid")
+    assert list(columns) == ["position", "logits", "loss", "accuracy"]
+    predict("run", "valid", "p.npz")
+    with np.load("p.npz") as file:
+        assert all((file[name] == columns[name]).all() for name in columns)
+    assert list(predict("run", "unlabelled", variables=["x"], limit=50)) == ["id", "x"]
+    with pytest.raises(UsageError, match=r"stream 'valid' has more than 49 examples: write a file, as in predict"):
+        predict("run", "valid", limit=49)
+    assert content(run) == before
 
 
 def test_what_cannot_be_predicted_is_said(run, emrun, tmp_path):
