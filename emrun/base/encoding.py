@@ -159,7 +159,14 @@ def digest(batch: Any) -> str:
     return found.hexdigest()
 
 
-def _add(found: Any, value: Any) -> None:
+def _add(found: Any, value: Any, inside: tuple[int, ...] = ()) -> None:
+    """Add a value to a checksum.
+
+    Args:
+        found: the checksum.
+        value: the value.
+        inside: the ids of the objects that the value is a part of, which may be parts of themselves.
+    """
     if is_nested(value):
         found.update(b"nested")
         _add(found, list(value.detach().unbind()))
@@ -174,13 +181,19 @@ def _add(found: Any, value: Any) -> None:
     elif isinstance(value, Mapping):
         for name in sorted(value, key=str):
             found.update(f"{name}:".encode())
-            _add(found, value[name])
+            _add(found, value[name], inside)
     elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes):
         found.update(f"list{len(value)}".encode())
         for entry in value:
-            _add(found, entry)
-    else:
+            _add(found, entry, inside)
+    elif isinstance(value, (*_PLAIN, complex, np.generic)):
         found.update(repr(value).encode())
+    else:  # an object, such as a graph, whose text tells nothing of its content
+        found.update(type(value).__qualname__.encode())
+        if id(value) not in inside:
+            with suppress(Exception):  # it cannot be pickled
+                reduced = value.__reduce_ex__(2)
+                _add(found, reduced if isinstance(reduced, str) else list(reduced[1:3]), (*inside, id(value)))
 
 
 def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 ID, POSITION = "id", "position"
@@ -40,9 +40,31 @@ def is_nested(values: Any) -> bool:
 
 
 def parts(batch: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (name, values) for each source that is not a mapping, and `source.key` for the parts of mappings."""
+    """Yield (name, values) for each source that is not a mapping, and `source.key` for the parts of mappings.
+
+    A list of mappings with the same keys, such as the boxes and labels of each picture, is a mapping of lists here.
+    """
     for name, values in batch.items():
+        if isinstance(values, list | tuple) and values and all(isinstance(each, Mapping) for each in values):
+            keys = values[0].keys()
+            if keys and all(each.keys() == keys for each in values):
+                values = {key: [each[key] for each in values] for key in keys}  # noqa: PLW2901 - as another form
         if isinstance(values, Mapping):
             yield from parts(values, f"{path}{name}.")
         else:
             yield f"{path}{name}", values
+
+
+def changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a value whose parts are changed: those in mappings, lists and tuples, at any depth.
+
+    Args:
+        value: a source or an output. Of a sequence with a method `to`, such as a packed sequence, the whole is a part.
+        change: returns what takes the place of a part.
+    """
+    if isinstance(value, Mapping):
+        return {key: changed(each, change) for key, each in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "to"):
+        found = [changed(each, change) for each in value]
+        return value._make(found) if hasattr(value, "_make") else type(value)(found)
+    return change(value)

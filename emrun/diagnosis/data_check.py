@@ -325,7 +325,9 @@ def _label(value: Any) -> str:
 
 def _names_in(value: Any) -> set[str]:
     """Return the names in a key `inputs`, which is a list or a mapping."""
-    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    entries = value if isinstance(value, list) else [value]
+    if isinstance(value, Mapping):
+        entries = [each.get("source", name) if isinstance(each, Mapping) else each for name, each in value.items()]
     return {each for each in entries if isinstance(each, str)}
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from emrun.base.encoding import pack_all
 from emrun.base.errors import ArgumentError, ConfigError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import parts
@@ -205,6 +206,11 @@ class _Tryout:
             if is_run:
                 self._round_trip.batches.append((name, changed))
                 self._seconds[name] = seconds + self._run_model(name, changed, usable)
+                if is_trained and not usable:
+                    self._notes += [
+                        f"stream {name!r}: if a step fails, its batch is saved without source {source!r}: {reason}"
+                        for source, reason in pack_all(changed)[1].items()
+                    ]
             usable += 1
             if usable == _BATCHES:
                 break

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from emrun.base.errors import DifferentRanks, StreamError
-from emrun.base.sources import examples_of
+from emrun.base.sources import changed, examples_of
 from emrun.base.types import Batch
 from emrun.events import merges, reads_batches, runs_on_every_rank
 from emrun.hook import AbstractHook, Loop, TrainingTerminated
@@ -244,6 +244,4 @@ def _without_effect_on_data(call: Call) -> Call:
 
 def _in_main_memory(value: Any) -> Any:
     """Return values with all tensors in main memory."""
-    if isinstance(value, Mapping):
-        return {name: _in_main_memory(each) for name, each in value.items()}
-    return value.detach().cpu() if hasattr(value, "detach") else value
+    return changed(value, lambda part: part.detach().cpu() if hasattr(part, "detach") else part)

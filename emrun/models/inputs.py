@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import logging
@@ -16,18 +17,19 @@ import torch
 from torch import Tensor
 
 from emrun.base.arguments import check_names
-from emrun.base.errors import ArgumentError, StreamError, add_inputs
+from emrun.base.errors import ArgumentError, StreamError, add_inputs, reason_of
+from emrun.base.sources import changed
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, meant_of
 from emrun.models.scaling import KEYS, Scaling
 
 _LOG = logging.getLogger(__name__)
 
-InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype | float | Sequence[float]]]
-"""A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std}`."""
+InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
+"""A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std, stack}`."""
 
-_AS_USUAL = object()
-_KEYS = ("source", "dtype", *KEYS)
+_AS_USUAL, _AS_LIST = object(), object()
+_KEYS = ("source", "dtype", *KEYS, "stack")
 _OF_DTYPES = re.compile("dtype|scalar type|[Ll]ong")  # in messages of torch about an int64 instead of a float
 _kind_of, _from_numpy = attrgetter("dtype", "flags.writeable"), torch.from_numpy
 _OF_NUMPY = {
@@ -46,6 +48,7 @@ class InputNames:
         optional: parameter of forward -> the source that it gets if a batch has it.
         dtypes: source -> the dtype that it is converted to, None to keep its own; other sources are converted as usual.
         scalings: source -> how it is scaled; its dtype in `dtypes` is None.
+        lists: the sources that stay lists; their dtypes in `dtypes` are None.
     """
 
     positional: tuple[str, ...] = ()
@@ -53,15 +56,21 @@ class InputNames:
     optional: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
     scalings: Mapping[str, Scaling] = field(default_factory=dict)
+    lists: frozenset[str] = frozenset()
 
     @classmethod
-    def read(cls, module: torch.nn.Module, inputs: InputsForm | None) -> InputNames:
+    def read(cls, module: torch.nn.Module, inputs: InputsForm | None, others: Container[str] = ()) -> InputNames:
         """Read the form of `inputs`.
+
+        Args:
+            module: the module.
+            inputs: the form.
+            others: what losses and metrics read; `inputs` may say that such a source stays a list.
 
         Raises:
             ArgumentError: the form does not fit the signature of forward.
         """
-        names = cls._read(module, inputs)
+        names = cls._read(module, inputs, others)
         try:
             inspect.signature(module.forward).bind(*names.positional, **names.named)
         except TypeError as error:
@@ -69,7 +78,7 @@ class InputNames:
         return names
 
     @classmethod
-    def _read(cls, module: torch.nn.Module, inputs: InputsForm | None) -> InputNames:
+    def _read(cls, module: torch.nn.Module, inputs: InputsForm | None, others: Container[str]) -> InputNames:
         parameters = inspect.signature(module.forward).parameters
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
@@ -81,21 +90,24 @@ class InputNames:
             optional = {name: name for name, p in named.items() if p.default is not p.empty}
             return cls(named={name: name for name in named if name not in optional}, optional=optional)
         if isinstance(inputs, Mapping):
-            unknown = [name for name in inputs if name not in named]
-            if unknown and not takes_any:
+            sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
+            unknown = [name for name in inputs if name not in named and not takes_any]
+            beside = [name for name in unknown if sources[name] == (name, _AS_LIST) and name in others]
+            if unknown := [name for name in unknown if name not in beside]:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
-            sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
             forms: dict[str, Any] = {}
             for name, form in sources.values():
                 if forms.setdefault(name, form) != form:
-                    keys = " or ".join(("dtypes", *KEYS))
+                    keys = " or ".join(("dtypes", *KEYS, "stack"))
                     message = f"source {name!r} cannot have two {keys}; give all its parameters the same"
                     raise ArgumentError("inputs", message)
             scalings = {name: form for name, form in forms.items() if isinstance(form, Scaling)}
-            own = {name: form for name, form in forms.items() if form is not _AS_USUAL} | dict.fromkeys(scalings)
-            named_sources = {parameter: name for parameter, (name, _) in sources.items()}
-            return cls(named=named_sources, dtypes=own, scalings=scalings)
+            lists = frozenset(name for name, form in forms.items() if form is _AS_LIST)
+            own = {name: form for name, form in forms.items() if form is not _AS_USUAL}
+            own |= dict.fromkeys((*scalings, *lists))
+            named_sources = {parameter: name for parameter, (name, _) in sources.items() if parameter not in beside}
+            return cls(named=named_sources, dtypes=own, scalings=scalings, lists=lists)
         check_names("inputs", inputs)
         fits = all(name in named for name in inputs) or (
             any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -149,6 +161,7 @@ class Inputs:
 
     def _pass_to(self, module: torch.nn.Module) -> None:
         names, self._untold = self._names, set[str]()  # optional sources whose absence will be logged
+        self._of_forward = {*names.positional, *names.named.values(), *names.optional.values()}
         named, self._positional = dict(names.named), list(names.positional)
         if not self._positional:  # costs less than passing by name
             self._positional = [named.pop(each) for each in _first_parameters(module, named)]
@@ -241,7 +254,11 @@ class Inputs:
             text = _text_in(value)
             reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
             message = f"source {name + part!r} cannot become a tensor: {reason}"
-            raise StreamError(f"{message}; the dataset must yield numbers of equal shape") from error
+            advice = "the dataset must yield numbers of equal shape"
+            if name in self._names.named.values() or name not in self._of_forward:
+                parameter = next((each for each, source in self._names.named.items() if source == name), name)
+                advice += f", or `inputs` have `{parameter}: {{stack: false}}`, which passes a list"
+            raise StreamError(f"{message}; {advice}") from error
         if name in self._dtypes:
             return tensor, self._dtypes[name] or tensor.dtype
         if tensor.is_floating_point():
@@ -253,10 +270,38 @@ class Inputs:
     def _convert(self, name: str, value: Any, part: str = "") -> Any:
         if isinstance(value, Mapping):
             return {key: self._convert(name, each, f"{part}.{key}") for key, each in value.items()}
+        if self.is_list(name, value):
+            return self._list(name + part, value)
         tensor, dtype = self.read(name, value, part)
         if name in self._names.scalings:
             return self._names.scalings[name].of(name + part, tensor.to(self._device), self._dtype)
         return tensor.to(device=self._device, dtype=dtype)
+
+    def is_list(self, name: str, value: Any) -> bool:
+        """Return whether a source, or a part of one, stays a list: by `stack`, or strings that forward does not get."""
+        return name in self._names.lists or (name not in self._of_forward and _text_in(value) is not None)
+
+    def _list(self, name: str, values: Any) -> list[Any]:
+        """Return the entries of a source, with arrays and tensors inside as tensors on the device.
+
+        Raises:
+            StreamError: an entry cannot be moved to the device.
+        """
+        found: list[Any] = []
+        for entry in values.tolist() if isinstance(values, np.ndarray) and values.dtype.kind in "UO" else values:
+            try:
+                found.append(changed(entry, self._moved))
+            except Exception as error:
+                message = f"source {name!r}: entry {len(found)}, a {type(entry).__name__}, cannot be moved to"
+                raise StreamError(f"{message} {self._device}: {reason_of(error)}") from error
+        return found
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return _tensor(value).to(self._device) if value.dtype.kind in "biufc" else value
+        if isinstance(value, Tensor):
+            return value.to(self._device)
+        return copy.copy(value).to(self._device) if callable(getattr(value, "to", None)) else value
 
     def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:
         """Return what to write if forward fails at the dtype of a source that has bytes; None for other errors."""
@@ -293,6 +338,13 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
     source, given = entry.get("source", parameter), entry.get("dtype", _AS_USUAL)
     if not isinstance(source, str):
         raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
+    if (stack := entry.get("stack", True)) is not True:
+        if stack is not False:
+            raise ArgumentError("inputs", f"{parameter}: stack {stack!r} is neither true nor false")
+        if beside := [key for key in entry if key not in ("source", "stack")]:
+            message = f"{parameter}: {beside[0]} cannot be used with `stack: false`, which passes a list as it is"
+            raise ArgumentError("inputs", message)
+        return source, _AS_LIST
     dtype = None if given == "keep" else getattr(torch, given, given) if isinstance(given, str) else given
     if given not in ("keep", _AS_USUAL) and not isinstance(dtype, torch.dtype):
         known = [name for name, each in vars(torch).items() if isinstance(each, torch.dtype)]
@@ -305,6 +357,8 @@ def describe(name: str, value: Any) -> str:
     """Return an input as messages show it: `x: float32 (32, 10)`, `label: int64 (32,) from 0 to 9`."""
     if isinstance(value, Mapping):
         return ", ".join(describe(f"{name}.{key}", each) for key, each in value.items())
+    if isinstance(value, list) and value:
+        return f"{name}: list of {len(value)}, the first a {type(value[0]).__name__}"
     if not isinstance(value, Tensor):
         return f"{name}: {type(value).__name__}"
     if value.is_nested:

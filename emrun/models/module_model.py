@@ -107,7 +107,9 @@ class ModuleModel(AbstractModel):
         self._restores_averages = True  # False once it is known that no hook takes them
         self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
-        self._inputs = Inputs(module, InputNames.read(module, inputs), self._outputs.sources(), self.device)
+        others = self._outputs.sources()
+        names = InputNames.read(module, inputs, [*others[0], *others[1]])
+        self._inputs = Inputs(module, names, others, self.device)
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
         self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.call

@@ -93,6 +93,8 @@ class Prefetcher:
             with torch.accelerator.device_index(self._index):  # otherwise, device 0 gets a context
                 for name in self._inputs.needed(batch):
                     for path, value in _leaves(batch[name], (name,)):
+                        if self._inputs.is_list(name, value):
+                            continue
                         tensor, dtype = self._inputs.read(name, value)
                         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
                             continue

@@ -51,6 +51,7 @@ class StreamMetrics:
         self._outside: dict[str, list[Tensor]] = {  # whether the values of each update are not all in [0, 1]
             name: [] for name, each in calculations.items() if _looks_at_range(each.metric)
         }
+        self._told: set[str] = set()  # those of which it was logged what is left out
         self._open: str | None = None  # the stream of the batches that have been added
         self._of_open: Calculations = {}  # the metrics that are of this stream
         self._values: dict[str, dict[str, Any]] = {}
@@ -112,11 +113,22 @@ class StreamMetrics:
                 except Exception as error:
                     error.add_note(f"in compute() of model.{each.key} for stream {stream!r}")
                     raise
-                found[name] = _statistic(result, each)
+                found[name] = _statistic(self._numbers(name, result), each)
                 self._tell_of_range(stream, name)
         self._values[stream] = found
         self._reset()
         self._open = None
+
+    def _numbers(self, name: str, result: Any) -> Any:
+        """Return the entries of a result that are numbers, such as those of a detector's precision; log the others."""
+        if not isinstance(result, Mapping):
+            return result
+        found = {key: value for key, value in result.items() if _number(value) is not None}
+        if found and len(found) < len(result) and name not in self._told:
+            self._told.add(name)
+            others = listed([str(key) for key in result if key not in found])
+            _LOG.info("model.metrics.%s: %s are left out, which are not numbers", name, others)
+        return found or result
 
     def _look_at_range(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel():

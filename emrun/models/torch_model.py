@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
-from emrun.base.sources import examples_of
+from emrun.base.sources import changed, examples_of
 from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
@@ -35,6 +35,7 @@ from emrun.models.step.windows import Gradients, Windows
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
 from emrun.ranks.group import ranks
+from emrun.ranks.parts import detached as of_no_graph
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
@@ -83,8 +84,11 @@ class TorchModel(ModuleModel):
             `source` may be left out if it has the name of the parameter. `{source: image, scale: 255, mean: [0.485,
             0.456, 0.406], std: [0.229, 0.224, 0.225]}` divides the source by `scale`, subtracts `mean` and divides by
             `std`, on the device and in float32; `mean` and `std` are numbers, or lists with one for each entry of the
-            second axis. Losses and metrics get the result, hooks the source as it is in the batch. Default: the
-            parameters of `forward`; those with a default value are passed if a batch has them.
+            second axis. Losses and metrics get the result, hooks the source as it is in the batch. `{boxes: {stack:
+            false}}` passes a list with one entry for each example, such as pictures of several sizes, dicts of boxes,
+            graphs or strings: arrays and tensors inside become tensors on the device, with their dtypes. The name may
+            also be that of a source that only losses and metrics read; these get a source of strings as a list in any
+            case. Default: the parameters of `forward`; those with a default value are passed if a batch has them.
         outputs: the names of the values that `forward` returns, a single value or a tuple. If `forward` returns a
             mapping: the keys to use, by default all.
         loss: an object or function that is called with `inputs`, which names outputs and sources; its result is the
@@ -161,7 +165,7 @@ class TorchModel(ModuleModel):
         self,
         module: torch.nn.Module,
         inputs: Sequence[str]
-        | Mapping[str, str | Mapping[str, str | torch.dtype | float | Sequence[float]]]
+        | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
         | None = None,
         outputs: Sequence[str] | None = None,
         loss: LossForm | Mapping[str, LossForm] | None = None,
@@ -399,7 +403,7 @@ class TorchModel(ModuleModel):
         try:
             detached = dict(zip(outputs, map(_detach, outputs.values()), strict=True))
         except TypeError:  # a value is not a tensor
-            detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+            detached = changed(outputs, of_no_graph)
         if self._after:
             for finish in self._after:
                 finish(detached, inputs, train, stream, batch)

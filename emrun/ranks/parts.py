@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
-from emrun.base.sources import is_nested, length
+from emrun.base.sources import changed, is_nested, length
 
 _WAITS = object()  # in place of a variable that was not read yet
 
@@ -40,7 +40,7 @@ class Joined:
             outputs: output name -> value.
             weight: what the scalars of the part count in the means.
         """
-        self._parts.append(_detached(outputs))
+        self._parts.append(changed(outputs, detached))
         self._weights.append(weight)
 
     def outputs(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Joined:
 
     def with_last(self, outputs: Mapping[str, Any], weight: float | Tensor) -> dict[str, Any]:
         """Return the outputs of the parts that were added and of the current one, which is not added."""
-        return self._mappings("", [*self._parts, _detached(outputs)], [*self._weights, weight])  # type: ignore[no-any-return]
+        return self._mappings("", [*self._parts, changed(outputs, detached)], [*self._weights, weight])  # type: ignore[no-any-return]
 
     def _mappings(self, path: str, parts: Sequence[Mapping[str, Any]], weights: Sequence[float | Tensor]) -> Any:
         for name in dict.fromkeys(name for part in parts for name in part):
@@ -201,9 +201,8 @@ def rows_of(values: Any, begin: int, end: int) -> Any:
     return values[begin:end]
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _detached(each) for name, each in value.items()}
+def detached(value: Any) -> Any:
+    """Return a tensor without its gradient, any other value as it is."""
     return value.detach() if isinstance(value, Tensor) else value
 
 

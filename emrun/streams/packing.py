@@ -6,6 +6,7 @@ import errno
 import pickle
 import shutil
 import weakref
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from emrun.base.wording import size_of
 _BY_PIPE = 4096  # bytes; a smaller array costs less in a pipe than in shared memory
 _PLACE = Path("/dev/shm")
 _made: dict[int, Any] = {}  # id of an array of `shared_empty` that was not sent -> its memory
+_MOST_SHARED = 16  # arrays and tensors of a message, such as those of a list; each is an open file in the loop
 _HELD_BY_PIPE = 1 << 16  # bytes; a longer message would block in a full pipe until the loop reads it
 
 
@@ -42,13 +44,22 @@ class _Long(NamedTuple):
 
 
 class _Pickler(ForkingPickler):
+    _shared = 0  # arrays and tensors that have got shared memory
+
     def reducer_override(self, item: Any) -> Any:
         kind = item.__class__
         memory = _made.pop(id(item), None)
         if memory is not None and item.flags.c_contiguous:
             item.flags.writeable = False  # the loop has it from now on
             return _array, (memory, item.dtype, item.shape)
-        if kind is np.ndarray and item.nbytes > _BY_PIPE and not item.dtype.hasobject:
+        if kind not in (np.ndarray, torch.Tensor):
+            return NotImplemented
+        is_small = item.nbytes <= _BY_PIPE or self._shared >= _MOST_SHARED
+        if is_small and kind is torch.Tensor and item.is_contiguous():
+            with suppress(TypeError, RuntimeError):  # NumPy has no such dtype, or the tensor has a gradient
+                return _tensor, (item.numpy(),)
+        self._shared += not is_small
+        if kind is np.ndarray and not is_small and not item.dtype.hasobject:
             memory = _shared_memory(item.nbytes)
             _array(memory, item.dtype, item.shape)[...] = item
             return _array, (memory, item.dtype, item.shape)
@@ -81,6 +92,10 @@ def _shared_memory(size: int) -> Any:
         message = f"{_PLACE}, the shared memory, has {size_of(free)} free, but a worker process needs {size_of(size)}"
         raise StorageError(errno.ENOSPC, f"{message}; use fewer `workers`, a smaller `buffer` or smaller batches")
     return torch.UntypedStorage._new_shared(max(1, size))  # type: ignore[no-untyped-call]
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    return torch.from_numpy(array)
 
 
 def _array(memory: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:

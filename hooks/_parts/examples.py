@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from emrun.hooks._parts.columns import Column, column
 _LONGEST = 40  # characters of an id in the name of a file; up to 160 bytes, of the 255 that file systems take
 
 
+@dataclass
 class Examples:
     """The examples of a batch.
 
@@ -28,8 +30,10 @@ class Examples:
         first: the position of its first example in the stream, from 0.
     """
 
-    def __init__(self, owner: str, batch: Mapping[str, Any], count: int, first: int) -> None:
-        self.owner, self.batch, self.count, self.first = owner, batch, count, first
+    owner: str
+    batch: Mapping[str, Any]
+    count: int
+    first: int
 
     def have(self, name: str) -> bool:
         """Return whether a variable of the batch has a value for each example."""

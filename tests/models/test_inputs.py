@@ -355,7 +355,7 @@ def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypat
     [
         (
             {"dtyp": "keep"},
-            "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype, scale, mean, std)",
+            "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype, scale, mean, std, stack)",
         ),
         ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
         ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),

@@ -127,7 +127,7 @@ def test_a_mapping_is_several_numbers():
         ([0.5], "returns a value of type list, not a number"),
         (1j, "returns a value of type complex, not a number"),
         ({}, "returns a value of type dict, not a number"),
-        ({"a": 1.0, "b": {"c": 1.0}}, "returns a value of type dict for 'b', not a number"),
+        ({"b": {"c": 1.0}}, "returns a value of type dict for 'b', not a number"),
         ({"a": torch.ones(2)}, "returns a Tensor of shape (2,) for 'a', not a number"),
     ],
 )

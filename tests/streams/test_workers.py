@@ -796,6 +796,27 @@ def test_a_stream_that_another_stream_is_made_of_has_shared_memory_too():
         assert [batch["is_shared"] for batch in stream] == [[True], [True]]
 
 
+class Many:
+    values = (
+        *(torch.full((each,), float(each)) for each in (1, 2000) for _ in range(50)),
+        *(torch.ones(2, 3).T, torch.ones(2000, dtype=torch.bfloat16), np.ones(3000)),
+    )
+
+    def train_stream(self):
+        yield {"x": list(self.values)}
+
+
+def test_a_list_of_many_tensors_takes_few_open_files():
+    with wrap(Many().train_stream, 1) as stream:
+        before = psutil.Process().num_fds()
+        (found,) = (batch["x"] for batch in stream)
+        assert psutil.Process().num_fds() - before < 40
+    assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(found, Many.values, strict=True))
+    assert [each.dtype for each in found] == [each.dtype for each in Many.values]
+    for each in found[:100]:
+        each.add_(1)
+
+
 def test_a_full_shared_memory_is_an_error_with_its_size(monkeypatch):
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 2000, 2000))
