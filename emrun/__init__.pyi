@@ -1,6 +1,7 @@
 # The public names, each with its module; `emrun.base.lazy` reads them, and type checkers do.
 
 from emrun.base.types import Factory as Factory
+from emrun.base.types import Interval as Interval
 from emrun.config.config import load_config as load_config
 from emrun.dataset import AbstractDataset as AbstractDataset
 from emrun.hook import AbstractHook as AbstractHook

@@ -81,7 +81,10 @@ def evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 class Interval:
     """How often or when something happens: `5 epochs`, `200 updates`, `500 iterations`, `30 minutes`.
 
-    A bare number means epochs.
+    A bare number means epochs. A hook of your own gets an interval by two lines, the first in its constructor:
+
+        self.every = Interval.parse("every", every, ("epochs", "updates", "iterations"))
+        if self.every.due(self.main_loop):
     """
 
     count: float
@@ -112,6 +115,28 @@ class Interval:
             more = f"; the units here are {listed(units)}" if len(units) > 1 else ""
             raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'{more}")
         return cls(count, unit)
+
+    def due(self, main_loop: Any) -> bool:
+        """Return whether the training has just completed a multiple of the interval; the start is one too.
+
+        An interval of epochs is due in `after_epoch`, and after each evaluation by `emrun eval`. One of updates or
+        iterations is due in `before_batch` and `after_batch`, in batches that the model is trained on; the update of a
+        window of `accumulate` that the end of an epoch has cut short is not seen by them.
+
+        Args:
+            main_loop: the main loop of the hook.
+
+        Raises:
+            ValueError: the interval has another unit.
+        """
+        if self.unit == "epochs":
+            is_multiple = main_loop.training_epochs_done % self.count == 0
+            return main_loop.stream_name is None and (main_loop.evaluating or is_multiple)
+        if self.unit not in ("updates", "iterations"):
+            raise ValueError(f"an interval of {self.unit} is not counted: {self}")
+        done = getattr(main_loop, f"{self.unit}_done")
+        is_open = self.unit == "updates" and main_loop.model.is_accumulating
+        return main_loop.training and main_loop.stream_name is not None and done % self.count == 0 and not is_open
 
     def __str__(self) -> str:
         """Return the interval as it is written in a config."""

@@ -136,6 +136,7 @@ class Inputs:
         names: the sources of forward.
         others: sources that losses and metrics need, and names that may be sources.
         device: the device of the tensors.
+        of_losses: what losses read, which are tensors.
     """
 
     def __init__(
@@ -144,8 +145,10 @@ class Inputs:
         names: InputNames,
         others: tuple[Sequence[str], Sequence[str]],
         device: torch.device,
+        of_losses: Container[str] = (),
     ) -> None:
         self._names = names
+        self._of_losses = of_losses
         self._dtypes = names.dtypes
         self._bytes: set[str] = set()  # sources of uint8 that became int64
         self._device = device
@@ -278,8 +281,10 @@ class Inputs:
         return tensor.to(device=self._device, dtype=dtype)
 
     def is_list(self, name: str, value: Any) -> bool:
-        """Return whether a source, or a part of one, stays a list: by `stack`, or strings that forward does not get."""
-        return name in self._names.lists or (name not in self._of_forward and _text_in(value) is not None)
+        """Return whether a source, or a part of one, stays a list: by `stack`, or strings that only metrics and hooks get."""
+        if name in self._names.lists:
+            return True
+        return not (name in self._of_forward or name in self._of_losses or _text_in(value) is None)
 
     def _list(self, name: str, values: Any) -> list[Any]:
         """Return the entries of a source, with arrays and tensors inside as tensors on the device.

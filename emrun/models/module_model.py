@@ -109,7 +109,7 @@ class ModuleModel(AbstractModel):
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         others = self._outputs.sources()
         names = InputNames.read(module, inputs, [*others[0], *others[1]])
-        self._inputs = Inputs(module, names, others, self.device)
+        self._inputs = Inputs(module, names, others, self.device, self._outputs.of_losses())
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
         self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.call

@@ -89,6 +89,10 @@ class Outputs:
         needed = {name: None for name, each in wanted if self._named is not None and each.streams is None}
         return list(needed), list(dict.fromkeys(name for name, _ in wanted if name not in needed))
 
+    def of_losses(self) -> set[str]:
+        """Return what losses read: names of sources and outputs."""
+        return {name for each in self._terms.values() for name in each.inputs}
+
     def prepare(self, batch: Batch, train: bool, stream: str) -> None:
         """Prepare for a batch of a stream: choose the metrics that are calculated there."""
         self._metrics = {name: each for name, each in self._of_batches.items() if each.is_of(stream)}

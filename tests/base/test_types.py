@@ -1,7 +1,9 @@
 """What contracts, configs and hooks share: choices, counts, intervals, factories."""
 
 import pytest
+from doubles import loop_of
 
+from emrun import AbstractHook
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Factory, Interval
 
@@ -99,3 +101,39 @@ def test_a_factory_of_an_import_returns_the_target_uncalled():
 def test_a_factory_shows_what_it_makes():
     assert repr(Factory(target)) == "Factory(target)"
     assert repr(Factory(5)) == "Factory(5)"
+
+
+class Due(AbstractHook):
+    """Notes when intervals are due."""
+
+    def __init__(self):
+        super().__init__()
+        units = ("epochs", "updates", "iterations")
+        self.every = [Interval.parse("every", each, units) for each in ("2 epochs", "3 updates", "4 iterations")]
+        self.found = []
+
+    def note(self, event):
+        due = [str(each) for each in self.every if each.due(self.main_loop)]
+        self.found += [(event, self.main_loop.iterations_done, *due)] if due else []
+
+    def after_batch(self, stream_name):
+        self.note(stream_name)
+
+    def after_epoch(self, epoch_id):
+        self.note(epoch_id)
+
+
+def test_an_interval_is_due_in_batches_of_training_or_after_epochs():
+    hook = Due()
+    loop = loop_of(hook, extra_streams=["valid"])
+    with loop:
+        for _ in range(2):
+            loop.epoch(["train"], ["valid"])
+    count = loop.iterations_done // 2
+    batches = {
+        done: [f"{n} {unit}" for n, unit in ((3, "updates"), (4, "iterations")) if done % n == 0]
+        for done in range(1, 2 * count + 1)
+    }
+    assert hook.found == [*(("train", done, *due) for done, due in batches.items() if due), (2, 2 * count, "2 epochs")]
+    with pytest.raises(ValueError, match="an interval of minutes is not counted: 5 minutes"):
+        Interval(5, "minutes").due(loop)
