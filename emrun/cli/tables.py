@@ -67,7 +67,7 @@ def parameters_table(parameters: Sequence[Mapping[str, Any]]) -> str:
     half = MOST_ROWS // 2
     if len(rows) > MOST_ROWS + 1:  # the last ones stay, such as a new head
         count = sum(part["count"] for part in parameters[half:-half])
-        rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(--json lists all)", f"{count:,}", ""]]
+        rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(emrun check --json lists all)", f"{count:,}", ""]]
     total = sum(part["count"] for part in parameters)
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
     headers = ["module", "class", "shapes", "parameters", "trained"]

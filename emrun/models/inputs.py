@@ -281,7 +281,7 @@ class Inputs:
         return tensor.to(device=self._device, dtype=dtype)
 
     def is_list(self, name: str, value: Any) -> bool:
-        """Return whether a source, or a part of one, stays a list: by `stack`, or strings that only metrics and hooks get."""
+        """Return whether a source, or a part of one, stays a list: by `stack`, or strings that no tensor is made of."""
         if name in self._names.lists:
             return True
         return not (name in self._of_forward or name in self._of_losses or _text_in(value) is None)

@@ -80,7 +80,7 @@ def test_check_keeps_the_last_modules_and_counts_what_is_trained(project, emrun)
     done = emrun("check", "c.yaml", "model.optimizer.match=^40")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["11", "more", "(--json", "lists", "all)", "66"] in rows
+    assert ["11", "more", "(emrun", "check", "--json", "lists", "all)", "66"] in rows
     assert any(row[:2] == ["40", "Linear"] for row in rows)
     assert not any(row[:2] == ["20", "Linear"] for row in rows)
     assert ["optimizer", "SGD", "0", "0.01", "0", "3", "40.weight,", "40.bias"] in rows

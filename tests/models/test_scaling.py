@@ -65,7 +65,10 @@ def test_losses_get_the_scaled_source_and_the_batch_keeps_its_own():
         ({"std": [0.1, float("nan")]}, "is neither a number"),
         ({"scale": 255, "dtype": "uint8"}, "a: scale gives floating-point numbers; leave out dtype, or write"),
         ({"scale": 255, "dtype": "keep"}, "a: scale gives floating-point numbers; leave out dtype, or write"),
-        ({"scal": 255}, "a: unknown key 'scal'; did you mean 'scale'? (allowed: source, dtype, scale, mean, std, stack)"),
+        (
+            {"scal": 255},
+            "a: unknown key 'scal'; did you mean 'scale'? (allowed: source, dtype, scale, mean, std, stack)",
+        ),
     ],
 )
 def test_a_wrong_scale_is_refused(entry, message):
