@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "loop",
         "training",
         "launch",
+        "runs",
     },
     "cli": {ROOT_PACKAGE, "base", "ranks", "config", "loop", "training", "diagnosis", "runs", "launch"},
 }
@@ -256,6 +257,7 @@ def test_every_file_has_a_test():
         "models/patterns": "models/test_parameter_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",
+        "diagnosis/run_verification": "cli/test_verify_run",
         "diagnosis/recorded_trainings": "diagnosis/test_verification",
         "diagnosis/differences": "diagnosis/test_verification",
         "diagnosis/model_facts": "diagnosis/test_tryout",

@@ -41,13 +41,14 @@ from emrun.cli.sweep import sweep
 from emrun.cli.trace import trace
 from emrun.cli.train import train
 from emrun.cli.verify_resume import verify_resume
+from emrun.cli.verify_run import verify_run
 from emrun.ranks.group import end_process
 
 GROUPS = {
     "Train": (init, train, resume, evaluate, predict, sweep),
     "Look": (check, show_config, show, bench, dataset, completion),
     "Compare": (compare, ls, diff, trace, write_report, prune),
-    "Prove": (verify_resume, replay),
+    "Prove": (verify_resume, verify_run, replay),
 }
 """The commands in the groups and the order in which the help shows them."""
 

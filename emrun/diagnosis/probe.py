@@ -1,4 +1,4 @@
-"""One of the runs of `verify-resume`: recorded in its own process, and interrupted at a given point."""
+"""One of the runs of `verify-resume` or `verify-run`: recorded in its own process, and interrupted at a given point."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from emrun.diagnosis.model_facts import optimizers
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import TEMPORARY, Job, Point
 from emrun.diagnosis.rehearsal import is_tracker
+from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
@@ -40,6 +41,7 @@ from emrun.storage.run import CHECKPOINTS
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
 from emrun.training.create import create_training, train
+from emrun.training.evaluate import evaluate
 from emrun.training.resume import resume_training
 
 _Record = Callable[..., None]
@@ -85,6 +87,11 @@ def main(given: Sequence[str]) -> int:
 
 
 def _run(job: Job, record: _Record) -> None:
+    if job.checkpoint is not None:
+        how: dict[str, Any] = {"checkpoint_name": job.checkpoint, "output_dir": job.directory, "as_trained": True}
+        found = {each: numbers(evaluate(job.config, each, job.overrides, **how)[each]) for each in job.streams}
+        record("final", statistics=found)
+        return
     if job.resume:
         training = resume_training(job.directory)
     else:
@@ -122,7 +129,7 @@ def _is_left_out(hook: AbstractHook) -> bool:
 
 
 class Probe(AbstractHook):
-    """Records what happens in each batch, and interrupts or ends the run; only `verify-resume` uses this hook.
+    """Records what happens in each batch, and interrupts or ends the run; only verifications use this hook.
 
     Args:
         record: called with the kind and the values of an event, which it writes into the record.

@@ -99,7 +99,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run of the verification, in its own process.
+    """A run of the verification, or an evaluation, in its own process.
 
     Args:
         place: the directory for all files of the verification.
@@ -113,6 +113,8 @@ class Job:
         point: where to interrupt the run; None to not interrupt it.
         by: number of the signal; some iterations before SIGKILL, a checkpoint is saved.
         ranks: the number of processes that train together.
+        checkpoint: the checkpoint of the run `config` that is evaluated, instead of a training; None for a training.
+        streams: the streams on which the checkpoint is evaluated.
     """
 
     place: str
@@ -126,6 +128,8 @@ class Job:
     point: Point | None = None
     by: int = signal.SIGTERM
     ranks: int = 1
+    checkpoint: str | None = None
+    streams: Sequence[str] = ()
 
     @property
     def directory(self) -> Path:

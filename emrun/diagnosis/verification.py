@@ -109,7 +109,7 @@ def verify(
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         most = 2 + (not full_epochs) + 2 * (len(dict.fromkeys(at)) or _MOST_POINTS)
-        runs = _Runs(tell, _forks(loaded) if ranks == 1 else None, most)
+        runs = _Runs(tell, forks_for(loaded) if ranks == 1 else None, most)
         _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
         started = time.monotonic()
@@ -180,8 +180,8 @@ class _Runs:
         return job.run(self.forks if forks else None)
 
 
-def _forks(config: Config) -> Jobs | None:
-    """Return what makes runs as forks of this process, which imports all that they need; None if no fork is safe."""
+def forks_for(config: Config) -> Jobs | None:
+    """Return what makes jobs as forks of this process, which imports all that they need; None if no fork is safe."""
     Plan.of(with_statistics(config).with_defaults({"seed": 0}), Imported())
     return Jobs(main, (), None, may_fork=lambda: True) if is_fork_safe() else None
 

@@ -301,10 +301,14 @@ class MainLoop(Loop):
         self.close()
         return cast(Outcome, self.outcome)
 
-    def run_evaluation(self, stream_name: str) -> EpochData:
+    def run_evaluation(self, stream_name: str, *, as_trained: bool = False) -> EpochData:
         """Evaluate the model on one pass of a stream.
 
         Hooks get all events, but cannot end the evaluation or save checkpoints.
+
+        Args:
+            stream_name: the name of the stream.
+            as_trained: read as many batches of an extra stream as an evaluation of the training does.
 
         Returns:
             What the hooks wrote about the stream.
@@ -316,7 +320,8 @@ class MainLoop(Loop):
         epoch_data: EpochData = {}
         with switched_on(self, "evaluating"):
             with nullcontext() if self._session.is_open else self:
-                epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False)], 0)
+                size = self.streams.extra[stream_name].batches if as_trained else None
+                epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)
             self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
         return epoch_data
 

@@ -80,6 +80,8 @@ def evaluate(
     checkpoint_name: str | None = None,
     command: Sequence[str] = (),
     output_dir: str | Path | None = None,
+    *,
+    as_trained: bool = False,
 ) -> EpochData:
     """Evaluate a checkpoint of a run on a stream, and save the results in `eval/<stream>-<n>` of the run directory.
 
@@ -91,6 +93,7 @@ def evaluate(
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         command: the command line, for the trace.
         output_dir: a directory for `<stream>-<n>` instead of `eval` of the run directory, which is then only read.
+        as_trained: evaluate as the training does: without `eval.<stream>`, and as many batches as `main_loop` says.
 
     Returns:
         The statistics of the stream: stream -> variable -> a number or a mapping aggregation -> number.
@@ -104,10 +107,11 @@ def evaluate(
     joined = join()
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     run = None
+    how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
     with joined.in_step() as tell:
         own = config_of(directory)
         base = own if config is None else read_config(config)
-        merged = base.overlaid(stream, overrides)
+        merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
         plan = Plan.of(merged, Imported())
         check_alike(plan, tell)
         if joined.is_first:
@@ -127,30 +131,31 @@ def evaluate(
                 warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = assemble_alike(plan, tell, run.directory, run, is_evaluation=True, classes=directory)
+                training = assemble_alike(plan, tell, run.directory, run, **how)
                 warn_of_changed_code(plan, directory, run.censor)
-                check_stream(training.dataset, stream)
+                check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
                 place, manifest = load_checkpoint(training, root, name, tell)
                 where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
                 run.trace.write(checkpoint={"name": name, **where})
                 done = progress(manifest.epoch, manifest.iteration)
                 _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, from_here(run.directory))
-                _name_size(training, stream)
+                if not as_trained:
+                    _name_size(training, stream)
                 tell(None)  # the other ranks are ready
         else:
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
-            training = follow(plan, Path(tell(None)), tell, load, is_evaluation=True, classes=directory)
+            training = follow(plan, Path(tell(None)), tell, load, **how)
     if run is None:
-        return _evaluate(training, stream)
+        return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:
-        return _evaluate(training, stream)
+        return _evaluate(training, stream, as_trained)
 
 
-def _evaluate(training: Training, stream: str) -> EpochData:
+def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:
     _leave_out(training, stream)
     try:
-        return training.main_loop.run_evaluation(stream)
+        return training.main_loop.run_evaluation(stream, as_trained=as_trained)
     except BaseException as error:
         if isinstance(error, StreamError) and "forward of" in str(error):
             error.add_note("for a stream without labels there is `emrun predict`, not an evaluation")

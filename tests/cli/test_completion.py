@@ -37,7 +37,7 @@ def completed(line):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("verify", ["verify-resume"]),
+        ("verify", ["verify-resume", "verify-run"]),
         ("train --auto", ["--auto-resume"]),
         ("train con", ["file:con"]),
         ("check config.yaml mod", ["model."]),

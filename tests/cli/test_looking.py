@@ -272,7 +272,7 @@ def test_the_help_shows_each_command_in_one_group(emrun):
         "Train": ["init", "train", "resume", "eval", "predict", "sweep"],
         "Look": ["check", "config", "show", "bench", "dataset", "completion"],
         "Compare": ["compare", "ls", "diff", "trace", "report", "prune"],
-        "Prove": ["verify-resume", "replay"],
+        "Prove": ["verify-resume", "verify-run", "replay"],
     }
     assert sorted(itertools.chain(*names.values())) == sorted(commands.commands)
     assert all(len(line) <= 80 for line in shown.splitlines())

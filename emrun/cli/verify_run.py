@@ -1,0 +1,57 @@
+"""`emrun verify-run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from emrun.base.arguments import expanded
+from emrun.base.censor import for_terminal
+from emrun.cli.as_json import print_json, with_json
+from emrun.cli.completers import complete_overrides, complete_runs
+from emrun.cli.console import terminal_log
+from emrun.cli.signals import import_torch, unwound_by_sigterm
+from emrun.cli.tables import table
+
+
+@click.command(short_help="Prove that a run directory gives what it recorded.")
+@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@with_json
+def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+    """Prove that the run in DIRECTORY still gives what it recorded, or say what differs and why.
+
+    The checkpoint best, or else latest, is evaluated again as the training has evaluated it, and its statistics are
+    compared with metrics.jsonl; the first 20 steps are trained again and compared with steps.jsonl; both to the last
+    bit, each in a process of its own, on as many ranks as the run had. Then code, data, device and packages are
+    compared with what the run has recorded, the worst difference first. The run directory is only read. Modules are
+    imported as by emrun eval; if the directory where the run was started is gone, from the run directory. An OVERRIDE
+    such as dataset.path=/new/place says where data are now.
+
+    Exit status: 0 what could be compared is the same, 1 something differs or nothing could be compared, 2 wrong usage
+    or config.
+    """
+    from emrun.runs.finding import find_run
+
+    sys.dont_write_bytecode = True
+    with terminal_log(quiet=quiet), unwound_by_sigterm():
+        run = find_run(expanded(directory))
+        import_torch()
+        from emrun.diagnosis.run_verification import verify_run as verify
+
+        found = verify(run, list(overrides))
+    if as_json:
+        print_json(found)
+        return 0 if found["same"] else 1
+    lines = [table([list(each.values()) for each in found["rows"]], ["part", "result", ""])]
+    for severity, texts in found["differences"].items():
+        lines += [f"\n{severity}:", *(f"  {each}" for each in texts)] if texts else []
+    lines += [f"\nnote: {each}" for each in found["notes"]]
+    lines += [f"\nlikely cause: {found['cause']}"] if found["cause"] else []
+    has_compared = found["same"] or found["cause"]
+    verdict = f"the run {'gives' if found['same'] else 'does not give'} what it recorded"
+    click.echo(for_terminal("\n".join([*lines, f"\n{verdict if has_compared else 'nothing could be compared'}"])))
+    return 0 if found["same"] else 1

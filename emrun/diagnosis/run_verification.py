@@ -1,0 +1,172 @@
+"""Verify that a run directory gives what it recorded: a checkpoint's statistics, and the first steps again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emrun.base.errors import EmrunError
+from emrun.base.temporary import TemporaryFolder
+from emrun.base.wording import counted, in_one_line, listed
+from emrun.config.config import read_config
+from emrun.config.interpolation import escaped
+from emrun.config.plan import code_directories
+from emrun.diagnosis.recorded_trainings import Job
+from emrun.diagnosis.verification import forks_for
+from emrun.epoch_data import is_rate, statistics
+from emrun.launch.jobs import Jobs
+from emrun.runs.comparison import compare
+from emrun.runs.step_comparison import compare_steps
+from emrun.runs.stored_run import MISSING, StoredRun
+from emrun.storage.checkpoints.commits import find
+from emrun.storage.checkpoints.manifest import verify
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.training.evaluate import name_of_checkpoint
+
+DECIDES, MAY_CHANGE, HARDLY = "decides the results", "may change the results", "hardly matters"
+"""How severe a difference is."""
+_STEPS = 20
+_FRAMES = re.compile(r"\ATraceback.*\n +[^\n]*\n", re.DOTALL)  # of a traceback, before its error
+_COMPUTING = ("torch", "numpy", "emrun")
+_AGAIN, _FIRST_CONFIG = "again", "config-1.yaml"  # the latter was the config until the first resume that changed it
+_MODULES = {"changed": "has changed", "only in a": "is not imported now", "only in b": "is new"}
+_UNKNOWN = (
+    "unknown: nothing that emrun has recorded differs; a kernel is not deterministic (set `deterministic: true`), or "
+    "something depends on the time, or on files that are not the data"
+)
+_Part = tuple[str, str, Mapping[str, Any]]  # `same`, `differs` or `left out`; how much, or why; the values that differ
+
+
+def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
+    """Evaluate the checkpoint `best`, or else `latest`, of a run again, train its first steps again, and compare.
+
+    Each part has processes of its own, as many as the run had ranks, and writes into a temporary directory; the run
+    directory is only read. Trackers are left out. If the directory where the run was started is gone, the modules of
+    the user are those that the run has recorded.
+
+    Args:
+        run: the run.
+        overrides: overrides of the config, such as the new place of the data.
+
+    Returns:
+        `same`: whether no part differs, and at least one is the same. `rows`: the parts, each with `what`, `result`
+        (`same`, `differs` or `left out`) and `text`. `differences`: a severity -> what is not as it was for the run,
+        each in a sentence. `notes`: what could not be compared. `cause`: the likely cause of a part that differs.
+
+    Raises:
+        ConfigError: the config of the run cannot be read, or an override cannot be applied.
+    """
+    config, own = read_config(run.directory), run.directory.absolute()
+    if not all(Path(each).is_dir() for each in code_directories(config.root)):
+        overrides = [f"code_directory={json.dumps(escaped(str(own / 'code' / 'modules')))}", *overrides]
+    config = config.overridden(overrides)
+    ranks, forks = int(run.trace.get("ranks") or 1), None
+    with suppress(Exception):  # the processes will say what is wrong with the code
+        forks = forks_for(config) if ranks == 1 else None
+    rows: list[dict[str, str]] = []
+    values: Mapping[str, Any] = {}
+    found: Mapping[str, Any] = {"not_compared": {}}
+    with TemporaryFolder("verify") as place:
+        for what, part in (("statistics", _evaluated), ("first steps", _trained)):
+            try:
+                result, text, values = part(run, own, partial(Job, str(place), overrides=overrides, ranks=ranks), forks)
+            except EmrunError as error:
+                result, text = "left out", " ".join(_FRAMES.sub("", str(error)).split())
+            rows.append({"what": what, "result": result, "text": in_one_line(text)})
+        if (place / _AGAIN / CONFIG).exists():
+            found = compare(run, StoredRun(place / _AGAIN))
+    results = [each["result"] for each in rows]
+    differences: dict[str, list[str]] = {DECIDES: [], MAY_CHANGE: [], HARDLY: []}
+    for severity, sentence in _differences(found, run.trace.get("seed"), config.get("seed")):
+        differences[severity].append(in_one_line(sentence))
+    return {
+        "same": "differs" not in results and "same" in results,
+        "rows": rows,
+        "differences": differences,
+        "notes": [f"{part} not compared: {why}" for part, why in found["not_compared"].items()],
+        "cause": _cause(differences, results, values) if "differs" in results else None,
+    }
+
+
+def _evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
+    """Compare the statistics that a checkpoint gives with those of its epoch."""
+    name, trained = name_of_checkpoint(own / CHECKPOINTS, None), run.value("main_loop.train_stream_name")
+    done = verify(find(own / CHECKPOINTS, name)).iteration
+    lines = [each["streams"] for each in run.epochs() if each["iteration"] == done and not each.get("at_end")]
+    skipped = "train" if trained is MISSING else trained
+    recorded = {stream: each for stream, each in (lines[-1] if lines else {}).items() if stream != skipped and each}
+    if not recorded:
+        return "left out", f"no statistics of an evaluation are recorded for checkpoint {name}", {}
+    made = job(config=str(own), name="evaluated", checkpoint=name, streams=list(recorded)).run(forks)
+    now = {stream: dict(statistics(each)) for stream, each in made.final["statistics"].items()}
+    both = {
+        f"{stream}/{key}": [value, now[stream][key]]
+        for stream, each in recorded.items()
+        for key, value in statistics(each)
+        if key in now[stream]
+    }
+    values = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
+    if values:
+        return "differs", f"checkpoint {name}, {_shown(values)}", {}
+    return ("same" if both else "left out"), f"checkpoint {name}, {counted(len(both), 'statistic')} to the last bit", {}
+
+
+def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
+    """Compare the step record of the first steps, trained again, with that of the run."""
+    last = min(_STEPS, run.iterations_done)
+    recorded = list(itertools.takewhile(lambda chunk: chunk.first <= last, run.steps()))
+    if not recorded:
+        return "left out", "no step is recorded", {}
+    older = own / _FIRST_CONFIG
+    again = job(config=str(older if older.is_file() else own), name=_AGAIN, end=last)
+    again.run(forks)
+    found = compare_steps(recorded, StoredRun(again.directory).steps())
+    if found["first"] is None:
+        return "same", f"{counted(found['compared'], 'step')} to the last bit", {}
+    values = found["first"]["values"]
+    return "differs", f"iteration {found['first']['iteration']}, {_shown(values)}", values
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    name, (recorded, now) = next(iter(values.items()))
+    more = f" (and {counted(len(values) - 1, 'more value')})" if len(values) > 1 else ""
+    return f"{name}: {recorded!r} recorded, {now!r} now{more}"
+
+
+def _differences(found: Mapping[str, Any], began: Any, seed: Any) -> Iterator[tuple[str, str]]:
+    """Yield what differs between a run and its first steps trained again: a severity, and a sentence."""
+    if began not in (None, seed):
+        yield DECIDES, f"config: the seed is {seed}, and the run began with {began}"
+    for each in found.get("data") or ():
+        yield (
+            DECIDES,
+            f"data: the first batch of stream {each['stream']!r} has other values of {listed(each['sources'])}",
+        )
+    for each in found.get("modules") or ():
+        severity = DECIDES if each["change"] == "changed" else MAY_CHANGE
+        yield severity, f"code: module {each['name']} {_MODULES[each['change']]}"
+    parts = [("Python", found.get("python")), ("device", found.get("device"))]
+    pairs = [*parts, *((f"package {each['name']}", each) for each in found.get("packages") or ())]
+    for name, pair in pairs:
+        if pair is not None:
+            severity = HARDLY if name.startswith("package ") and name.split()[1] not in _COMPUTING else MAY_CHANGE
+            yield severity, f"{name}: {pair['a'] or 'not there'}, and now {pair['b'] or 'not there'}"
+    if found.get("repositories"):
+        yield HARDLY, "code: the git repositories have other commits or changes"
+
+
+def _cause(differences: Mapping[str, list[str]], results: list[str], values: Mapping[str, Any]) -> str:
+    """Return the likely cause of results that differ."""
+    if not differences[DECIDES] and any(map(is_rate, values)):
+        return "config: the learning rate is not that of the first steps; config.yaml has been changed since"
+    for each in (*differences[DECIDES], *differences[MAY_CHANGE]):
+        return each
+    if results[-1] == "same":
+        return "record: the first steps are the same, so that the recorded statistics or the checkpoint were changed"
+    return _UNKNOWN
