@@ -19,6 +19,12 @@ from emrun.record.rows import Row
 from emrun.shown import Counts, Picture, Text
 from emrun.training.create import train
 
+# a thread that waits for a server that hangs is left behind with its socket
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
 FILE_TRACKER = """
 import json
 from emrun.hooks import AbstractTracker
