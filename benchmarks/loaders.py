@@ -139,7 +139,7 @@ def make_mds(place: Path) -> None:
 
 
 def of_emrun(dataset: Any, source: str, number: str, **how: Any) -> Batches:
-    """Return a dataset of emrun, read as a training reads it."""
+    """Return the batches of a dataset, read by a `StreamWrapper` as in training."""
     from emrun.streams.reading import Reading
     from emrun.streams.stream import StreamWrapper
 

@@ -88,7 +88,7 @@ DATA = Rows()
 
 @cache
 def trained(rate: float, seed: int) -> float:
-    """Return the value of a training."""
+    """Train once and return the value of the metric."""
     torch.manual_seed(seed)
     model = TorchModel(Line(), optimizer=Factory(torch.optim.SGD, lr=rate), device="cpu")
     keep = Keep()

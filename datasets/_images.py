@@ -147,7 +147,7 @@ class Crop:
         """Read `random`, `centre`, or a mapping `{kind, area, ratio, side}`; None is no crop.
 
         Raises:
-            ArgumentError: the value is none of these, or there is no size.
+            ArgumentError: the value has another form, or `size` is not given.
         """
         if form is None:
             return None
