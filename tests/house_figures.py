@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 933,
     "base": 1_110,
     "cli": 2_850,
-    "config": 2_770,
+    "config": 2_772,
     "diagnosis": 2_183,
     "launch": 1_254,
     "loop": 2_767,

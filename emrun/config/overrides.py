@@ -163,7 +163,9 @@ class _Overriding:
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: tuple[str, ...]) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
         if not path and new is not None and not isinstance(new.value, dict):
-            raise self._error(".".join(where), f"must be a mapping of the hook's arguments, not {new.plain()!r}")
+            message = f"must be a mapping of the hook's arguments, not {new.plain()!r}"
+            advice = f"; without arguments, write {'.'.join(where)}={{}}" if new.value is None else ""
+            raise self._error(".".join(where), message + advice)
         name, arguments = hook_entry(entry)
         if name is None:  # reported when the hooks are built
             return entry if new is not None else self._changed(entry, path, new, where)

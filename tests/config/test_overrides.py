@@ -203,6 +203,7 @@ def test_a_hook_takes_a_mapping_of_arguments(value):
     problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
     assert problem.key == "hooks.StopAfter"
     assert "must be a mapping of the hook's arguments, not " in problem.message
+    assert problem.message.endswith("; without arguments, write hooks.StopAfter={}") is (value == "null")
 
 
 def test_the_whole_list_of_hooks_can_be_replaced():
