@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_110,
     "cli": 2_850,
     "config": 2_772,
-    "diagnosis": 2_183,
+    "diagnosis": 2_185,
     "launch": 1_254,
     "loop": 2_767,
     "models": 4_741,

@@ -98,7 +98,7 @@ def _evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs |
     """Compare the statistics that a checkpoint gives with those of its epoch."""
     name, trained = name_of_checkpoint(own / CHECKPOINTS, None), run.value("main_loop.train_stream_name")
     done = verify(find(own / CHECKPOINTS, name)).iteration
-    lines = [each["streams"] for each in run.epochs() if each["iteration"] == done and not each.get("at_end")]
+    lines = [each["streams"] for each in run.epochs() if each["iteration"] == done]
     skipped = "train" if trained is MISSING else trained
     recorded = {stream: each for stream, each in (lines[-1] if lines else {}).items() if stream != skipped and each}
     if not recorded:
@@ -114,7 +114,9 @@ def _evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs |
     values = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     if values:
         return "differs", f"checkpoint {name}, {_shown(values)}", {}
-    return ("same" if both else "left out"), f"checkpoint {name}, {counted(len(both), 'statistic')} to the last bit", {}
+    size = sum(len(list(statistics(each))) for each in recorded.values())
+    compared = f"{len(both)} of {counted(size, 'statistic')}" if len(both) < size else counted(size, "statistic")
+    return ("same" if both else "left out"), f"checkpoint {name}, {compared} to the last bit", {}
 
 
 def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
@@ -122,7 +124,7 @@ def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | N
     last = min(_STEPS, run.iterations_done)
     recorded = list(itertools.takewhile(lambda chunk: chunk.first <= last, run.steps()))
     if not recorded:
-        return "left out", "no step is recorded", {}
+        return "left out", f"none of the first {_STEPS} steps is recorded", {}
     older = own / _FIRST_CONFIG
     again = job(config=str(older if older.is_file() else own), name=_AGAIN, end=last)
     again.run(forks)

@@ -115,6 +115,18 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
     assert done.stdout.endswith("\nnothing could be compared\n")
 
 
+def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun):
+    changes = ["main_loop.extra_streams=[{valid: 2 epochs}]", "main_loop.record_steps=24"]
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "other", *changes).returncode == 0
+    assert '"at_end"' in (project / "other" / "metrics.jsonl").read_text().splitlines()[-1]
+    done = emrun("verify-run", "other", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split("  ")[-1] for line in done.stdout.splitlines()[2:4]] == [
+        "checkpoint best, 1 statistic to the last bit",
+        "none of the first 20 steps is recorded",
+    ]
+
+
 def test_a_part_whose_data_are_gone_is_left_out(project, verified):
     (project / "data.npy").unlink()
     results, found = verified()
