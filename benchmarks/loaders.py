@@ -1,12 +1,13 @@
 """Compare emrun's datasets with other loaders on the same images and rows.
 
-    python benchmarks/loaders.py [--rounds 5] [--images 768] [--only files,bytes,shards,rows]
+    python benchmarks/loaders.py [--rounds 5] [--images 768] [--only files,bytes,crops,shards,shard_bytes,rows]
 
 The script makes JPEG files of 500 x 375 pixels, stores them also as tar archives and in the formats of litdata and
 mosaicml-streaming, and writes a table. Each loader decodes the images, resizes them to 224 x 224 and yields shuffled
-batches of 64, with two threads or two worker processes, whatever suits it best of the two. First, all that a loader
-yields is compared with what Pillow or NumPy reads. Then each loader reads two passes in a process of its own; the
-loaders alternate, and medians are printed as Markdown tables:
+batches of 64, with two threads or two worker processes, whatever suits it best of the two. `crops` resizes a random
+part of each image, as torchvision's `RandomResizedCrop` draws it. First, all that a loader yields is compared with what
+Pillow or NumPy reads; of random parts, only that each image comes once. Then each loader reads two passes in a process
+of its own; the loaders alternate, and medians are printed as Markdown tables:
 
 - images/s: of the second pass, with its beginning;
 - share of the limit: of two processes that decode half of the images each and exchange nothing;
@@ -28,9 +29,11 @@ import importlib.metadata
 import importlib.util
 import io
 import json
+import math
 import multiprocessing
 import os
 import platform
+import random
 import resource
 import signal
 import statistics
@@ -50,19 +53,32 @@ import numpy as np
 SIZE, BATCH, READERS, SHARDS, QUALITY = 224, 64, 2, 4, 90
 ROWS, COLUMNS, ROWS_BATCH = 1_000_000, 16, 256
 SAMPLED, LONGEST = 0.1, 300.0  # seconds between two looks at the memory; seconds of a process
-LIMIT = "two bare loops"
+LONGEST_SIDE = math.log(4 / 3)
+LIMIT, CROPS = "two bare loops", "crops"
 PACKAGES = ("torch", "torchdata", "webdataset", "litdata", "mosaicml-streaming", "spdl-core", "pillow", "numpy")
 Batches = Callable[[], Iterable[tuple[Any, Any]]]
 """Begins a pass, and returns batches of images or rows and their numbers."""
 
 
 def decoded(source: Any, dtype: str) -> np.ndarray:
-    """Return an image of shape (3, SIZE, SIZE): float32 in [0, 1], or uint8."""
+    """Return an image of shape (3, SIZE, SIZE): float32 in [0, 1], or uint8; for `CROPS`, float32 of a random part."""
     from PIL import Image
 
     with Image.open(source if isinstance(source, Path) else io.BytesIO(source)) as image:
-        resized = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        box = random_part(*image.size) if dtype == CROPS else None
+        resized = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box)
     return scaled(np.asarray(resized).transpose(2, 0, 1), dtype)
+
+
+def random_part(width: int, height: int) -> tuple[int, int, int, int] | None:
+    """Return a box of 0.08 to 1 of the area and a ratio of 3/4 to 4/3; None, the whole image, if none of ten fits."""
+    for _ in range(10):
+        area, ratio = width * height * random.uniform(0.08, 1), math.exp(random.uniform(-LONGEST_SIDE, LONGEST_SIDE))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if wide <= width and high <= height:
+            left, top = random.randint(0, width - wide), random.randint(0, height - high)
+            return left, top, left + wide, top + high
+    return None
 
 
 def scaled(pixels: np.ndarray, dtype: str) -> np.ndarray:
@@ -156,7 +172,8 @@ def of_emrun(dataset: Any, source: str, number: str, **how: Any) -> Batches:
 def emrun_files(place: Path, dtype: str, **how: Any) -> Batches:
     from emrun.datasets import ImageFolder
 
-    dataset = ImageFolder(place / "files", size=SIZE, batch_size=BATCH, dtype=dtype)
+    form = {"crop": "random"} if dtype == CROPS else {"dtype": dtype}
+    dataset = ImageFolder(place / "files", size=SIZE, batch_size=BATCH, **form)
     return of_emrun(dataset, "image", "position", **how)
 
 
@@ -293,7 +310,7 @@ def bare_files(place: Path, dtype: str) -> Batches:
     paths = files_of(place)
 
     def half(first: int) -> None:
-        out = np.empty((BATCH, 3, SIZE, SIZE), dtype)
+        out = np.empty((BATCH, 3, SIZE, SIZE), "uint8" if dtype == "uint8" else "float32")
         for place_, path in enumerate(paths[first::READERS]):
             out[place_ % BATCH] = decoded(path, dtype)
 
@@ -317,20 +334,19 @@ OF_FILES = {
     "torchdata.nodes, threads": nodes_files,
     "SPDL, threads": spdl_files,
 }
+OF_SHARDS = {
+    LIMIT: bare_files,
+    "emrun TarShards, threads": emrun_shards,
+    "webdataset": webdataset_shards,
+    "litdata": litdata_chunks,
+    "mosaicml-streaming": mosaic_mds,
+}
 GROUPS: dict[str, tuple[str, str, dict[str, Callable[..., Batches]]]] = {
     "files": ("JPEG files to float32", "float32", OF_FILES),
     "bytes": ("JPEG files to uint8", "uint8", OF_FILES),
-    "shards": (
-        "The same images in archives, to float32",
-        "float32",
-        {
-            LIMIT: bare_files,
-            "emrun TarShards, threads": emrun_shards,
-            "webdataset": webdataset_shards,
-            "litdata": litdata_chunks,
-            "mosaicml-streaming": mosaic_mds,
-        },
-    ),
+    CROPS: ("Random parts of JPEG files to float32", CROPS, OF_FILES),
+    "shards": ("The same images in archives, to float32", "float32", OF_SHARDS),
+    "shard_bytes": ("The same images in archives, to uint8", "uint8", OF_SHARDS),
     "rows": (
         f"Rows of {COLUMNS} float32 in memory, batches of {ROWS_BATCH}, without threads and workers",
         "float32",
@@ -339,6 +355,8 @@ GROUPS: dict[str, tuple[str, str, dict[str, Callable[..., Batches]]]] = {
 }
 MAKERS = {"litdata": make_chunks, "mosaicml-streaming": make_mds}
 """Loader -> what writes the images in its format."""
+PLACES = {"litdata": "chunks", "mosaicml-streaming": "mds"}
+"""Loader -> the folder that this makes."""
 
 
 # In a process of its own
@@ -400,8 +418,11 @@ def compare_rows(batches: Batches, expected: np.ndarray) -> dict[str, Any]:
 
 def compare(batches: Batches, place: Path, dtype: str) -> dict[str, Any]:
     """Compare all that a pass yields with Pillow's images, by checksums; distances are in grey levels, of 255."""
-    wanted, paths = json.loads((place / "digests.json").read_text())[dtype], files_of(place)
     seen, most, means = set(), 0.0, []
+    if dtype == CROPS:
+        seen.update(number for _, numbers in batches() for number in np.asarray(numbers).tolist())
+        return {"seen": len(seen), "equal": 0, "most": 0.0, "mean": 0.0}
+    wanted, paths = json.loads((place / "digests.json").read_text())[dtype], files_of(place)
     for data, numbers in batches():
         for found, number in zip(np.asarray(data), np.asarray(numbers).tolist(), strict=True):
             seen.add(number)
@@ -476,12 +497,14 @@ def content(group: str, name: str, place: Path, count: int) -> str:
     Raises:
         RuntimeError: a process failed, or the loader does not yield all examples.
     """
-    if name in MAKERS:
+    if name in MAKERS and not (place / PLACES[name]).exists():
         run(group, name, place, "make")
     found = run(group, name, place, "compare")
     whole = ROWS if group == "rows" else count
     if found["seen"] != whole:
         raise RuntimeError(f"it yields {found['seen']:,} of {whole:,} examples")
+    if group == CROPS:
+        return "each image once"
     off = f"off by {found['mean']:.2g} on average, at most {found['most']:.0f} of 255"
     return "same bytes" if found["equal"] == whole else off
 

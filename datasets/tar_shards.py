@@ -28,6 +28,7 @@ from emrun.stream_context import Rows, StreamContext
 _LOG = logging.getLogger(__name__)
 _KINDS = (*FORMATS, "cls", "json", "npy", "txt")
 _ABSENT = -1
+_Array = np.ndarray[Any, Any]
 
 
 class TarShards(NamedSplits):
@@ -287,13 +288,21 @@ class _Decoder:
         self._kinds = [_kind(field) for field in self.fields]
         self._images = images
 
-    def decode(self, index: int, content: bytes, rng: np.random.Generator | None) -> Any:
-        """Return the value of a field; a random part of an image is drawn by `rng`, if given."""
+    def room(self, count: int, ctx: StreamContext) -> list[_Array | None]:
+        """Return an array for the images of each field in a batch; None where only the values tell the shape."""
+        size, channels, dtype = self._images.size, self._images.channels, self._images.dtype
+        return [
+            ctx.empty((count, channels, *size), dtype) if size and kind in FORMATS else None for kind in self._kinds
+        ]
+
+    def decode(self, index: int, content: bytes, rng: np.random.Generator | None, out: _Array | None) -> Any:
+        """Return the value of a field, for an image in `out`, if given; `rng` draws a random part of an image."""
         kind = self._kinds[index]
         try:
             if kind in FORMATS:
                 pixels = self._images.read(io.BytesIO(content), [FORMATS[kind]], rng)
-                image = np.empty((pixels.shape[2], *pixels.shape[:2]), self._images.dtype)
+                shape = pixels.shape[2], *pixels.shape[:2]
+                image = np.empty(shape, self._images.dtype) if out is None else out
                 write_image(pixels, image)
                 return image
             if kind == "npy":
@@ -304,12 +313,17 @@ class _Decoder:
         except (ValueError, OSError, OverflowError, RecursionError) as error:
             raise ValueError(f"field {self.fields[index]!r}: {str(error) or type(error).__name__}") from error
 
-    def batch(self, examples: Sequence[Sequence[Any]], ctx: StreamContext) -> Batch:
-        """Return the sources of a batch."""
-        return {
-            source: self._together(source, kind, [example[index] for example in examples], ctx)
-            for index, (source, kind) in enumerate(zip(self.sources, self._kinds, strict=True))
-        }
+    def batch(
+        self, examples: Sequence[Sequence[Any]], places: list[int], room: list[_Array | None], ctx: StreamContext
+    ) -> Batch:
+        """Return the sources of a batch, from the values of the examples and their places in the arrays of `room`."""
+        batch: dict[str, Any] = {}
+        for index, (source, kind, images) in enumerate(zip(self.sources, self._kinds, room, strict=True)):
+            if images is None:
+                batch[source] = self._together(source, kind, [example[index] for example in examples], ctx)
+            else:
+                batch[source] = images if len(places) == len(images) else images[places]
+        return batch
 
     def _together(self, source: str, kind: str, values: list[Any], ctx: StreamContext) -> Any:
         if kind == "cls":
@@ -363,23 +377,24 @@ class _Shards:
             opened: dict[int, IO[bytes]] = {}
             opening = Lock()
 
-            def read_one(row: int, place: int) -> tuple[int, list[Any]]:
+            room = self._decoder.room(len(rows), ctx)
+
+            def read_one(row: int, place: int) -> tuple[int, int, list[Any]]:
                 shard = self._shard(row)
                 with opening:
                     if shard not in opened:
                         opened[shard] = stack.enter_context(self._open(shard, ctx))
                 is_drawn = self._trains and ctx.epoch > 0  # each field gets the same numbers
-                return row, [
-                    self._decoder.decode(
-                        index, self._content(opened[shard], row, index), ctx.rng_for(row) if is_drawn else None
-                    )
-                    for index in range(len(self._decoder.fields))
-                ]
+                values = []
+                for index, images in enumerate(room):
+                    content = self._content(opened[shard], row, index)
+                    rng = ctx.rng_for(row) if is_drawn else None
+                    values.append(self._decoder.decode(index, content, rng, None if images is None else images[place]))
+                return row, place, values
 
             found = self._reader.read(rows, ctx, read_one, self._named)
-        return with_names(
-            self._decoder.batch([fields for _, fields in found], ctx), [row for row, _ in found], self._names
-        )
+        batch = self._decoder.batch([values for *_, values in found], [place for _, place, _ in found], room, ctx)
+        return with_names(batch, [row for row, *_ in found], self._names)
 
     def _shard(self, row: int) -> int:
         return int(np.searchsorted(self._ends, row, side="right"))
