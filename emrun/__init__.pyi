@@ -11,6 +11,7 @@ from emrun.hook import UpdateSkipped as UpdateSkipped
 from emrun.loop.main_loop import MainLoop as MainLoop
 from emrun.model import AbstractModel as AbstractModel
 from emrun.models.torch_model import TorchModel as TorchModel
+from emrun.ranks.gather import all_gather as all_gather
 from emrun.record.step_columns import read_steps as read_steps
 from emrun.training.build import Training as Training
 from emrun.training.create import create_dataset as create_dataset

@@ -40,6 +40,21 @@ def end_laziness(module: torch.nn.Module) -> None:
             part.__class__ = part.cls_to_become
 
 
+@contextmanager
+def without_traces(module: torch.nn.Module) -> Iterator[None]:
+    """A block in which a module runs in evaluation mode, without gradients; its buffers and random states come back."""
+    missing = uninitialised(module)
+    buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
+    try:
+        with in_evaluation_mode(module), preserved_randomness(), torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers and buffers[name].shape == buffer.shape:
+                    buffer.copy_(buffers[name])
+
+
 def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dict[str, Any]) -> None:
     """Give the lazy parts of a module their shapes and first values, and leave everything else unchanged.
 
@@ -51,19 +66,9 @@ def give_shapes(module: torch.nn.Module, forward: Callable[[], Any], random: dic
     Raises:
         ArgumentError: forward does not use a lazy part in an evaluation.
     """
-    before, missing = modes(module), uninitialised(module)
-    buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
-    module.eval()
-    try:
-        with preserved_randomness(), torch.no_grad():
-            set_random_state(random)
-            forward()
-    finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
-        set_modes(module, before)
+    with without_traces(module):
+        set_random_state(random)
+        forward()
     missing = sorted(set(uninitialised(module)))
     if missing:
         message = f"{listed(missing)}: lazy, but forward does not use it in an evaluation; set its size"

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch
+from emrun.ranks.gather import summed
 from emrun.ranks.group import ranks
 from emrun.ranks.shares import rows_in
 
@@ -82,26 +83,10 @@ class SynchronisedBatchNorm:
                 part.__dict__[_COUNTS] = self._counts
 
 
-class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all ranks; its gradient is the sum of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        ranks().add_up(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        ranks().add_up(total)
-        return total
-
-
 def _of_all_ranks(own: Tensor) -> Tensor:
     """Return the rows that the ranks have, of shape (ranks, len(own))."""
     rows = [own if rank == ranks().rank else torch.zeros_like(own) for rank in range(ranks().size)]
-    return _Sum.apply(torch.stack(rows))  # type: ignore[no-any-return, no-untyped-call]
+    return summed(torch.stack(rows))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # what is compiled ends before a message

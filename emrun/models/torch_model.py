@@ -25,6 +25,7 @@ from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
+from emrun.models.step.halves import compare_halves
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.own import FirstWindow, InAutocast, Own
 from emrun.models.step.plain import Plain
@@ -34,6 +35,7 @@ from emrun.models.step.summed import SummedGradients
 from emrun.models.step.windows import Gradients, Windows
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
+from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph
 from emrun.schedule_plan import SchedulePlan
@@ -208,6 +210,7 @@ class TorchModel(ModuleModel):
         self.iterations_per_update = accumulate
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._trained = False
+        self._is_compared = False  # whether the first batch was compared with its halves
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
         own = type(self)
@@ -255,6 +258,8 @@ class TorchModel(ModuleModel):
         before: list[Callable[[Batch, bool, str], None]] = []
         if self.is_lazy:  # if no loop has given the shapes before
             before.append(self._begin_lazy)
+        if self._summed is not None:
+            before.append(prepare_to_gather)
         if self._optimizers.has_modes:
             before.append(self._optimizers.prepare)
         if self._synchronised is not None:
@@ -427,6 +432,9 @@ class TorchModel(ModuleModel):
             found = self._parts.prepare(inputs, examples_of(batch))
             if found is not None and self.write_setting is not None:
                 self.write_setting("micro_batch_size", found)
+        if not self._is_compared and isinstance(self._updates, Windows):
+            self._is_compared = True
+            self._updates.exchanges |= compare_halves(self, inputs, examples_of(batch))
 
     def step_values(self) -> Mapping[str, Any]:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.

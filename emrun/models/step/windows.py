@@ -54,7 +54,8 @@ class Windows(Plain):
         self, *arguments: Any, gradients: Gradients, accumulate: int, parts: MicroBatches | None, exchanges: bool
     ) -> None:
         super().__init__(*arguments)
-        self._gradients, self._accumulate, self._parts, self._exchanges = gradients, accumulate, parts, exchanges
+        self._gradients, self._accumulate, self._parts = gradients, accumulate, parts
+        self.exchanges = exchanges
         self.weight: float | Tensor = 1.0
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self.is_ending = False
@@ -72,7 +73,7 @@ class Windows(Plain):
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch, or on each of its parts."""
         examples = rows_in(batch)
-        if not examples and not self._exchanges and self._model.module.training:
+        if not examples and not self.exchanges and self._model.module.training:
             with in_evaluation_mode(self._model.module):  # no statistics of a row that counts nothing
                 return self.run_part(train_step, inputs, examples)
         if self._parts is not None and self._parts.splits(examples):
@@ -121,7 +122,7 @@ class Windows(Plain):
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss to those of some parameters; of all by default."""
-        if self._examples or self._exchanges:
+        if self._examples or self.exchanges:
             self._gradients.backward(loss, self.weight, of, is_last=self.is_ending)
 
     def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:

@@ -1,0 +1,69 @@
+"""Losses that look at the whole batch are found with the first batch: the mean of its halves has another loss."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.models.laziness import without_traces
+from emrun.models.outputs import mean_loss
+from emrun.ranks import gather
+from emrun.ranks.group import ranks
+from emrun.ranks.parts import loss_weights, mean, rows_of
+
+_LOG = logging.getLogger(__name__)
+_ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences that are no more than rounding
+
+
+def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool:
+    """Warn if a loss of two halves of a batch is another one than that of the batch; return whether forward gathers.
+
+    The module runs three times in evaluation mode, on a rank without rows too, so that all ranks exchange the same
+    messages.
+
+    Args:
+        model: a `TorchModel` with `micro_batch_size` or several ranks.
+        inputs: source name -> tensor of the batch.
+        examples: the number of its examples, at least 1.
+
+    Raises:
+        ArgumentError: forward gathers rows of all ranks, which cannot be done with parts of batches.
+    """
+    parts, calls = model._parts, gather.calls
+    count = examples if parts is None else min(examples, max(2, parts.size))
+    middle = count // 2
+    losses: list[Tensor] = []
+    weights: list[Any] = []
+    with suppress(Exception), without_traces(model.module):  # the step itself raises what is wrong, with its inputs
+        for begin, end in ((0, count), (0, middle or count), (middle, count)):
+            outputs = model._forward({name: rows_of(values, begin, end) for name, values in inputs.items()})
+            losses.append(mean_loss(outputs).float())
+            given = loss_weights(outputs)
+            weights.append(end - begin if given is None else given.sum())
+    gathers = gather.calls > calls
+    if parts is not None and ranks().several and gathers:
+        raise ArgumentError("micro_batch_size", "cannot be used with emrun.all_gather: a rank has its own parts")
+    if len(losses) < 3 or (gathers and parts is None):
+        return gathers
+    whole, halves = losses[0].item(), float(mean(losses[1:], weights[1:]))
+    if math.isfinite(whole) and not math.isclose(
+        whole, halves, rel_tol=_ROUNDED.get(model.precision, 1e-3), abs_tol=1e-6
+    ):
+        key = "model.micro_batch_size" if parts is not None else "several ranks"
+        advice = "remove the key" if parts is not None else "emrun.all_gather in forward makes them so"
+        _LOG.warning(
+            "%s: the loss looks at the whole batch: it is %.4g for %d examples, but %.4g as the mean of their halves. "
+            "The parts of a batch are run one by one, so the updates are not those of whole batches; %s",
+            key,
+            whole,
+            count,
+            halves,
+            advice,
+        )
+    return gathers

@@ -1,0 +1,82 @@
+"""Tensors of all ranks in forward: their sum, and their rows one after the other, both with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.errors import ArgumentError
+from emrun.ranks.group import ranks
+from emrun.ranks.shares import rows_in
+
+_has_rows = True
+calls = 0
+"""How often `all_gather` was called in this process."""
+
+
+def prepare(batch: Mapping[str, Any], *_: Any) -> None:
+    """Prepare for a batch, of which this rank may have no rows; then `all_gather` gathers none of it."""
+    global _has_rows  # noqa: PLW0603 - a process is one rank
+    _has_rows = rows_in(batch) > 0
+
+
+def all_gather(tensor: Tensor) -> Tensor:
+    """Return the rows of all ranks, in the order of the ranks, with gradients; all ranks call this in `forward`.
+
+        features = emrun.all_gather(self.encoder(image))
+
+    A loss that compares the examples of a batch is then that of the whole batch, if each rank calculates it for all
+    rows. Gradients reach the rows of every rank. A rank without rows of the batch adds none. In one process, and while
+    no ranks train, the result is the tensor itself.
+
+    Args:
+        tensor: of shape (B, ...); B may differ between the ranks, the other sizes and the dtype may not.
+
+    Returns:
+        A tensor of shape (sum of B, ...).
+
+    Raises:
+        ArgumentError: the tensor has no rows, or another shape or dtype than that of another rank.
+    """
+    global calls  # noqa: PLW0603 - a process is one rank
+    calls += 1
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        shown = "a tensor of shape ()" if isinstance(tensor, Tensor) else f"a {type(tensor).__name__}"
+        raise ArgumentError("all_gather", f"{shown} has no rows; give it a tensor of shape (B, ...)")
+    them = ranks()
+    if not them.several:
+        return tensor
+    own = tensor if _has_rows else tensor[:0]
+    found = them.all_gathered((len(own), tuple(own.shape[1:]), str(own.dtype)))
+    for rank, (_, *kind) in enumerate(found):
+        if kind != [*found[0][1:]]:
+            kinds = [f"(B, {', '.join(map(str, shape))}) {dtype}" for _, shape, dtype in (found[0], found[rank])]
+            message = f"the rows of rank {rank} are {kinds[1]}, those of rank 0 {kinds[0]}; pad them to the same sizes"
+            raise ArgumentError("all_gather", message)
+    counts = [count for count, *_ in found]
+    before, after = sum(counts[: them.rank]), sum(counts[them.rank + 1 :])
+    values = own.to(torch.uint8) if own.dtype == torch.bool else own
+    rows = [values.new_zeros(count, *own.shape[1:]) for count in (before, after)]
+    return summed(torch.cat([rows[0], values, rows[1]])).to(own.dtype)
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all ranks; its gradient is the sum of their gradients."""
+    return _Sum.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        ranks().add_up(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        ranks().add_up(total)
+        return total
