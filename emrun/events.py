@@ -22,22 +22,36 @@ _OTHERS = {
 }
 """Events of other tools, which are never called here -> the event to write."""
 
+_FORWARD = "evaluations call forward(self, inputs), and the metrics of the config"
+_STEPS = {
+    "training_step": "write train_step(self, inputs), which returns the outputs",
+    **dict.fromkeys(("validation_step", "test_step", "eval_step", "evaluation_step", "predict_step"), _FORWARD),
+    "configure_optimizers": "write model.optimizer: {class: AdamW, lr: 0.001}, or set self.optimizer in __init__",
+}
+"""Methods of a model that other tools call -> what to write."""
 
-def check_events(hook_class: type) -> None:
-    """Check that no method of a hook is a misspelt event, and that its events only require arguments that exist.
+_CALLED = ("state_dict", "load_state_dict", "train_step", "forward", "step_values", "stream_values")
+"""Methods that emrun calls, beside the events, and that a hook or a model may override."""
+
+
+def check_events(checked: type) -> None:
+    """Check that no method of a hook or of a model is a misspelt one, and that its events take what there is.
 
     Raises:
-        HookError: a method is one edit away from the name of an event, or an event of other tools, or requires an
-            argument that the event does not have.
+        HookError: a method is one edit away from the name of an event, or from a method that emrun calls, or has the
+            name of one of other tools; or an event requires an argument that it does not have.
     """
-    for name in dir(hook_class):
+    ours = set().union(*(vars(each) for each in checked.__mro__ if each.__module__.partition(".")[0] == "emrun"))
+    called = [*EVENTS, *(name for name in _CALLED if name in ours)]
+    for name in dir(checked):
         if name in EVENTS:
-            _check_parameters(hook_class, name)
-        elif not name.startswith("_") and name not in dir(AbstractHook):
-            near = next((event for event in EVENTS if _one_edit_apart(name, event)), _OTHERS.get(name))
-            if near is not None and callable(getattr(hook_class, name)):
-                wrong = f"{hook_class.__name__}.{name}"
-                raise HookError(f"{wrong} is not an event of the main loop; did you mean {near!r}?")
+            _check_parameters(checked, name)
+        elif not name.startswith("_") and name not in ours and callable(getattr(checked, name)):
+            near = next((event for event in called if _one_edit_apart(name, event)), _OTHERS.get(name))
+            hint = f"did you mean {near!r}?" if near is not None else "train_step" in ours and _STEPS.get(name)
+            if hint:
+                what = "an event of the main loop" if near in EVENTS else "a method that emrun calls"
+                raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}")
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:

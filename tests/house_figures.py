@@ -18,22 +18,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 934,
+    "root": 940,
     "base": 1_110,
     "cli": 2_850,
-    "config": 2_772,
+    "config": 2_774,
     "diagnosis": 2_185,
     "launch": 1_254,
-    "loop": 2_767,
-    "models": 4_781,
+    "loop": 2_768,
+    "models": 4_780,
     "ranks": 472,
-    "record": 1_280,
+    "record": 1_283,
     "runs": 2_223,
     "storage": 2_200,
     "streams": 1_150,
     "training": 1_012,
     "hooks": 4_883,
-    "datasets": 2_393,
+    "datasets": 2_411,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

@@ -1,9 +1,12 @@
 """Who listens to which event, and whether a class fits the events."""
 
+import re
+
 import pytest
+import torch
 from doubles import LossOfOne, Numbers, with_method
 
-from emrun import AbstractHook, AbstractModel, MainLoop
+from emrun import AbstractHook, AbstractModel, MainLoop, TorchModel
 from emrun.base.errors import HookError
 from emrun.events import check_events, listener
 from emrun.hook import EVENTS
@@ -94,6 +97,38 @@ def test_every_misspelt_event_is_recognised(event):
 )  # fmt: skip
 def test_helpers_and_unrelated_methods_are_fine(name):
     check_events(with_method(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("trainstep", "a method that emrun calls; did you mean 'train_step'"),
+        ("foward", "a method that emrun calls; did you mean 'forward'"),
+        ("load_statedict", "a method that emrun calls; did you mean 'load_state_dict'"),
+        ("after_epochs", "an event of the main loop; did you mean 'after_epoch'"),
+        ("on_epoch_end", "an event of the main loop; did you mean 'after_epoch'"),
+        ("training_step", "a method that emrun calls; write train_step"),
+        ("validation_step", "a method that emrun calls; evaluations call forward"),
+        ("configure_optimizers", "a method that emrun calls; write model.optimizer: {class: AdamW, lr: 0.001}"),
+    ],
+)
+def test_a_method_of_a_model_that_nobody_calls_is_an_error(name, hint):
+    model = type("Mine", (TorchModel,), {name: lambda self, inputs: None})
+    message = re.escape(f"Mine.{name} is not {hint}")
+    with pytest.raises(HookError, match=message):
+        check_events(model)
+    with pytest.raises(HookError, match=message):
+        MainLoop(model(torch.nn.Linear(2, 1)), Numbers())
+
+
+@pytest.mark.parametrize("name", ["train_step", "updates", "forward_twice", "_training_step", "sample", "before_batch"])
+def test_other_methods_of_a_model_are_fine(name):
+    check_events(type("Mine", (TorchModel,), {name: lambda self, batch=None: None}))
+
+
+def test_a_hook_whose_state_has_another_name_is_an_error():
+    with pytest.raises(HookError, match="is not a method that emrun calls; did you mean 'state_dict'"):
+        check_events(with_method("statedict"))
 
 
 @pytest.mark.parametrize("event", EVENTS)

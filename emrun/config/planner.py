@@ -92,7 +92,8 @@ class Planner:
                 node, kind, f"missing key 'class'; built-in: {listed(short_names(kind))}", "config.missing-key"
             )
             return None
-        return self._whole(node, kind, kind)
+        recipe = self._whole(node, kind, kind)
+        return self._with_events(recipe, node, kind) if kind == "model" else recipe
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; an entry that `check_hooks` reports becomes None."""
@@ -112,9 +113,12 @@ class Planner:
                 self._problem(entries.pop(argument), key, message, "config.unknown-key", "delete")
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
-        recipe = self._whole(node, key, "hook")
+        return self._with_events(self._whole(node, key, "hook"), node, key)
+
+    def _with_events(self, recipe: Recipe | None, node: Node, key: str) -> Recipe | None:
+        """Check the methods of a model or of a hook."""
         try:
-            if recipe is not None:
+            if recipe is not None and isinstance(recipe.target, type):
                 check_events(recipe.target)
         except HookError as error:
             self._problem(node, key, str(error), "config.event")

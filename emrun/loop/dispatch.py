@@ -71,6 +71,7 @@ class Events:
         """
         loop = self._loop
         before, loop.hooks = loop.hooks, tuple(hooks)
+        check_events(type(loop.model))
         for hook in loop.hooks:
             if not any(hook is other for other in before):
                 check_events(type(hook))

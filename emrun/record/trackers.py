@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
@@ -57,7 +58,7 @@ class AbstractTracker(AbstractSink):
     end, the run waits at most `timeout` seconds; `emrun resume RUN_DIR` sends what is still missing, also of a finished
     run.
 
-    A derived class overrides `begin` and `write`, and perhaps `flush`, `newest` and `finish`. They are called in the
+    A derived class overrides `begin`, `newest` and `write`, and perhaps `flush` and `finish`. They are called in the
     thread. An error of any of them is a warning; the rows since the last `flush` are sent again.
 
     Args:
@@ -66,23 +67,30 @@ class AbstractTracker(AbstractSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the tracker cannot be reached at the start of a new run, or there is no run directory.
+        HookError: the class has no `newest`, the tracker cannot be reached at the start of a new run, or there is no
+            run directory.
     """
 
     def __init__(self, every: str | None = None, timeout: float = 20.0, output_dir: str | Path | None = None) -> None:
         super().__init__(every, output_dir)
+        if type(self).newest is AbstractTracker.newest:
+            raise HookError(
+                f"{type(self).__name__} has no method newest, without which a process that is killed while it sends "
+                "leaves rows that come twice; return the iteration of the last row that the service has of the run, or "
+                "None if the service cannot tell"
+            )
         check_seconds("timeout", timeout)
         self._timeout = timeout
         self._thread: _Sender | None = None
         self._seen: Path | None = None
 
+    @abstractmethod
     def newest(self) -> int | None:
-        """Return the newest iteration that the tracker has of the run; None if it cannot tell.
+        """Return the newest iteration that the tracker has of the run; -1 for none, None if it cannot tell.
 
-        A process that is killed while it sends leaves open what has arrived; this says it. Called after `begin`, if
-        that continues a run.
+        A process that is killed while it sends leaves open what has arrived; this says it. With None, up to 1,000 rows
+        come twice then. Called after `begin`, if that continues a run.
         """
-        return None
 
     @staticmethod
     def objects_of(

@@ -12,8 +12,14 @@ class AppendRows(AbstractTracker):
         self.file = file
 
     def begin(self, facts, identity):
-        return identity or facts.name
+        self.run = identity or facts.name
+        Path(self.file).touch()
+        return self.run
+
+    def newest(self):
+        rows = map(json.loads, Path(self.file).read_text().splitlines())
+        return max((row["iteration"] for row in rows if row["run"] == self.run), default=-1)
 
     def write(self, row):
         with Path(self.file).open("a") as file:
-            file.write(json.dumps({"iteration": row.iteration, **row.values}) + "\n")
+            file.write(json.dumps({"run": self.run, "iteration": row.iteration, **row.values}) + "\n")

@@ -34,6 +34,9 @@ class Told(AbstractTracker):
     def begin(self, facts, identity):
         Path("told").touch()
 
+    def newest(self):
+        return None
+
     def write(self, row):
         Path("told").touch()
 

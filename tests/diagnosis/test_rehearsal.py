@@ -61,7 +61,7 @@ class Loud(AbstractHook):
 class Sent(Loud, AbstractTracker):
     def begin(self, facts, identity):
         raise RuntimeError("sent")
-    write = begin
+    write = newest = begin
 
 class Late(TorchModel):
     def before_training(self):

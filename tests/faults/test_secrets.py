@@ -120,6 +120,9 @@ class Told(AbstractTracker):
         self.say(facts)
         return "it"
 
+    def newest(self):
+        return None
+
     def write(self, row):
         self.say(row)
 

@@ -91,6 +91,9 @@ class Post(AbstractTracker):
         self._post({"start": facts.name})
         return facts.name
 
+    def newest(self):
+        return None
+
     def write(self, row):
         self._post([row.iteration])
 
@@ -242,6 +245,34 @@ def test_a_resume_of_a_finished_run_sends_what_the_tracker_has_not_taken(
     assert rows[-1] == {"finish": "finished", "reason": "2 epochs done (StopAfter epochs: 2)"}
     assert resume_training(run) is None
     assert told(run / "told.jsonl") == rows
+
+
+def test_the_sample_gets_no_row_twice_if_a_kill_comes_before_the_note_of_what_was_sent(
+    digits_config, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend("sample_configs/tracker")
+    file, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"my_tracker.AppendRows": {"file": str(file)}}]
+    train(create_training(digits_config([*hooks, {"StopAfter": {"epochs": 2}}]), output_dir=run))
+    rows = told(file)
+    assert [row["iteration"] for row in rows] == [0, 15, 30]
+    note = run / "trackers" / "AppendRows.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "iteration": 0, "epoch": 0}))
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"run": "another", "iteration": 99}]))
+    train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
+    assert [row["iteration"] for row in told(file)] == [0, 15, 30, 99, 45]
+
+
+def test_a_tracker_that_does_not_say_what_the_service_has_is_refused(digits_config, tmp_path):
+    class Forgets(AbstractTracker):
+        def begin(self, facts, identity):
+            return "it"
+
+        def write(self, row):
+            """Take it."""
+
+    with pytest.raises(HookError, match=r"Forgets has no method newest, .* rows that come twice; return the iteration"):
+        Forgets(output_dir=tmp_path)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from emrun import AbstractHook
+from emrun import AbstractHook, TorchModel
 
 THREE = 3
 
@@ -110,4 +110,11 @@ class OthersEvent(AbstractHook):
     """Has a method that another tool calls."""
 
     def on_epoch_end(self):
+        pass
+
+
+class OthersModel(TorchModel):
+    """Has a method that another tool calls."""
+
+    def configure_optimizers(self):
         pass
