@@ -37,6 +37,7 @@ class FirstWindow:
         self._model = model
         self._left = model.iterations_per_update
         self._asked = False  # whether `update` was called
+        self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[torch.optim.Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
@@ -56,15 +57,17 @@ class FirstWindow:
             raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
         self._left -= 1
         has_updated = self._asked or model.has_updated
-        if has_updated is False and self._left <= 0:
+        has_trained = has_updated is not False and (self._has_gradients or not self._asked)
+        if not has_trained and self._left <= 0:
             count = model.iterations_per_update
             window = "batch" if count == 1 else f"{count} batches"
+            what = "updates without gradients" if self._asked else "no update"
             raise ArgumentError(
                 "class",
-                f"{name} has made no update in its first {window}; call self.update(self.optimizer) after "
+                f"{name} has made {what} in its first {window}; call self.update(self.optimizer) after "
                 "self.backward(loss), or set model.accumulate to the number of batches of an update",
             )
-        if has_updated is not False or self._left <= 0:
+        if has_trained:
             loop = model._main_loop
             if has_updated and not self._asked and loop is not None and loop.listens("before_update"):
                 _LOG.warning(
@@ -82,6 +85,7 @@ class FirstWindow:
         attributes = {name: each for name, each in vars(model).items() if isinstance(each, torch.optim.Optimizer)}
         named = {**attributes, **model.optimizers}
         own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
+        self._has_gradients |= bool(args or kwargs) or any(each.grad is not None for each in parameters_of(own))
         held = self._held.pop(own, {})  # type: ignore[arg-type]
         if any(gradient._version != version for gradient, version in held.items()):
             name = next((name for name, each in named.items() if each is own), "")

@@ -205,8 +205,13 @@ class Plain:
         clear_gradients(optimizer)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
-        """Step schedulers that step after each training epoch; log how many updates were skipped."""
+        """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
         self._skipped.report()
+        loop, members = self._model._main_loop, self._optimizers.members
+        late = [each.name for each in members if not each.has_stepped]
+        if loop is not None and loop.training_epochs_done == 1 and 0 < len(late) < len(members):
+            text = "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step"
+            _LOG.warning(text, few([f"the optimizer {name!r}" for name in late]), late[0])
         for each in self._optimizers.members:
             each.end_epoch(epoch_data)
 

@@ -53,6 +53,8 @@ def trained(*does, hooks=(), **arguments):
     ("does", "arguments", "message"),
     [
         (["backward"], {}, "Own.train_step has made no update in its first batch; call self.update"),
+        (["update"], {}, "Own.train_step has made updates without gradients in its first batch; call self.update"),
+        (["update"], {"accumulate": 3}, "has made updates without gradients in its first 3 batches"),
         (["backward"], {"accumulate": 3}, "no update in its first 3 batches"),
         (["backward", "step", "every"], {}, "or set model.accumulate to the number of batches of an update"),
         (["backward", "update", "nothing"], {}, "Own.train_step returned nothing; end it with `return outputs`"),
@@ -116,6 +118,24 @@ def test_gradients_from_both_sides_of_another_update_are_told_once(is_named, det
     run(model, vectors())
     told = "the optimizer generator uses gradients from before and after the update of another optimizer"
     assert caplog.text.count(told) == (not is_named and not detaches)
+    assert "no update of" not in caplog.text
+
+
+class OneOfTwo(TorchModel):
+    """Never updates its generator."""
+
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        self.backward(self.module.judge(outputs["fake"]).mean())
+        self.update("judge")
+        return outputs
+
+
+def test_an_optimizer_of_two_that_is_never_updated_is_told_once(caplog):
+    optimizers = {name: Factory(torch.optim.SGD, lr=0.1, options={"match": name}) for name in ("judge", "generator")}
+    run(OneOfTwo(Gan(), optimizer=optimizers), vectors(), epochs=3)
+    told = "no update of the optimizer 'generator' in this epoch; if this is a mistake, call self.update('generator')"
+    assert caplog.text.count(told) == 1
 
 
 def test_the_losses_of_optimizers_with_names_are_columns_of_the_steps_and_of_rows_between_epochs(tmp_path, monkeypatch):
