@@ -159,6 +159,11 @@ class Loop:
         return list(self.streams.extra)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether a hook is called now on this rank only, of several."""
+        return self._endings.is_alone  # type: ignore[no-any-return]
+
+    @property
     def fixed_epoch_size(self) -> int | None:
         """Number of batches of the train stream in an epoch; None for a whole pass."""
         return self.streams.fixed_epoch_size  # type: ignore[no-any-return]

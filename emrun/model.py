@@ -49,6 +49,9 @@ class AbstractModel(ABC):
     least_rows: int = 1
     """The least number of rows that a rank with rows should get of a batch: 2 for BatchNorm."""
 
+    is_sharded: bool = False
+    """Whether each of several ranks has only a part of the weights, so that all of them save a checkpoint together."""
+
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 

@@ -18,6 +18,7 @@ from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval, Units
 from emrun.hook import Loop
 from emrun.ranks.group import ranks
+from emrun.ranks.pieces import is_in_pieces
 
 _LOG = logging.getLogger(__name__)
 
@@ -231,10 +232,10 @@ def _without(argument: str) -> str:
 
 
 def _by_kind(averages: list[Tensor], weights: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return the tensors in groups of one device and dtype, as the functions of torch need them."""
+    """Return the tensors in groups of one device, dtype and kind, as the functions of torch need them."""
     groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     for average, weight in zip(averages, weights, strict=True):
-        group = groups.setdefault((average.device, average.dtype), ([], []))
+        group = groups.setdefault((average.device, average.dtype, is_in_pieces(average)), ([], []))
         group[0].append(average)
         group[1].append(weight)
     return list(groups.values())

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from emrun import AbstractHook
 from emrun.base.errors import ArgumentError
 from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.ranks.pieces import whole
 
 
 class ClipGradients(AbstractHook):
@@ -69,7 +70,7 @@ class ClipGradients(AbstractHook):
             clip_grad_value_(parameters, float(self._value or 0))
         else:
             norm = clip_grad_norm_(parameters, float(self._norm))
-            self.main_loop.record(f"gradient_norm{suffix_of(model, optimizer)}", norm)
+            self.main_loop.record(f"gradient_norm{suffix_of(model, optimizer)}", whole(norm))
 
 
 def _dense_stand_in(parameter: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from emrun import AbstractHook
+from emrun.base.errors import HookError
 from emrun.base.types import Batch, Interval, Units
 from emrun.hook import Loop
 from emrun.hooks._diagnose.findings import findings
@@ -80,6 +81,8 @@ class Diagnose(AbstractHook):
         """Check the model."""
         super().register_mainloop(main_loop)
         module_of("Diagnose", main_loop.model)
+        if main_loop.model.is_sharded:
+            raise HookError("Diagnose looks at whole weights, which model.strategy divides; remove one of them")
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Begin a look if it is time for one."""

@@ -16,6 +16,7 @@ from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
 from emrun.hooks._parts.parameters import dense, module_of, suffix_of
 from emrun.ranks.parts import weighs_nothing
+from emrun.ranks.pieces import whole
 from emrun.storage.capsules import MOST
 
 _LOG = logging.getLogger(__name__)
@@ -134,4 +135,4 @@ class SkipSpike(AbstractHook):
             return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [dense(each.grad) for each in parameters if each.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients).item() if gradients else None
+        return whole(torch.nn.utils.get_total_norm(gradients)).item() if gradients else None

@@ -15,6 +15,7 @@ from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
 from emrun.ranks.parts import weighs_nothing
+from emrun.ranks.pieces import whole
 
 UnknownType = Literal["error", "warn", "ignore"]
 
@@ -126,10 +127,10 @@ class StopOnNaN(AbstractHook):
             for name, each in module.named_parameters()
             if each.grad is not None and (own is None or id(each) in own)  # those of others may still be scaled
         ]
-        norm = torch.nn.utils.get_total_norm([gradient for _, gradient in named])  # waits for the device once
+        norm = whole(torch.nn.utils.get_total_norm([gradient for _, gradient in named]))  # waits for the device once
         if not norm.isfinite():
             for name, gradient in named:
-                self._check_value(f"{stream}/gradient of {name}", gradient, iteration)
+                self._check_value(f"{stream}/gradient of {name}", whole(gradient), iteration)
 
     def _check_value(self, address: str, value: Any, iteration: int | None) -> None:
         if isinstance(value, Mapping):

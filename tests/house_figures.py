@@ -18,21 +18,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 940,
+    "root": 944,
     "base": 1_110,
     "cli": 2_850,
     "config": 2_774,
     "diagnosis": 2_185,
     "launch": 1_254,
-    "loop": 2_768,
-    "models": 4_780,
-    "ranks": 472,
+    "loop": 2_773,
+    "models": 5_003,
+    "ranks": 501,
     "record": 1_283,
     "runs": 2_223,
     "storage": 2_200,
     "streams": 1_150,
     "training": 1_012,
-    "hooks": 4_883,
+    "hooks": 4_892,
     "datasets": 2_411,
 }
 """Room -> the most logical lines of code."""
@@ -40,7 +40,7 @@ NAMES = {
     "commands": 21,
     "options": 128,
     "keys of main_loop": 20,
-    "keys of model": 16,
+    "keys of model": 17,
     "hooks": 41,
     "datasets": 11,
 }

@@ -56,7 +56,8 @@ ONLY = {
     ("runs", "record"): {f"emrun.record.{name}" for name in ("rows", "steps")},
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
-LATE = {"group", "shares", "agreement", "stream_context", "names", "init_from", "compilation", "shown", "sweep"}
+LATE = {"group", "shares", "pieces", "agreement", "stream_context", "names", "init_from", "compilation", "sharding"}
+LATE |= {"shown", "sweep"}
 """Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
 
 

@@ -62,7 +62,6 @@ class AgreedEndings(Endings):
         self._requests: list[Request] = []
         self._agreed_ending: Ending | None = None
         self._agreed_checkpoint = False
-        self.is_alone = False  # whether a hook is called on this rank only, so that what it wants is a wish
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
         self._every = 1  # iterations between two reductions
         self._looks = 0

@@ -45,6 +45,9 @@ class Endings:
         patience: the seconds in which the same signal again does not count.
     """
 
+    is_alone = False
+    """Whether a hook is called on this rank only, of several, so that what it wants is a wish."""
+
     def __init__(self, loop: Loop, on_interrupt: InterruptPolicy, patience: float = 0) -> None:
         check_choice("on_interrupt", on_interrupt, InterruptPolicy)
         self._loop = loop

@@ -186,6 +186,8 @@ class TrainingState:
             names: name -> directory of all checkpoints after this one is committed; saved in the state.
         """
         if self._follows:
+            if self._loop.model.is_sharded:
+                self._loop.model.stage()
             if self._copy is None:
                 self._parts_of(self.encoded())
             return lambda directory: None, False

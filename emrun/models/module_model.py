@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.base.encoding import decode, random_state
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import Batch, Prefetch
 from emrun.base.wording import listed
@@ -30,16 +30,18 @@ from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
+from emrun.models.sharding import Sharding
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
-from emrun.models.sync_batch_norm import SynchronisedBatchNorm, warn_of_batch_norm
+from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
 from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.saving import collect_weights, extra_state, load_weights, own_memory
 from emrun.ranks.group import ranks
+from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.state_file import FILE, load_state
@@ -71,6 +73,7 @@ class ModuleModel(AbstractModel):
         recompute: Any = None,
         memory_format: Any = None,
         sync_batch_norm: bool = False,
+        strategy: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ArgumentError(
@@ -120,6 +123,38 @@ class ModuleModel(AbstractModel):
             self.clock = self._compilation.clock
             if self._random_of_lazy is None:
                 self._compilation.begin(module)
+        self._sharding = None if strategy is None else self._shard(strategy)
+
+    def _shard(self, strategy: object) -> Sharding:
+        """Divide the module among the ranks.
+
+        Raises:
+            ArgumentError: something else is asked for that does not work with `strategy` yet; see also `Sharding`.
+        """
+        if self._synchronised is None and (norm := next(iter(batch_norms(self.module)), None)) is not None:
+            message = f"{norm or 'the module'} (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm"
+            raise ArgumentError("strategy", message)
+        taken = next((each.key for each in self._outputs.terms.values() if each.takes_module), None)
+        refused = {
+            "compile": self._compilation is not None,
+            "memory_format": self._memory_format is not None,
+            f"a lazy module ({type(self.module).__name__})": self.is_lazy,
+            f"a loss that gets the module ({taken})": taken is not None,
+        }
+        if found := next((each for each, is_there in refused.items() if is_there), None):
+            raise ArgumentError("strategy", f"cannot be used with {found} yet; remove one of them")
+        sharding = Sharding(self.module, strategy, ranks(), self._is_alone)
+        self._call = partial(sharding.call, self._call)
+        return sharding
+
+    def _is_alone(self) -> bool:
+        """Return whether a hook is called on this rank only."""
+        return self._main_loop is not None and self._main_loop.is_alone
+
+    @property
+    def is_sharded(self) -> bool:  # type: ignore[override]
+        """Whether this rank has only some rows of each weight."""
+        return self._sharding is not None and ranks().several
 
     @property
     def input_names(self) -> Sequence[str]:
@@ -163,7 +198,8 @@ class ModuleModel(AbstractModel):
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-        copy_from_first({name: tensor for name, tensor in tensors if not is_lazy(tensor)}, ranks())
+        whole = {name: each for name, each in tensors if not (is_lazy(each) or is_in_pieces(each))}
+        copy_from_first(whole, ranks())
 
     def before_training(self) -> None:
         """Change the settings of torch, for TF32."""
@@ -278,14 +314,20 @@ class ModuleModel(AbstractModel):
         """Write the weights to `model.safetensors`.
 
         Raises:
+            StateError: the weights lie on several ranks, which `stage` collects.
             StorageError: the file cannot be written.
         """
+        if self.is_sharded:
+            raise StateError("the weights lie on several ranks (model.strategy), and are in the checkpoints only")
         with self._optimizers.mode_of_evaluations():
             for write in self._writers(copied=False):
                 write(directory)
 
     def stage(self) -> Callable[[Path], None] | None:
-        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
+        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`.
+
+        If the weights are sharded, all ranks call this, and rank 0 gets the whole of them.
+        """
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
         with self._optimizers.mode_of_evaluations():

@@ -20,6 +20,7 @@ from emrun.base.fields import FieldError
 from emrun.base.types import Factory
 from emrun.base.wording import listed
 from emrun.models.parameter_groups import parameter_groups
+from emrun.ranks.pieces import in_pieces_like, is_in_pieces, whole_on_first
 from emrun.storage.checkpoints.state_file import read_back
 
 _rate_of = itemgetter("lr")
@@ -120,12 +121,15 @@ def _number(value: Any) -> Any:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an optimizer's state with its class and configured arguments, which a resume compares with the config."""
+    """Return an optimizer's state with its class and configured arguments, which a resume compares with the config.
+
+    If the parameters are sharded, all ranks call this, and rank 0 gets the whole state.
+    """
     return {
         "class": type(optimizer).__name__,
         "configured": configured,
         "dtypes": _dtypes(optimizer),
-        "state": optimizer.state_dict(),
+        "state": _whole_state(optimizer),
     }
 
 
@@ -143,9 +147,10 @@ def load_optimizer_state(
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
-    _load(optimizer, saved["state"])
+    state = _in_pieces(optimizer, saved["state"])
+    _load(optimizer, state)
     if saved["dtypes"] == _dtypes(optimizer):
-        _undo_casts(optimizer, saved["state"])
+        _undo_casts(optimizer, state)
     optimizer._opt_called = True  # type: ignore[attr-defined]  # it has made updates; otherwise torch warns
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):
         for key in [key for key, value in new.items() if key in old and not equal(old[key], value)]:
@@ -169,6 +174,28 @@ def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
         )
     with refusals("optimizer", optimizer):
         optimizer.load_state_dict(state)
+
+
+def _whole_state(optimizer: torch.optim.Optimizer) -> Any:
+    state = optimizer.state_dict()
+    return tree_map(whole_on_first, state) if any(map(is_in_pieces, parameters_of(optimizer))) else state
+
+
+def _in_pieces(optimizer: torch.optim.Optimizer, state: Any) -> Any:
+    """Return a state in which the tensors of the shape of a sharded parameter are sharded as it is."""
+    parameters = parameters_of(optimizer)
+    if not any(map(is_in_pieces, parameters)):
+        return state
+    indices = [index for group in state["param_groups"] for index in group["params"]]
+    of_index = dict(zip(indices, parameters, strict=False))
+
+    def held(index: int, values: Any) -> Any:
+        shape = of_index[index].shape
+        return tree_map_only(
+            torch.Tensor, lambda each: in_pieces_like(each, of_index[index]) if each.shape == shape else each, values
+        )
+
+    return {**state, "state": {index: held(index, values) for index, values in state["state"].items()}}
 
 
 def _dtypes(optimizer: torch.optim.Optimizer) -> list[str]:

@@ -242,6 +242,7 @@ class Calculation:
         self.function = function
         self._values = values_of(self.inputs)
         place = _place_of_module(function) if module is not None else None
+        self.takes_module = place is not None
         self._call = function if place is None else partial(function, module=module)
         if place is not None and place < len(self.inputs):
             raise self._wrong("its parameter 'module' must come after those of its 'inputs'")

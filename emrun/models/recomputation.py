@@ -44,6 +44,30 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
             if key != "match":
                 raise ArgumentError(f"{_KEY}.{key}", f"unknown key{did_you_mean(str(key), ['match'])}; allowed: match")
         value, argument = value.get("match"), f"{_KEY}.match"
+    matching = matching_parts(module, argument, value)
+    chosen: dict[str, torch.nn.Module] = {}
+    for name, part in matching.items():
+        if not any(name.startswith(f"{outer}.") for outer in chosen):
+            chosen[name] = part
+    for part in chosen.values():
+        own = part.__dict__.get("forward")  # which the user has set
+        if own is not None and getattr(own, "__func__", None) is not _forward:
+            part.__dict__[_OF_INSTANCE] = own
+        part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
+    return list(chosen)
+
+
+def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dict[str, torch.nn.Module]:
+    """Return name -> part, of the parts of a module that have a forward and match; a part after those that it is in.
+
+    Args:
+        module: the module.
+        argument: the name of the argument, for messages.
+        value: a regular expression or a list of them (`re.search`).
+
+    Raises:
+        ArgumentError: the value is something else, or a pattern matches no such part.
+    """
     found = patterns(argument, value)
     if not found:
         raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
@@ -55,17 +79,7 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
             where = argument if isinstance(value, str) else f"{argument}[{index}]"
             message = f"{pattern.pattern!r} matches no part of {type(module).__name__}; {has}"
             raise ArgumentError(where, message)
-    chosen: dict[str, torch.nn.Module] = {}
-    for name, part in parts.items():  # parts come after those that they are in
-        within = any(name.startswith(f"{outer}.") for outer in chosen)
-        if not within and any(pattern.search(name) for pattern in found):
-            chosen[name] = part
-    for part in chosen.values():
-        own = part.__dict__.get("forward")  # which the user has set
-        if own is not None and getattr(own, "__func__", None) is not _forward:
-            part.__dict__[_OF_INSTANCE] = own
-        part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
-    return list(chosen)
+    return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
 
 
 def _has_forward(part: torch.nn.Module) -> bool:

@@ -25,11 +25,13 @@ from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
+from emrun.models.sharding import StrategyForm
 from emrun.models.step.halves import compare_halves
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.own import FirstWindow, InAutocast, Own
 from emrun.models.step.plain import Plain
 from emrun.models.step.scaled import Scaled, ScaledGradients
+from emrun.models.step.sharded import ShardedGradients
 from emrun.models.step.size_search import advise
 from emrun.models.step.summed import SummedGradients
 from emrun.models.step.windows import Gradients, Windows
@@ -145,6 +147,9 @@ class TorchModel(ModuleModel):
         memory_format: `channels_last` or `channels_last_3d`, for weights and inputs of 4 or 5 dimensions.
         sync_batch_norm: on several ranks, BatchNorm normalises with the statistics of the whole batch, not with those
             of the rows of its rank.
+        strategy: `{shard: REGEX}` makes several ranks share the weights, their gradients and the states of optimizers:
+            each has some rows of them. A regular expression, or a list of them (`re.search`), for names of parts of
+            the module: the weights of such a part are together while it runs. One process has all.
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
@@ -187,10 +192,14 @@ class TorchModel(ModuleModel):
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
         sync_batch_norm: bool = False,
+        strategy: StrategyForm | None = None,
     ) -> None:
         if sync_batch_norm and micro_batch_size is not None:
             message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
             raise ArgumentError("sync_batch_norm", message)
+        if strategy is not None and micro_batch_size is not None:
+            message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
+            raise ArgumentError("strategy", message)
         super().__init__(
             module,
             inputs,
@@ -203,6 +212,7 @@ class TorchModel(ModuleModel):
             recompute=recompute,
             memory_format=memory_format,
             sync_batch_norm=sync_batch_norm,
+            strategy=strategy,
         )
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
@@ -215,9 +225,15 @@ class TorchModel(ModuleModel):
         self.step_outputs: Mapping[str, Any] | None = None
         own = type(self)
         self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+        if self._is_own_scheme and strategy is not None:
+            message = f"cannot be used with a train_step or an update of {own.__name__} yet"
+            raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
         if not self.is_lazy:
             self._build_optimizers()
+        if strategy is not None and self._optimizers.has_modes:
+            message = "cannot be used with an optimizer that has other weights for evaluations yet"
+            raise ArgumentError("strategy", message)
         self._loadable = Loadable(self)
         self.list_work()
 
@@ -231,10 +247,14 @@ class TorchModel(ModuleModel):
             gradients = Gradients() if scale is None else ScaledGradients(scale)
             if several:
                 is_one = accumulate == 1 and self._parts is None
-                gradients = self._summed = SummedGradients(
-                    self, ranks(), carries_loss=is_one, sends=not self._is_own_scheme
-                )
-            more: dict[str, Any] = {"parts": self._parts, "exchanges": self._synchronised is not None}
+                if self._sharding is not None:
+                    self._summed = ShardedGradients(self, ranks(), carries_loss=is_one, sharding=self._sharding)
+                else:
+                    sends = not self._is_own_scheme
+                    self._summed = SummedGradients(self, ranks(), carries_loss=is_one, sends=sends)
+                gradients = self._summed
+            exchanges = self._synchronised is not None or self.is_sharded
+            more: dict[str, Any] = {"parts": self._parts, "exchanges": exchanges}
             self._updates: Plain = Windows(*parts, gradients=gradients, accumulate=accumulate, **more)
         else:
             self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
@@ -561,7 +581,8 @@ class TorchModel(ModuleModel):
             averages = {name: each for name, each in (self.evaluation_weights or {}).items() if name in buffers}
             copy_from_first(buffers, ranks())
             copy_from_first(averages, ranks())
-            check_alike(dict(self.module.named_parameters()), ranks())
+            if not self.is_sharded:
+                check_alike(dict(self.module.named_parameters()), ranks())
         super().after_stream(stream_name)
 
     def before_epoch(self, epoch_id: int) -> None:

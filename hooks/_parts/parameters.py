@@ -10,6 +10,7 @@ import torch
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.wording import few
+from emrun.ranks.pieces import norms_of_all, piece
 
 Match = str | Sequence[str] | None
 """A regular expression, or a list of them, for names of parameters (`re.search`)."""
@@ -84,8 +85,9 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the 2-norm of each tensor, on its device; of 16 bits in float32. Nothing waits for the device.
 
     Args:
-        tensors: dense tensors; the norm of an empty one is 0.
+        tensors: dense tensors; the norm of an empty one is 0. If they are sharded, all ranks call this.
     """
+    wholes, tensors = tensors, list(map(piece, tensors))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     found = [torch.zeros((), device=each.device) for each in tensors]
     for index, each in enumerate(tensors):
@@ -96,4 +98,4 @@ def norms_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         norms = torch._foreach_norm([tensors[index] for index in indices], 2, exact)
         for index, norm in zip(indices, norms, strict=True):
             found[index] = norm
-    return found
+    return norms_of_all(found, wholes)

@@ -10,6 +10,7 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
+from emrun.ranks.pieces import is_in_pieces, piece
 
 
 class EvaluationWeights:
@@ -50,6 +51,12 @@ class EvaluationWeights:
             return
         self.in_use = wanted
         for tensor, other in self._pairs:
+            if is_in_pieces(tensor):  # `fully_shard` reads its own memory
+                one, two = piece(tensor), piece(other)
+                values = one.clone()
+                one.copy_(two)
+                two.copy_(values)
+                continue
             tensor.data, other.data = other.data, tensor.data
 
     def replaced(self, *, evaluation: bool) -> dict[int, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.models.weights.saving import own_tensors
+from emrun.ranks.pieces import is_in_pieces, whole
 
 Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
 """Why a tensor that should be loaded is not loaded."""
@@ -47,7 +48,7 @@ class Fit:
         """
         found = cls()
         here = own_tensors(module)
-        for names in _tied(here):
+        for names in _tied(here, dict(module.named_parameters(remove_duplicate=False))):
             found._fit_one([each for each in names if selects(each)], names, here, there, module)
         found._leave_incomplete(module, here)
         for name in [each for each in there if each not in here]:
@@ -106,12 +107,14 @@ def _part(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _tied(here: Mapping[str, Tensor]) -> list[list[str]]:
+def _tied(here: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """Return the names of the tensors of a module, those of one tensor together."""
     found: dict[object, list[str]] = {}
     for name, each in here.items():
         place: object = name
-        if not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
+        if is_in_pieces(each):
+            place = id(parameters[name])
+        elif not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
             place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
         found.setdefault(place, []).append(name)
     return list(found.values())
@@ -176,8 +179,8 @@ def _has_overflowed(there: Tensor, here: Tensor) -> bool:
     if there.dtype == here.dtype or there.is_complex():
         return False
     if not there.is_floating_point():
-        return not torch.equal(here.to(there.device, there.dtype), there)
-    return torch.finfo(here.dtype).max < torch.finfo(there.dtype).max and _finite(here) != _finite(there)
+        return not torch.equal(whole(here).to(there.device, there.dtype), there)
+    return torch.finfo(here.dtype).max < torch.finfo(there.dtype).max and _finite(whole(here)) != _finite(there)
 
 
 def _finite(tensor: Tensor) -> int:

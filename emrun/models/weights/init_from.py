@@ -20,7 +20,7 @@ from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
 from emrun.models.patterns import compiled, patterns
 from emrun.models.weights.fit import Fit, kind_of, overflowing
-from emrun.models.weights.saving import extra_state, own_memory, own_tensors
+from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
 
 _LOG = logging.getLogger(__name__)
@@ -185,7 +185,9 @@ class InitFrom:
         """Copy the tensors into a module; each is read from its file at this moment."""
         kind = type(module).__name__
         try:
-            unknown = module.load_state_dict({**module.state_dict(), **fit.sources}, strict=False).unexpected_keys
+            unknown = module.load_state_dict(
+                {**module.state_dict(), **as_held(module, fit.sources)}, strict=False
+            ).unexpected_keys
         except RuntimeError as error:
             raise self._refused(f"{kind} does not load these weights: {error}") from error
         if unknown:

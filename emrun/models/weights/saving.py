@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from emrun.base.errors import StateError
 from emrun.base.wording import few, listed
 from emrun.models.laziness import uninitialised
+from emrun.ranks.pieces import in_pieces_like, is_in_pieces, whole_on_first
 from emrun.storage.checkpoints.weights import FILE, read_weights
 
 
@@ -57,6 +58,8 @@ def collect_weights(
         names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
         others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
         found |= {name: tensor for name, tensor in others.items() if name in found}
+    gathered = _gathered(module, found)
+    found |= gathered
     for name, tensor in found.items():
         own_storage = tensor.untyped_storage().data_ptr()
         place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
@@ -66,10 +69,31 @@ def collect_weights(
         first_at[place] = name
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == own_storage)
+        is_shared = storage in storages or (copied and storage == own_storage and name not in gathered)
         weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         storages.add(storage)
     return weights, tied
+
+
+def _gathered(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of a module's tensors that lie on several ranks: whole on rank 0, and empty on the other ranks.
+
+    All ranks call this, and exchange one tensor after the other. Tied tensors stay one.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    found: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if is_in_pieces(tensor) and id(parameters[name]) not in found:
+            found[id(parameters[name])] = whole_on_first(tensor)
+    return {name: found[id(parameters[name])] for name, tensor in tensors.items() if is_in_pieces(tensor)}
+
+
+def as_held(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole tensors as a module holds those of the same names: in pieces, if it is sharded."""
+    own = own_tensors(module)
+    return {
+        name: in_pieces_like(each, own[name]) if is_in_pieces(own.get(name)) else each for name, each in tensors.items()
+    }
 
 
 def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> None:
@@ -96,7 +120,7 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
             "architecture that they were saved from"
         )
     own_memory(module)
-    module.load_state_dict({**module.state_dict(), **state})
+    module.load_state_dict({**module.state_dict(), **as_held(module, state)})
 
 
 def own_memory(module: torch.nn.Module) -> None:

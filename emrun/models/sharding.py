@@ -1,0 +1,155 @@
+"""`strategy: {shard: REGEX}`: each rank has some rows of each weight, and gets the others while a part needs them.
+
+torch's `fully_shard` does the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, Required, TypedDict
+
+import torch
+
+from emrun.base.errors import ArgumentError, UsageError
+from emrun.base.wording import counted, did_you_mean
+from emrun.models.alike import copy_from_first
+from emrun.models.recomputation import matching_parts
+from emrun.ranks.group import Ranks, answered
+from emrun.ranks.pieces import is_in_pieces
+
+_LOG = logging.getLogger(__name__)
+
+KEY = "strategy.shard"
+
+
+class StrategyForm(TypedDict, total=False):
+    """How several ranks share the work: `shard` is required."""
+
+    shard: Required[str | Sequence[str]]
+
+
+class Sharding:
+    """Divides the weights of a module among the ranks, by rows. In one process, the module stays whole.
+
+    The weights of each part that matches are together: all ranks exchange them before its forward and its backward
+    pass, and free them afterwards. The rest of the module is another such part. Gradients are added up over the ranks
+    in each backward pass.
+
+    Args:
+        module: the module, on its device.
+        value: the argument `strategy`.
+        ranks: the ranks. Their weights become those of rank 0 first.
+        is_alone: returns whether a hook is called on this rank only.
+
+    Raises:
+        ArgumentError: the argument is wrong, or the module cannot be divided in this way.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, value: object, ranks: Ranks, is_alone: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.given: set[str] = set()
+        """The names of the parameters for which this rank has calculated a gradient; the step clears them."""
+        self._is_alone, self._noted = is_alone, dict[int, torch.nn.Parameter]()
+        if not isinstance(value, Mapping) or not value:
+            raise ArgumentError("strategy", f"{value!r} is not a mapping such as {{shard: '^blocks\\.\\d+$'}}")
+        for key in value:
+            if key != "shard":
+                raise ArgumentError(
+                    f"strategy.{key}", f"unknown key{did_you_mean(str(key), ['shard'])}; allowed: shard"
+                )
+        parts = {id(part): (name, part) for name, part in matching_parts(module, KEY, value["shard"]).items()}
+        self._check(module, {key: name for key, (name, _) in parts.items()})
+        _LOG.info(
+            "strategy: %s of %s, and the rest of it, are sharded over %s",
+            *(counted(len(parts), "part"), type(module).__name__, counted(ranks.size, "rank")),
+        )
+        if ranks.several:
+            self._divide(module, [*reversed(parts.values()), ("", module)], ranks)
+
+    def _check(self, module: torch.nn.Module, parts: Mapping[int, str]) -> None:
+        """Check that each parameter is of one part, and that torch can divide it.
+
+        Args:
+            module: the module.
+            parts: id of a part -> its name.
+        """
+        owners: dict[int, tuple[str, str]] = {}  # id of a parameter -> the part that it is of, its name
+        dtypes: dict[str, tuple[torch.dtype, str]] = {}
+
+        def look(part: torch.nn.Module, path: str, owner: str) -> None:
+            owner = parts.get(id(part), owner)
+            for key, parameter in part._parameters.items():
+                if parameter is None:
+                    continue
+                name = f"{path}{key}"
+                before, first = owners.setdefault(id(parameter), (owner, name))
+                if before != owner:
+                    where = [f"in {each!r}" if each else "in no part that matches" for each in (before, owner)]
+                    raise ArgumentError(
+                        KEY,
+                        f"{first!r} ({where[0]}) and {name!r} ({where[1]}) are one parameter, which cannot be in two "
+                        "shards; match a part that has both, or neither",
+                    )
+                if not parameter.ndim or not parameter.is_contiguous():
+                    what = "not contiguous" if parameter.ndim else "a scalar; give it the shape (1,)"
+                    raise ArgumentError(KEY, f"{name!r} cannot be sharded: it is {what}")
+                dtype, other = dtypes.setdefault(owner, (parameter.dtype, name))
+                if dtype != parameter.dtype:
+                    both = f"{other!r} is {dtype}, but {name!r} is {parameter.dtype}"
+                    raise ArgumentError(KEY, f"{both}: a shard has parameters of one dtype; match a part with one only")
+            for key, child in part.named_children():
+                look(child, f"{path}{key}.", owner)
+
+        look(module, "", "")
+
+    def _divide(self, module: torch.nn.Module, parts: Sequence[tuple[str, torch.nn.Module]], ranks: Ranks) -> None:
+        """Divide the parts, each after those within it."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+        copy_from_first(tensors, ranks)
+        mesh = init_device_mesh(next(iter(tensors.values())).device.type, (ranks.size,))
+        for name, part in parts:
+            shard: Any = fully_shard(part, mesh=mesh, reshard_after_forward=True)
+            shard.set_force_sum_reduction_for_comms(True)  # the losses are weighted, and a mean would divide them
+            shard.set_gradient_divide_factor(1.0)
+            part.register_forward_pre_hook(self._refuse_alone, prepend=True)
+            part.register_forward_pre_hook(partial(self._note, f"{name}." if name else ""))
+        shard.set_reduce_scatter_unused_params(True)  # a rank may have no gradient of a parameter
+
+    def _refuse_alone(self, *_: Any) -> None:
+        """Refuse a forward pass that the other ranks do not make.
+
+        Raises:
+            UsageError: a hook that only this rank calls runs the module.
+        """
+        if self._is_alone():
+            raise UsageError(
+                "a hook of rank 0 runs the model, whose weights are sharded over all ranks (model.strategy): give the "
+                "hook `every_rank = True`, so that all ranks run the model together"
+            )
+
+    def _note(self, prefix: str, part: torch.nn.Module, *_: Any) -> None:
+        """Note from now on which parameters of a part, which are whole now, get a gradient."""
+        if not torch.is_grad_enabled():
+            return
+        for name, each in part.named_parameters(prefix[:-1]):
+            if each.requires_grad and id(each) not in self._noted and not is_in_pieces(each):
+                self._noted[id(each)] = each
+                each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: self.given.add(name)
+                )
+
+    def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Run the module.
+
+        Raises:
+            RankFailed: another rank has ended.
+        """
+        with answered():
+            return call(*arguments)

@@ -1,0 +1,59 @@
+"""Pieces of tensors: what a rank has of a tensor whose rows lie on several ranks (a `DTensor`), and the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def is_in_pieces(tensor: object) -> bool:
+    """Return whether the rows of a tensor lie on several ranks."""
+    return hasattr(tensor, "full_tensor")  # DTensor, whose import takes as long as a start
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor with all its rows, which its ranks exchange: all of them call this; another value as it is."""
+    return tensor.detach().full_tensor() if is_in_pieces(tensor) else tensor
+
+
+def whole_on_first(tensor: Any) -> Any:
+    """Return `whole` of a tensor in main memory on rank 0, an empty tensor on the others, which all call this too."""
+    if not is_in_pieces(tensor):
+        return tensor
+    found = whole(tensor)
+    return found.cpu() if tensor.device_mesh.get_rank() == 0 else found.new_empty(0)
+
+
+def piece(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor, in the same memory: some rows, or none; another tensor as it is."""
+    return tensor.detach().to_local() if is_in_pieces(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def in_pieces_like(tensor: Tensor, other: Any) -> Tensor:
+    """Return a whole tensor, which each rank has, in pieces as another one is; only this rank's rows are copied."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None).clone()
+
+
+def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the 2-norms of whole tensors from those of the pieces of this rank; all ranks call this.
+
+    Args:
+        norms: for each tensor the norm of what this rank has of it, of shape ().
+        tensors: the tensors, in pieces or not.
+    """
+    import torch
+
+    from emrun.ranks.group import ranks
+
+    divided = [index for index, each in enumerate(tensors) if is_in_pieces(each)]
+    if not divided:
+        return norms
+    squares = torch.stack([norms[index].double() ** 2 for index in divided])
+    ranks().add_up(squares)
+    found = dict(zip(divided, squares.sqrt().unbind(), strict=True))
+    return [found[index].to(each.dtype) if index in found else each for index, each in enumerate(norms)]

@@ -1,0 +1,173 @@
+"""`strategy: {shard: REGEX}`: parts of a module whose weights are divided among the ranks."""
+
+import pytest
+import torch
+from in_ranks import Failed, in_ranks, results_of
+from torch import nn
+from torch.optim import SGD
+
+from emrun import TorchModel
+from emrun.base.errors import ArgumentError
+from emrun.models.sharding import Sharding
+from emrun.ranks.group import Ranks, join
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4), nn.Tanh()) for _ in range(2)])
+        self.head = nn.Linear(4, 5, bias=False)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return {"loss": self.head(x).square().mean((1, 2))}
+
+
+def tied(net):
+    net.head.weight = net.embed.weight
+
+
+def tied_to_block(net):
+    net.blocks[1][0].weight = net.blocks[0][0].weight
+
+
+def of_two_dtypes(net):
+    net.blocks[1][0].double()
+
+
+def with_scalar(net):
+    net.blocks[0].scale = nn.Parameter(torch.tensor(1.0))
+
+
+def transposed(net):
+    net.head.weight.data = torch.empty(4, 5).t()
+
+
+BLOCKS = {"shard": r"^blocks\.\d+$"}
+NOT = "strategy.shard: 'layers' matches no part of Net; the parts are embed, blocks.0, "
+
+
+@pytest.mark.parametrize(
+    ("value", "change", "message"),
+    [
+        ("blocks", None, "strategy: 'blocks' is not a mapping such as"),
+        ({}, None, "strategy: {} is not a mapping such as"),
+        ({"shards": "blocks"}, None, "strategy.shards: unknown key; did you mean 'shard'?; allowed: shard"),
+        ({"shard": "layers"}, None, NOT),
+        ({"shard": "^$"}, None, "strategy.shard: '^$' matches no part of Net; the parts are embed, blocks.0, "),
+        ({"shard": r"^blocks$"}, None, "strategy.shard: '^blocks$' matches no part of Net"),  # the list has no forward
+        ({"shard": ["head", "("]}, None, "strategy.shard[1]: '(' is not a regular expression"),
+        (
+            BLOCKS,
+            tied_to_block,
+            "strategy.shard: 'blocks.0.0.weight' (in 'blocks.0') and 'blocks.1.0.weight' (in 'blocks.1') are one "
+            "parameter, which cannot be in two shards; match a part that has both, or neither",
+        ),
+        (
+            {"shard": "head"},
+            tied,
+            "'embed.weight' (in no part that matches) and 'head.weight' (in 'head') are one parameter",
+        ),
+        (BLOCKS, with_scalar, "'blocks.0.scale' cannot be sharded: it is a scalar; give it the shape (1,)"),
+        (BLOCKS, transposed, "'head.weight' cannot be sharded: it is not contiguous"),
+        (BLOCKS, of_two_dtypes, "'blocks.1.0.weight' is torch.float64, but 'blocks.1.1.weight' is torch.float32: a "),
+    ],
+)
+def test_what_cannot_be_sharded_is_an_error_in_one_process_too(value, change, message):
+    net = Net()
+    if change is not None:
+        change(net)
+    with pytest.raises(ArgumentError) as error:
+        Sharding(net, value, Ranks())
+    assert message in str(error.value)
+
+
+def test_weights_that_are_tied_in_one_shard_are_allowed():
+    net = Net()
+    tied(net)
+    Sharding(net, BLOCKS, Ranks())
+
+
+def loss_of_weights(module):
+    return module.head.weight.square().sum()
+
+
+class OwnStep(TorchModel):
+    def train_step(self, inputs):
+        raise AssertionError
+
+
+class WithModes(SGD):
+    def train(self): ...
+
+    def eval(self): ...
+
+
+class Pictures(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 1, 1))
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(2, 2), nn.BatchNorm1d(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "arguments", "message"),
+    [
+        (TorchModel, Net, {"micro_batch_size": 2}, "strategy: cannot be used with micro_batch_size"),
+        (TorchModel, Net, {"compile": True}, "strategy: cannot be used with compile yet"),
+        (TorchModel, Pictures, {"memory_format": "channels_last"}, "strategy: cannot be used with memory_format yet"),
+        (TorchModel, lambda: nn.Sequential(nn.LazyLinear(2)), {}, "cannot be used with a lazy module (Sequential) yet"),
+        (
+            TorchModel,
+            Net,
+            {"loss": {"one": lambda: loss_of_weights}},
+            "with a loss that gets the module (loss.one) yet",
+        ),
+        (
+            TorchModel,
+            Net,
+            {"optimizer": WithModes},
+            "strategy: cannot be used with an optimizer that has other weights",
+        ),
+        (OwnStep, Net, {}, "strategy: cannot be used with a train_step or an update of OwnStep yet"),
+        (
+            TorchModel,
+            Normed,
+            {},
+            "strategy: 1 (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm",
+        ),
+    ],
+)
+def test_what_does_not_work_with_shards_yet_is_refused_by_name(kind, module, arguments, message):
+    with pytest.raises(ArgumentError) as error:
+        kind(module(), **{"optimizer": SGD, "device": "cpu", "strategy": {"shard": "0|blocks"}, **arguments})
+    assert message in str(error.value)
+
+
+def one_forward(is_alone):
+    """Return the loss on this rank, with weights that were drawn on each rank, and what rank 0 gets alone."""
+    ranks = join()
+    torch.manual_seed(ranks.rank)
+    net = Net()
+    sharding = Sharding(net, BLOCKS, ranks, lambda: is_alone)
+    rows = torch.arange(4).view(2, 2)
+    return sharding.call(net, rows)["loss"].tolist()
+
+
+def test_all_ranks_have_the_weights_of_the_first():
+    one, other = in_ranks(2, one_forward, False)
+    torch.manual_seed(0)
+    assert one == other == pytest.approx(Net()(torch.arange(4).view(2, 2))["loss"].tolist())
+
+
+def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others():
+    for each in results_of(2, one_forward, True):
+        assert isinstance(each, Failed)
+        assert each.kind == "UsageError"
+        assert "give the hook `every_rank = True`" in each.message

@@ -1,0 +1,187 @@
+"""A run whose weights are sharded over ranks is the run of one process, with the checkpoints of one process."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from in_ranks import in_ranks
+from safetensors.torch import load_file
+
+from emrun import AbstractHook, create_training, read_steps, resume_training
+from emrun.ranks.group import join, ranks
+from emrun.ranks.pieces import piece
+from emrun.training.create import train
+from emrun.training.evaluate import evaluate
+from emrun.training.predict import predict
+
+PARTS = '''
+import numpy as np
+import torch
+
+
+class Data:
+    """37 examples in batches of 5, of which a rank without rows has none: the last batch of an epoch has two."""
+
+    def __init__(self):
+        self.x = np.random.default_rng(0).normal(size=(37, 5))
+
+    def batch(self, rows):
+        return {"x": self.x[rows], "y": (self.x[rows].sum(axis=1) > 0).astype(np.int64)}
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(37, 5, shuffle=True):
+            yield self.batch(rows)
+
+    def valid_stream(self, ctx):
+        for rows in ctx.batches(11, 5):
+            yield self.batch(rows)
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(7, 3)
+        self.outer = torch.nn.Linear(3, 7)
+
+    def forward(self, x):
+        return x + self.outer(self.inner(x).tanh())
+
+
+class Net(torch.nn.Module):
+    """Has weights of 7, 3 and 2 rows: some ranks of three have more rows than others, and one has none of the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(5, 7)
+        self.blocks = torch.nn.Sequential(Block(), Block())
+        self.head = torch.nn.Linear(7, 2)
+        self.double()
+
+    def forward(self, x):
+        return self.head(self.blocks(self.embed(x)))
+'''
+
+
+def config_of(*hooks, updates=8, **model):
+    return {
+        "seed": 3,
+        "dataset": {"class": "parts.Data"},
+        "model": {
+            "module": {"class": "parts.Net"},
+            "inputs": ["x"],
+            "outputs": ["logits"],
+            "loss": {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "y"], "reduction": "none"},
+            "optimizer": {"class": "AdamW", "lr": 0.01},
+            "strategy": {"shard": r"^blocks\.\d+$"},
+            **model,
+        },
+        "main_loop": {"extra_streams": ["valid"]},
+        "hooks": ["ComputeStats", *hooks, {"StopAfter": {"updates": updates}}],
+    }
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "parts.py").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+class Rows(AbstractHook):
+    """Notes how many values this rank has of the weights, and ends the run after some batches."""
+
+    every_rank = True
+    reads = ()
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at, self.held = at, {}
+
+    def after_batch(self):
+        self.held = {n: piece(each).numel() for n, each in self.main_loop.model.module.named_parameters()}
+        if self.main_loop.iterations_done == self.at and ranks().is_first:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def trained(config, directory, hook=None, resumes=False, changes=()):
+    """Train on this rank; return how many values it has of each weight, and the status."""
+    training = resume_training(directory, changes) if resumes else create_training(config, output_dir=directory)
+    if ranks().several:
+        training.main_loop.change_hooks([hook or (hook := Rows()), *training.hooks])
+    outcome = train(training)
+    return hook and hook.held, outcome.status
+
+
+def result_of(directory):
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = read_steps(directory)
+    values = {name: steps[name].tolist() for name in steps if name.startswith(("loss", "gradient_norm", "weight"))}
+    return [line["streams"] for line in lines], values, load_file(directory / "checkpoints/latest/model.safetensors")
+
+
+def flat(tree, path=""):
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def assert_close(one, other, within=1e-9):
+    for line, other_line in zip(one[0], other[0], strict=True):
+        assert dict(flat(other_line)) == pytest.approx(dict(flat(line)), abs=within)
+    assert one[1].keys() == other[1].keys()
+    for name, values in one[1].items():
+        assert other[1][name] == pytest.approx(values, abs=within, nan_ok=True)
+    torch.testing.assert_close(other[2], one[2], rtol=0, atol=within)
+
+
+@pytest.mark.parametrize(
+    ("updates", "sizes"), [(9, (3,)), pytest.param(100, (2, 3), marks=pytest.mark.campaign)], ids=["few", "hundred"]
+)
+def test_updates_with_everything_are_those_of_one_process(project, updates, sizes):
+    hooks = [{"ClipGradients": {"norm": 0.5}}, {"AverageWeights": {"decay": 0.9}}, {"LogNorms": {"every": "4 updates"}}]
+    hooks += [{"StopOnNaN": {"after_batch": True}}, {"Freeze": {"match": "embed", "until": "5 updates"}}]
+    config = config_of(*hooks, updates=updates, accumulate=2, recompute="blocks")
+    trained(config, project / "one")
+    expected = result_of(project / "one")
+    assert len(expected[1]["loss"]) >= updates
+    for size in sizes:
+        found = in_ranks(size, trained, config, project / f"run{size}")
+        assert_close(expected, result_of(project / f"run{size}"))
+        rows = [held["embed.weight"] // 5 for held, _ in found]
+        assert rows == {2: [4, 3], 3: [3, 3, 1]}[size]
+        assert [held["head.bias"] for held, _ in found] == {2: [1, 1], 3: [1, 1, 0]}[size]
+
+
+def evaluated(directory):
+    """Return the evaluation of a run, and the number of its predictions, which this rank helps to make."""
+    made = predict(directory, "valid", f"{directory}-{join().size}.npz", variables=["logits"])
+    return evaluate(directory, "valid"), made.rows
+
+
+def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(project):
+    config = config_of({"AverageWeights": {"decay": 0.9}})
+    [(_, status), _] = in_ranks(2, trained, config, project / "whole")
+    assert status == "finished"
+    expected = result_of(project / "whole")
+    [(_, status), _] = in_ranks(2, trained, config, project / "run", Rows(at=3))
+    assert status == "interrupted"
+    copies = {name: shutil.copytree(project / "run", project / name) for name in ("one", "three", "other")}
+    in_ranks(2, trained, None, project / "run", None, True)
+    found = result_of(project / "run")
+    assert found[:2] == expected[:2]
+    assert all(torch.equal(value, found[2][name]) for name, value in expected[2].items())
+    trained(None, copies["one"], resumes=True)
+    in_ranks(3, trained, None, copies["three"], None, True, ["~model.strategy"])
+    in_ranks(2, trained, None, copies["other"], None, True, ["model.strategy.shard=inner"])
+    for each in copies.values():
+        assert_close(expected, result_of(each))
+    of_one, rows = evaluated(project / "run")
+    for metrics, count in in_ranks(3, evaluated, project / "run"):
+        assert dict(flat(metrics)) == pytest.approx(dict(flat(of_one)), abs=1e-9)
+        assert count == rows == 11
