@@ -45,7 +45,8 @@ def check_events(checked: type) -> None:
     called = [*EVENTS, *(name for name in _CALLED if name in ours)]
     for name in dir(checked):
         if name in EVENTS:
-            _check_parameters(checked, name)
+            if getattr(checked, name) is not getattr(AbstractHook, name):
+                _check_parameters(checked, name)
         elif not name.startswith("_") and name not in ours and callable(getattr(checked, name)):
             near = next((event for event in called if _one_edit_apart(name, event)), _OTHERS.get(name))
             hint = f"did you mean {near!r}?" if near is not None else "train_step" in ours and _STEPS.get(name)
