@@ -18,6 +18,8 @@ from emrun.base.types import parameters_of
 from emrun.base.wording import counted, did_you_mean, listed
 from emrun.stream_context import StreamContext
 
+ASKS = "a batch depends on the updates before it, so it cannot be read ahead"
+"""What holds for the streams of a dataset that takes the model."""
 _SUFFIX = "_stream"
 _NUMERIC_KINDS = "biuf"
 
@@ -197,6 +199,11 @@ def takes_context(function: Any) -> bool:
     """Return whether a stream function takes a `StreamContext`."""
     parameters = parameters_of(function).values()
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def asks_model(dataset: Any) -> bool:
+    """Return whether the constructor of a dataset takes the model, so that its batches depend on the updates."""
+    return "model" in parameters_of(type(dataset))
 
 
 def open_stream(dataset: Any, name: str, context: StreamContext) -> Any:

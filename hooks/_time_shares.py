@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from emrun.base.types import Profile
+from emrun.dataset import ASKS
 
 WAITS, EVALUATES, CALLS, SAVES = 0.2, 0.5, 0.1, 0.1
 """The shares of the time from which a verdict names reading, evaluations, hooks and checkpoints."""
@@ -96,20 +97,21 @@ class Times:
         )
 
 
-def verdict(times: Times, ahead: Mapping[str, int], extra_streams: Sequence[str], cores: int) -> tuple[str, str]:
+def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequence[str], cores: int) -> tuple[str, str]:
     """Return what most of the time was spent on: its name, and in words with what to change in the config, if anything.
 
     The first that applies: waiting for data, evaluations, hooks, checkpoints; else the model.
 
     Args:
         times: the times.
-        ahead: the settings `buffer` and `workers` of the config.
+        ahead: the settings `buffer` and `workers` of the config; None if nothing can be read ahead.
         extra_streams: the streams that are evaluated after the train stream.
         cores: the number of processors that the process may use.
     """
     shares = times.shares()
     if shares["reading"] >= WAITS:
-        return "reading", f"waits for data {shares['reading']:.0%} of the time: {_for_reading(ahead, cores)}"
+        advice = _for_reading(ahead, cores) if ahead is not None else f"{ASKS}; make the dataset faster"
+        return "reading", f"waits for data {shares['reading']:.0%} of the time: {advice}"
     if times.trained and extra_streams and times.evaluating() >= EVALUATES:
         name = max(extra_streams, key=lambda each: times.model.get(each, 0.0))
         often = f"evaluate less often, main_loop.extra_streams: [{{{name}: 5 epochs}}], or less of it, {{batches: 20}}"

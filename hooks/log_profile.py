@@ -13,6 +13,7 @@ import torch
 from emrun.base.cores import cores
 from emrun.base.types import Profile
 from emrun.base.wording import size_of, span
+from emrun.dataset import asks_model
 from emrun.hook import AbstractHook
 from emrun.hooks._time_shares import Times, verdict
 
@@ -89,7 +90,8 @@ class LogProfile(AbstractHook):
 
     def _verdict(self, times: Times) -> tuple[str, str]:
         loop = self.main_loop
-        return verdict(times, loop.reading_ahead, loop.extra_streams, cores())
+        ahead = None if asks_model(loop.dataset) else loop.reading_ahead
+        return verdict(times, ahead, loop.extra_streams, cores())
 
     def _line(self, times: Times) -> str:
         shares = times.shares()

@@ -18,11 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 944,
+    "root": 948,
     "base": 1_110,
     "cli": 2_850,
-    "config": 2_774,
-    "diagnosis": 2_185,
+    "config": 2_781,
+    "diagnosis": 2_190,
     "launch": 1_254,
     "loop": 2_773,
     "models": 5_003,
@@ -30,9 +30,9 @@ CEILINGS = {
     "record": 1_283,
     "runs": 2_223,
     "storage": 2_200,
-    "streams": 1_150,
-    "training": 1_012,
-    "hooks": 4_892,
+    "streams": 1_176,
+    "training": 1_021,
+    "hooks": 4_896,
     "datasets": 2_411,
 }
 """Room -> the most logical lines of code."""
@@ -40,7 +40,7 @@ NAMES = {
     "commands": 21,
     "options": 128,
     "keys of main_loop": 20,
-    "keys of model": 17,
+    "keys of model": 16,
     "hooks": 41,
     "datasets": 11,
 }

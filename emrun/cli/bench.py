@@ -104,7 +104,7 @@ def _shown(found: Bench) -> str:
         f"stream {stream.name!r} does not get its rows from ctx.batches: one worker reads the whole stream, "
         "more workers do not help"
         for stream in found.streams
-        if not stream.shares_rows
+        if not stream.shares_rows and len(stream.readings) > 1
     ]
     return "\n".join([table(rows, headers, ("left", "left", "right", "right", "right")), "", *notes, _choice(found)])
 

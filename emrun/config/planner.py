@@ -64,9 +64,17 @@ class Planner:
         for kind in ("dataset", "model"):
             if kind not in made:
                 made[kind] = self.section(tree.get(kind), kind)
+        self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
             made["hooks"] = self.hooks(hooks)
         return made
+
+    def check_circle(self, dataset: Recipe | None, model: Recipe | None) -> None:
+        """Refuse a dataset that takes the model, of which a part takes the dataset: neither can be built first."""
+        if dataset is not None and model is not None and dataset.wants("model") and model.wants("dataset"):
+            cls = dataset.node.value["class"].shown()
+            message = f"{cls} takes the model, and a part of the model takes the dataset; one must do without the other"
+            self._problem(dataset.node, dataset.key, message, "config.structure")
 
     def _main_loop(self, section: Node | None) -> None:
         parameters = self._parameters_of("emrun.loop.main_loop.MainLoop")
@@ -220,6 +228,7 @@ class Planner:
             form = outer
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
+        below = tuple(name for name in supplied if (kind, name) != ("dataset", "model"))
         rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
         args = node.get("args")
         given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
@@ -269,8 +278,8 @@ class Planner:
             target,
             node,
             key,
-            args=self.value(args, f"{key}.args", supplied, outer=inner) if args else [],
-            kwargs={k: self.value(v, f"{key}.{k}", supplied, hint(k), inner) for k, v in rest.items()},
+            args=self.value(args, f"{key}.args", below, outer=inner) if args else [],
+            kwargs={k: self.value(v, f"{key}.{k}", below, hint(k), inner) for k, v in rest.items()},
             takes=frozenset(name for name in supplied if name in named and name not in (*rest, *taken)),
             form=form,
             options=options,

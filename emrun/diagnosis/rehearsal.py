@@ -10,6 +10,7 @@ from typing import Any
 
 from emrun.base.types import EpochData
 from emrun.config.plan import Plan
+from emrun.dataset import asks_model
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.storage.run import CHECKPOINTS, Run
 from emrun.training.build import assemble
@@ -43,7 +44,7 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) 
 
 
 def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *, is_resumed: bool) -> None:
-    loop = assemble(plan, place, Run(place), dataset=dataset).main_loop
+    loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
     loop.report = False
     loop.streams.shorten(lengths)
     loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(is_resumed)])

@@ -21,7 +21,7 @@ from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, StartMethod
 from emrun.config.config import Config, load_config
 from emrun.config.plan import named_streams
-from emrun.dataset import stream_function, stream_names, takes_context
+from emrun.dataset import asks_model, stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
 from emrun.events import may_change_batches
 from emrun.loop.main_loop import MainLoop
@@ -174,9 +174,10 @@ def bench(
         given = {key: own[key] for key in ("buffer", "workers") if isinstance(own.get(key), int)}
         usual = Setting(**given, start_method=start_method)
         present = replace(usual, buffer=usual.of(dataset).buffer)
-        reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method)
+        most = 0 if asks_model(dataset) else cores()
+        reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method, most)
         as_bytes = load_config(config, [*overrides, "dataset.dtype=uint8"])
-        changes = _changes(loaded, as_bytes, dataset, names[0], present)
+        changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
         others = {names[0]: [(present, functions[names[0]]), *changes]}
         streams = [
             reader.read(function, StreamBench(name, name == names[0]), others.get(name, []))
@@ -221,6 +222,8 @@ def _alike(one: Setting, two: Setting) -> bool:
 
 def settings(most: int, start_method: StartMethod | None = None) -> list[Setting]:
     """Return the settings to measure, the simplest first: workers are doubled up to the number of cores."""
+    if not most:
+        return [Setting()]
     counts = {1, 2, most} | {2**power for power in range(most.bit_length()) if 2**power <= most}
     workers = [Setting(workers=count, start_method=start_method) for count in sorted(counts)]
     return [Setting(), Setting(buffer=4), *workers]
@@ -234,11 +237,13 @@ class _Reader:
         seconds: seconds for which each stream is read with each setting.
         seed: the seed of the run.
         start_method: start method of worker processes; None for Python's default.
+        most: the most workers; 0 if nothing can be read ahead.
     """
 
     seconds: float
     seed: int
     start_method: StartMethod | None
+    most: int
     first_batch: Batch | None = None
     """The first batch of the train stream."""
     passes: int = 0
@@ -261,7 +266,7 @@ class _Reader:
         _LOG.info("stream %r: warming up", found.name)
         self._measure(watched if takes_context(function) else function, found, Setting())
         found.shares_rows = any(context.skips for context in contexts)
-        tried = [(each, function) for each in settings(cores(), self.start_method)]
+        tried = [(each, function) for each in settings(self.most, self.start_method)]
         tried += [other for other in others if not any(_alike(other[0], each) for each, _ in tried)]
         for setting, read in tried:
             if setting.workers < 2 or found.shares_rows or (setting, read) in others:

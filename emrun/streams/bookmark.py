@@ -21,12 +21,15 @@ class Bookmark:
         last: the last batch that was yielded.
         before_last: the state of the stream before this batch, for a stream with `state_dict`.
         before_first: the state at the beginning of the pass.
+        after: of a stream that asks the model, which cannot make a batch again: returns the state after the last batch;
+            or this state, as it was loaded.
     """
 
     began: dict[str, Any] | None = None
     last: Batch | None = None
     before_last: Any = None
     before_first: Any = None
+    after: Any = None
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the bookmark of the stream `name` as a state that can be saved."""
@@ -35,6 +38,7 @@ class Bookmark:
             "digest": _digests(self.last) if self.last is not None else None,
             "before_last": encode(self.before_last, f"stream {name!r}"),
             "before_first": encode(self.before_first, f"stream {name!r}"),
+            "after": encode(self.after(), f"stream {name!r}") if callable(self.after) else self.after,
         }
 
 

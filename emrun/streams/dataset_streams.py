@@ -10,7 +10,7 @@ from typing import Any
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Interval
-from emrun.dataset import stream_function, stream_lengths, stream_names
+from emrun.dataset import asks_model, stream_function, stream_lengths, stream_names
 from emrun.ranks.group import Ranks
 from emrun.streams.extra_streams import ExtraStream, read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
@@ -66,6 +66,8 @@ class DatasetStreams:
             )
         if overfit is not None:
             check_count("overfit", overfit, minimum=1)
+            if asks_model(dataset):
+                raise ArgumentError("overfit", f"{type(dataset).__name__} takes the model: no batches can be kept")
             if fixed_epoch_size is not None:
                 raise ArgumentError(
                     "overfit", "overfit and fixed_epoch_size both set the number of batches of an epoch; remove one"

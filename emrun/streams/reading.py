@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emrun.base.arguments import check_choice, check_count, check_seconds
+from emrun.base.errors import ArgumentError
 from emrun.base.types import Prefetch, StartMethod
+from emrun.dataset import ASKS, asks_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,14 @@ class Reading:
         """Return how the streams of a dataset are read: without a setting, as many batches ahead as the dataset says.
 
         Raises:
-            ArgumentError: the attribute `read_ahead` of the dataset is not a number of batches.
+            ArgumentError: the attribute `read_ahead` of the dataset is not a number of batches, or the dataset asks the
+                model and cannot be read ahead.
         """
+        key = "workers" if self.workers else "buffer"
+        if asks_model(dataset):
+            if self.ahead:
+                raise ArgumentError(key, f"{type(dataset).__name__} takes the model: {ASKS}; remove the key")
+            return self
         if self.buffer is not None or self.workers:
             return self
         own = getattr(dataset, "read_ahead", 0)

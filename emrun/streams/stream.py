@@ -147,7 +147,8 @@ class StreamWrapper:
 
         An object with `state_dict` and `load_state_dict` gets its state back; `ctx.batches` leaves out the batches
         before the position; other streams are read up to the position, with the random states that the pass began with.
-        The last batch before the position (between two passes, of the previous pass) is made again and compared.
+        The last batch before the position (between two passes, of the previous pass) is made again and compared, unless
+        the stream asks the model, which has other weights by now.
 
         Returns:
             Whether this batch is the same, and no batch depends on the time at which it is read.
@@ -166,7 +167,9 @@ class StreamWrapper:
             return True
         self._pass_number = before["pass"]
         try:
-            same = self._read_again(before) and next(cast("Iterator[Any]", self._iterator), END) is END
+            same = self._read_again(before)
+            if before.get("after") is None:
+                same = same and next(cast("Iterator[Any]", self._iterator), END) is END
         except BeyondEnd:  # the stream has become shorter
             same = False
         self._next_pass()
@@ -178,6 +181,11 @@ class StreamWrapper:
 
         If the state of a stream does not lead there, the stream is read from the beginning of the pass.
         """
+        if (after := state.get("after")) is not None:  # the weights that made the last batch are gone
+            self._batch = state["batch"]
+            self._begin_pass(after)
+            self._bookmark.after = after
+            return True
         has_state = state["before_last"] is not None and state["batch"] > 1
         try:
             same = self._make_again(state, state["before_last"], state["batch"] - 1)
@@ -323,7 +331,11 @@ class StreamWrapper:
     def _opened(self, item: Any) -> Batch:
         """Return the batch from an item of the iterator; for a stream with a state, the item has the state too."""
         if item.__class__ is WithState:
-            item, self._bookmark.before_last = item
+            item, before = item
+            if callable(before):
+                self._bookmark.after = before
+                return item  # type: ignore[no-any-return]
+            self._bookmark.before_last = before
             if not self._batch:
                 self._bookmark.before_first = self._bookmark.before_last
         return item  # type: ignore[no-any-return]

@@ -14,14 +14,17 @@ from emrun.base.errors import StreamError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.randomness import seed_everything
 from emrun.base.types import Batch
-from emrun.dataset import takes_context
+from emrun.dataset import asks_model, takes_context
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import own_share
 from emrun.stream_context import COMPARED, StreamContext, beyond_end
 
 
 class WithState(NamedTuple):
-    """A batch of a stream with `state_dict`, and the state of the stream before this batch."""
+    """A batch of a stream with `state_dict`, and the state of the stream before this batch.
+
+    If the stream asks the model, the method that returns the state after this batch takes its place.
+    """
 
     batch: Batch
     before: Any
@@ -90,8 +93,14 @@ class StreamPass:
                 with reading(f"the state of stream {self.name!r}", ANOTHER_CHECKPOINT, load):
                     load(decode(copy.deepcopy(self.state)))
             encode(stream.state_dict(), f"stream {self.name!r}")  # type: ignore[attr-defined]  # may raise
-            batches = _with_states(stream, self.ranks)
+            batches = _with_states(stream, self.ranks, asks=self.asks)
             return batches if self.state is not None or not self.start else self._behind_start(batches)
+        if self.asks:
+            raise StreamError(
+                f"stream {self.name!r} of a dataset that takes the model cannot be read again after updates; return an "
+                "object with state_dict and load_state_dict, so that a resume is exact",
+                first_batch=True,
+            )
         batches = context.counted(stream) if has_context or self.ranks.several else iter(stream)
         if not self.start and not worker:
             return batches
@@ -99,6 +108,11 @@ class StreamPass:
         if context.skips:
             return batches
         return iter(()) if worker else self._behind_start(batches)
+
+    @property
+    def asks(self) -> bool:
+        """Whether this is a training pass over a stream of a dataset that takes the model."""
+        return self.number > 0 and asks_model(getattr(self.function, "__self__", None))
 
     def has_state(self) -> bool:
         """Begin the pass and return whether the stream has `state_dict` and `load_state_dict`."""
@@ -142,9 +156,9 @@ def is_stateful(stream: Any) -> bool:
     return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
-def _with_states(stream: Any, ranks: Ranks) -> Iterator[WithState]:
+def _with_states(stream: Any, ranks: Ranks, *, asks: bool) -> Iterator[WithState]:
     """Yield each batch, or the share of this rank, with the state of the stream before it, despite read-ahead."""
-    before = copy.deepcopy(stream.state_dict())
+    before = stream.state_dict if asks else copy.deepcopy(stream.state_dict())
     for number, batch in enumerate(stream):
         yield WithState(own_share(batch, ranks, compares=number < COMPARED) if ranks.several else batch, before)
-        before = copy.deepcopy(stream.state_dict())
+        before = before if asks else copy.deepcopy(stream.state_dict())

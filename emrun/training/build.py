@@ -68,12 +68,15 @@ def assemble(
     """
     seed, started = plan.get("seed", 0), plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir}
+    if plan.dataset.wants("model"):
+        supplied["model"] = _built("model", plan.model, seed, supplied, started)
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset
     if classes is not None:
         restore_classes(supplied["dataset"], classes)
     if not is_evaluation:
         _check_dataset(supplied["dataset"], plan)
-    supplied["model"] = _built("model", plan.model, seed, supplied, started)
+    if "model" not in supplied:
+        supplied["model"] = _built("model", plan.model, seed, supplied, started)
     _load_initial(supplied["model"], plan, is_new)
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)

@@ -127,18 +127,19 @@ def create_training(
             raise
 
 
-def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Any:
+def create_dataset(config: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), model: Any = None) -> Any:
     """Build the dataset of a config, with random numbers from the config's seed and without a run directory.
 
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
         overrides: see `create_training`.
+        model: the model, for a dataset that takes one; by default the model of the config is built.
 
     Raises:
         ConfigError: the config cannot be used.
         BaseException: an error of the dataset while it is built.
     """
-    return _build_alone(load_config(config, overrides), "dataset", {})[0]
+    return _build_alone(load_config(config, overrides), "dataset", {"model": model})[0]
 
 
 def create_model(
@@ -183,7 +184,8 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
     Args:
         config: the config.
         name: the section.
-        supplied: the objects to pass on. If a model takes a dataset and this has None, the dataset is built too.
+        supplied: the objects to pass on. If a model takes a dataset, or a dataset a model, and this has None, the other
+            is built too.
     """
     tree = config.tree
     section = tree.get(name)
@@ -199,10 +201,16 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
         recipes = found.hooks(list(section.value))
     else:
         recipes = [found.section(section, name)]
+    other = {"model": "dataset", "dataset": "model"}.get(name)
+    needs = other if other and supplied[other] is None and recipes[0] and recipes[0].wants(other) else None
+    if needs == "model":
+        found.check_circle(recipes[0], found.section(tree.get("model"), "model"))
+    elif needs == "dataset":
+        found.check_circle(found.section(tree.get("dataset"), "dataset"), recipes[0])
     if found.problems:
         raise ConfigError(found.problems)
-    if name == "model" and supplied["dataset"] is None and recipes[0].wants("dataset"):
-        supplied["dataset"] = create_dataset(config)
+    if needs is not None:
+        supplied[needs] = _build_alone(config, needs, {name: None})[0]
     seed = config.get("seed")
     seed_everything(seed if isinstance(seed, int) else 0, name)
     return [recipe.build({**supplied, "output_dir": None}) for recipe in recipes]
