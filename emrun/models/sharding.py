@@ -6,6 +6,7 @@ torch's `fully_shard` does the work.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -13,7 +14,7 @@ from typing import Any, Required, TypedDict
 
 import torch
 
-from emrun.base.errors import ArgumentError, UsageError
+from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
@@ -120,16 +121,18 @@ class Sharding:
             shard.set_gradient_divide_factor(1.0)
             part.register_forward_pre_hook(self._refuse_alone, prepend=True)
             part.register_forward_pre_hook(partial(self._note, f"{name}." if name else ""))
+        root = f"FSDP2-wrapped module .{type(module).__name__}. returned a view"  # nothing changes outputs in place
+        warnings.filterwarnings("ignore", message=root)
         shard.set_reduce_scatter_unused_params(True)  # a rank may have no gradient of a parameter
 
     def _refuse_alone(self, *_: Any) -> None:
         """Refuse a forward pass that the other ranks do not make.
 
         Raises:
-            UsageError: a hook that only this rank calls runs the module.
+            RuntimeError: a hook that only this rank calls runs the module.
         """
         if self._is_alone():
-            raise UsageError(
+            raise RuntimeError(
                 "a hook of rank 0 runs the model, whose weights are sharded over all ranks (model.strategy): give the "
                 "hook `every_rank = True`, so that all ranks run the model together"
             )

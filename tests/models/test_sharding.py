@@ -169,5 +169,5 @@ def test_all_ranks_have_the_weights_of_the_first():
 def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others():
     for each in results_of(2, one_forward, True):
         assert isinstance(each, Failed)
-        assert each.kind == "UsageError"
+        assert each.kind == "RuntimeError"
         assert "give the hook `every_rank = True`" in each.message
