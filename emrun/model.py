@@ -55,6 +55,10 @@ class AbstractModel(ABC):
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
 
+    is_loaded: bool = False
+    """Whether the model gets its weights from runs when it is built, by the argument `load_model`; an attribute of the
+    class. Such a model has no checkpoints and cannot be trained."""
+
     write_setting: Callable[[str, Any], None] | None = None
     """Writes a value that the model has found for one of its arguments, such as the number for `auto`, to the config of
     the run. Called with the argument and the value. Set by the builder of the model; None without a run."""
@@ -153,6 +157,9 @@ class AbstractModel(ABC):
 
     def predict_only(self) -> None:  # noqa: B027 - most models have no losses of their own
         """Prepare for `emrun predict`: leave out what needs a source that a batch does not have, such as losses."""
+
+    def without_measures(self) -> None:  # noqa: B027 - most models have no losses of their own
+        """Leave out losses and metrics, and what only they need: the model will be a part of another."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without the weights, as plain types and tensors."""

@@ -251,6 +251,8 @@ def test_every_file_has_a_test():
         "models/schedules/curves": "models/schedules/test_built_in",
         "models/weights/fit": "models/weights/test_init_from",
         "models/module_model": "models/test_torch_model",
+        "models/ensemble": "training/test_members",
+        "models/sequence": "training/test_members",
         "models/step/gradients": "models/step/test_updates",
         "models/step/plain": "models/step/test_updates",
         "models/step/scaled": "models/test_precision",

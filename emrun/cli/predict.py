@@ -81,5 +81,6 @@ def predict(
         print_json({"file": made.file, "rows": made.rows, "columns": made.columns, "checkpoint": at})
     else:
         click.echo(f"{made.file}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
-        click.echo(f"by checkpoint {made.checkpoint.name}: {progress(made.epoch, made.iteration)}")
+        if made.checkpoint is not None:
+            click.echo(f"by checkpoint {made.checkpoint.name}: {progress(made.epoch, made.iteration)}")
     return 0

@@ -14,7 +14,11 @@ from typing import Any
 from emrun.base.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
-_FILES = {"hook": "hooks/[!_]*.py", "dataset": "datasets/[!_]*.py", "model": "models/torch_model.py"}
+_FILES = {
+    "hook": ("hooks/[!_]*.py",),
+    "dataset": ("datasets/[!_]*.py",),
+    "model": ("models/torch_model.py", "models/ensemble.py", "models/sequence.py"),
+}
 """Kind -> the files of its built-in classes."""
 
 _OTHERS = Path(__file__).with_name("other_names.toml")
@@ -80,7 +84,7 @@ def built_ins(kind: str) -> Mapping[str, Path]:
     Args:
         kind: `hook`, `dataset` or `model`; other kinds have no built-in classes.
     """
-    files = sorted(_HOUSE.glob(_FILES[kind])) if kind in _FILES else []
+    files = sorted(path for pattern in _FILES.get(kind, ()) for path in _HOUSE.glob(pattern))
     return {normalised(path.stem): path for path in files}
 
 

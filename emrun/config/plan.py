@@ -85,6 +85,22 @@ class Plan:
             raise ConfigError(problems)
         return plans[0]
 
+    @property
+    def is_made_of_runs(self) -> bool:
+        """Whether the model gets its weights from runs when it is built; see `AbstractModel.is_loaded`."""
+        return bool(getattr(self.model.target, "is_loaded", False))
+
+    def check_trainable(self) -> None:
+        """Check that the model is not made of runs.
+
+        Raises:
+            ConfigError: it is.
+        """
+        if self.is_made_of_runs:
+            kind, place = self.model.target.__name__, self.model.node.value["class"].position
+            message = f"{kind} is made of finished runs and cannot be trained; use emrun eval or emrun predict"
+            raise ConfigError(Problem(place, "model", message, "config.wrong-class"))
+
     def _without_optimizer(self) -> list[Problem]:
         """Return the problem of a `TorchModel` that has no optimizer and that no hook gets, which could set one."""
         optimizer = self.config.get("model", "optimizer")

@@ -41,7 +41,7 @@ SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "see
 
 SUPPLIED = {
     "dataset": ("model", "output_dir"),
-    "model": ("dataset", "output_dir"),
+    "model": ("dataset", "output_dir", "load_model"),
     "hook": ("model", "dataset", "output_dir"),
 }
 """Kind of a class -> the arguments that emrun supplies where the class has parameters of that name."""

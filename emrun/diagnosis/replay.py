@@ -36,6 +36,7 @@ from emrun.storage.checkpoints.state_file import FILE
 from emrun.storage.files import read_regular
 from emrun.storage.run import CHECKPOINTS, CONFIG, check_config
 from emrun.streams.stream import StreamWrapper
+from emrun.training.members import load_model
 
 _MOST = 16  # causes that are looked for; each costs a step for every halving of the batch
 _LARGEST = 64_000_000  # bytes of a config
@@ -123,6 +124,7 @@ class _Attempt:
         if any(each is not None and each.wants("dataset") for each in (plan.model, recipe)):
             seed_everything(self._seed, "dataset")
             self._supplied["dataset"] = plan.dataset.build(self._supplied)
+        self._supplied["load_model"] = partial(load_model, self._supplied, [])
         seed_everything(self._seed, "model")
         self._model: AbstractModel = plan.model.build(self._supplied)
         self._supplied["model"] = self._model

@@ -39,6 +39,7 @@ from emrun.storage.run import Run
 from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import closable
 from emrun.training.build import Training, assemble, plan_schedule
+from emrun.training.members import load_model
 
 _BATCHES = 2
 _MOST_BATCHES = 100  # batches that are read to find two that the loop would run
@@ -73,6 +74,7 @@ def try_out(config: Config) -> dict[str, Any]:
         BaseException: any error that the dataset, the model or a hook raises.
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
+    plan.check_trainable()
     with _apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
@@ -110,7 +112,8 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
         The model, and what it has loaded to begin with; None for nothing.
     """
     seed_everything(plan.get("seed", 0), "model")
-    supplied = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
+    supplied: dict[str, Any] = {"dataset": training.dataset, "output_dir": str(training.output_dir)}
+    supplied["load_model"] = partial(load_model, supplied, [])
     model: AbstractModel = plan.model.build(supplied)
     initial = model.load_initial() if model.load_initial is not None else None
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run

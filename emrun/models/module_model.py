@@ -233,6 +233,12 @@ class ModuleModel(AbstractModel):
         self._stream_metrics = None
         self._inputs.predict_only(self.module, [*required, *optional])
 
+    def without_measures(self) -> None:
+        """Leave out losses and metrics, and the sources that only they need."""
+        self._outputs.leave_out_all()
+        self._stream_metrics = None
+        self._inputs.predict_only(self.module, [])
+
     @property
     def losses(self) -> Mapping[str, Any]:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""

@@ -102,6 +102,11 @@ class Outputs:
         self._left_out = set()
         self._loss, self.of_streams = None, {}
 
+    def leave_out_all(self) -> None:
+        """From now on, there are no losses and no metrics."""
+        self.terms = self._terms = self._of_batches = self.of_streams = self._metrics = {}
+        self.only_in, self._loss, self._sums_terms = {}, None, False
+
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
         if self._left_out is not None:  # then they need nothing

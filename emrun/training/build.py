@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,7 @@ from emrun.schedule_plan import SchedulePlan
 from emrun.storage.class_names import restore_classes
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
+from emrun.training.members import load_model
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ def assemble(
     """
     seed, started = plan.get("seed", 0), plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir}
+    supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
     supplied["dataset"] = _built("dataset", plan.dataset, seed, supplied, started) if dataset is None else dataset

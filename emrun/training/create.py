@@ -36,6 +36,7 @@ from emrun.storage.plain import write_with_plain
 from emrun.storage.run import CONFIG, Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
 from emrun.training.device import device_of, unused_gpu
+from emrun.training.members import load_model
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
 
 _LOG = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ def create_training(
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
         plan = Plan.of(loaded, Imported(), added=added_hooks)
         check_alike(plan, tell)
+        plan.check_trainable()
         if not joined.is_first:
             return follow(plan, Path(tell("")), tell, is_new=True)
         existed = place is not None and place.exists()
@@ -213,7 +215,9 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
         supplied[needs] = _build_alone(config, needs, {name: None})[0]
     seed = config.get("seed")
     seed_everything(seed if isinstance(seed, int) else 0, name)
-    return [recipe.build({**supplied, "output_dir": None}) for recipe in recipes]
+    given = {**supplied, "output_dir": None}
+    given["load_model"] = partial(load_model, given, [])
+    return [recipe.build(given) for recipe in recipes]
 
 
 def connected(training: Training, run: Run) -> Training:

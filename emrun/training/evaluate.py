@@ -15,10 +15,9 @@ import torch
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
 from emrun.base.errors import StorageError, StreamError, UsageError
-from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, from_here, progress
-from emrun.config.config import Config, read_config
+from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan
@@ -27,20 +26,13 @@ from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
 from emrun.ranks.group import join, ranks
 from emrun.storage.checkpoints import commits
-from emrun.storage.checkpoints.manifest import Manifest, verify
+from emrun.storage.checkpoints.manifest import Manifest
 from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
-from emrun.storage.run import (
-    CHECKPOINTS,
-    CONFIG,
-    check_config,
-    check_readable_name,
-    create_evaluation,
-    holds_run,
-    no_run,
-)
+from emrun.storage.run import CHECKPOINTS, create_evaluation
 from emrun.training.build import Training, assemble
 from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
+from emrun.training.members import config_of, load_weights
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 
 _LOG = logging.getLogger(__name__)
@@ -64,7 +56,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
     """
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
     plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
-    commits.find(directory / CHECKPOINTS, checkpoint_name)
+    find_checkpoint(plan, directory, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True, classes=directory)
     load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
     if isinstance(module := getattr(training.model, "module", None), torch.nn.Module):
@@ -116,7 +108,7 @@ def evaluate(
         check_alike(plan, tell)
         if joined.is_first:
             root = directory / CHECKPOINTS
-            commits.find(root, checkpoint_name)
+            find_checkpoint(plan, directory, checkpoint_name)
             results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
             censor = Censor(plan.config.secrets(), [directory])
             try:
@@ -135,11 +127,13 @@ def evaluate(
                 warn_of_changed_code(plan, directory, run.censor)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
-                place, manifest = load_checkpoint(training, root, name, tell)
-                where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
-                run.trace.write(checkpoint={"name": name, **where})
-                done = progress(manifest.epoch, manifest.iteration)
-                _LOG.info("checkpoint %s (%s): %s; results in %s", name, place.name, done, from_here(run.directory))
+                loaded, used = load_checkpoint(training, root, name, tell), ""
+                if loaded is not None:
+                    place, manifest = loaded
+                    where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
+                    run.trace.write(checkpoint={"name": name, **where})
+                    used = f"checkpoint {name} ({place.name}): {progress(manifest.epoch, manifest.iteration)}; "
+                _LOG.info("%sresults in %s", used, from_here(run.directory))
                 if not as_trained:
                     _name_size(training, stream)
                 tell(None)  # the other ranks are ready
@@ -165,19 +159,24 @@ def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:
         raise
 
 
-def config_of(directory: Path) -> Config:
-    """Return the config of a run, before interpolation."""
-    if not holds_run(directory):
-        raise no_run(directory)
-    check_readable_name(directory)
-    check_config(directory)
-    return read_config(directory / CONFIG)
+def find_checkpoint(plan: Plan, directory: Path, name: str | None) -> None:
+    """Check that a run has a checkpoint, unless its model is made of other runs.
+
+    Raises:
+        UsageError: there is no such checkpoint, or a checkpoint is named for such a model.
+    """
+    if not plan.is_made_of_runs:
+        commits.find(directory / CHECKPOINTS, name)
+    elif name is not None:
+        raise UsageError(f"checkpoint {name!r}: the model is made of runs; name their checkpoints in model.runs")
 
 
 def load_checkpoint(
     training: Training, root: Path, name: str | None, tell: Callable[[Any], Any] | None = None
-) -> tuple[Path, Manifest]:
+) -> tuple[Path, Manifest] | None:
     """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one.
+
+    A model that is made of runs has no checkpoint: nothing is loaded, and the result is None.
 
     Args:
         training: the objects.
@@ -186,13 +185,13 @@ def load_checkpoint(
         tell: see `Ranks.in_step`; all ranks load what rank 0 has loaded. None to load it in this process alone.
     """
     check_classes(training.dataset, root.parent)
+    if training.model.is_loaded:
+        return None
     is_told = tell is not None and not ranks().is_first
     while True:
         place = Path(tell(None)) if tell is not None and is_told else commits.find(root, name)
         try:
-            manifest = verify(place)
-            with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, training.model.load):
-                training.model.load(place)
+            manifest = load_weights(training.model, place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
             break
         except StorageError as error:

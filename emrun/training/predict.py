@@ -18,21 +18,24 @@ from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
 from emrun.hook import AbstractHook
 from emrun.ranks.group import join
-from emrun.storage.checkpoints import commits
 from emrun.storage.run import CHECKPOINTS
 from emrun.training.create import assemble_alike, check_alike
-from emrun.training.evaluate import check_stream, config_of, load_checkpoint, name_of_checkpoint
+from emrun.training.evaluate import check_stream, find_checkpoint, load_checkpoint, name_of_checkpoint
+from emrun.training.members import config_of
 from emrun.training.user_code import log_code_directory
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What `predict` has written: `rows` with `columns` to `file`, by a checkpoint of an epoch and iteration."""
+    """What `predict` has written: `rows` with `columns` to `file`, by a checkpoint of an epoch and iteration.
+
+    There is no checkpoint if the model is made of runs.
+    """
 
     file: Path
     rows: int
     columns: tuple[str, ...]
-    checkpoint: Path
+    checkpoint: Path | None
     epoch: int
     iteration: int
 
@@ -146,7 +149,7 @@ def _write(
         base = own if config is None else read_config(config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]), Imported())
         check_alike(plan, tell)
-        commits.find(root, checkpoint_name)
+        find_checkpoint(plan, directory, checkpoint_name)
         try:
             saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables, classes=classes)
         except ArgumentError as error:
@@ -158,7 +161,7 @@ def _write(
         training.model.predict_only()
         loop, saver.dataset = training.main_loop, training.dataset
         loop.change_hooks([*loop.hooks, *hooks, saver])
-        loaded, manifest = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
+        loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
         loop.run_evaluation(stream)
     except StreamError as error:
@@ -172,7 +175,8 @@ def _write(
     rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))  # type: ignore[attr-defined]
     if not rows:
         raise StreamError(f"stream {stream!r} has no rows; {place} is not written", first_batch=True)
-    return Predictions(place, rows, columns, loaded, manifest.epoch, manifest.iteration)
+    checkpoint, epoch, iteration = (loaded[0], loaded[1].epoch, loaded[1].iteration) if loaded else (None, 0, 0)
+    return Predictions(place, rows, columns, checkpoint, epoch, iteration)
 
 
 def _changes_batches(recipe: Recipe) -> bool:

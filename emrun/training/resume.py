@@ -108,7 +108,7 @@ def _resumed(
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
-        plan = Plan.of(config, Imported(), added=added_hooks)
+        plan = _plan_of(config, added_hooks)
         censor.add(plan.config.secrets())
         check_alike(plan, tell)
         changed = _changes(stored.root.plain(), config.root.plain())
@@ -203,6 +203,13 @@ def _leave_finished(plan: Plan, run: Run, reason: str, *, has_page: bool) -> Non
     run.release()
 
 
+def _plan_of(config: Config, added_hooks: Sequence[str]) -> Plan:
+    """Return the plan of a training."""
+    plan = Plan.of(config, Imported(), added=added_hooks)
+    plan.check_trainable()
+    return plan
+
+
 def _check_fork(fork: Path | None) -> None:
     """Check that the directory for a fork is free."""
     if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
@@ -213,7 +220,7 @@ def _follow(
     source: Path, overrides: Sequence[str], added_hooks: Sequence[str], tell: Callable[[Any], Any]
 ) -> Training | None:
     """Resume on a rank other than 0, which writes nothing: load the checkpoint that rank 0 has loaded."""
-    plan = Plan.of(read_config(source).overridden(overrides), Imported(), added=added_hooks)
+    plan = _plan_of(read_config(source).overridden(overrides), added_hooks)
     check_alike(plan, tell)
     told = tell(None)
     if told is None:  # nothing to do

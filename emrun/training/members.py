@@ -1,0 +1,87 @@
+"""Load the model of a finished run, for a model that is made of such models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emrun.base.arguments import expanded
+from emrun.base.censor import Censor
+from emrun.base.errors import UsageError
+from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.base.wording import from_here, progress
+from emrun.config.config import Config, read_config
+from emrun.config.import_finder import Imported
+from emrun.config.plan import Plan
+from emrun.model import AbstractModel
+from emrun.storage.checkpoints import commits
+from emrun.storage.checkpoints.manifest import Manifest, verify
+from emrun.storage.class_names import check_classes
+from emrun.storage.run import CHECKPOINTS, CONFIG, check_config, check_readable_name, holds_run, no_run
+from emrun.training.user_code import warn_of_changed_code
+
+_LOG = logging.getLogger(__name__)
+
+
+def load_model(
+    supplied: Mapping[str, Any],
+    within: Sequence[Path],
+    run_directory: str,
+    checkpoint_name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> AbstractModel:
+    """Build the model of a run without losses and metrics, load a checkpoint, and return the model.
+
+    Args:
+        supplied: the objects that the model gets, with the `dataset`.
+        within: the directories whose models are being built from other runs.
+        run_directory: the directory of the run, or of a config whose model is made of runs.
+        checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
+        overrides: overrides of the config of the run.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or the model of the run is made of itself.
+        StateError: the dataset has other classes than the run.
+        StorageError: the checkpoint is damaged or does not fit.
+        BaseException: an error of the model.
+    """
+    directory = expanded(run_directory).absolute()
+    if directory in within:
+        raise UsageError(f"{directory} is among its own runs")
+    plan = Plan.of(config_of(directory).without("hooks", "eval").overridden(overrides), Imported())
+    place = None if plan.is_made_of_runs else commits.find(directory / CHECKPOINTS, checkpoint_name)
+    check_classes(supplied["dataset"], directory)
+    inner = partial(load_model, supplied, [*within, directory])
+    model: AbstractModel = plan.model.build({**supplied, "load_model": inner})
+    model.load_initial = None
+    model.without_measures()
+    if place is not None:
+        manifest = load_weights(model, place)
+        done = progress(manifest.epoch, manifest.iteration)
+        _LOG.info("the model of %s, checkpoint %s: %s", from_here(directory), place.name, done)
+        warn_of_changed_code(plan, directory, Censor(plan.config.secrets(), [directory]))
+    return model
+
+
+def load_weights(model: AbstractModel, place: Path) -> Manifest:
+    """Load a checkpoint into a model and return its manifest.
+
+    Raises:
+        StorageError: the checkpoint is damaged or does not fit.
+    """
+    manifest = verify(place)
+    with reading(f"weights of checkpoint {place}", ANOTHER_CHECKPOINT, model.load):
+        model.load(place)
+    return manifest
+
+
+def config_of(directory: Path) -> Config:
+    """Return the config of a run, before interpolation."""
+    if not holds_run(directory):
+        raise no_run(directory)
+    check_readable_name(directory)
+    check_config(directory)
+    return read_config(directory / CONFIG)
