@@ -40,7 +40,7 @@ NAMES = {
     "commands": 21,
     "options": 128,
     "keys of main_loop": 20,
-    "keys of model": 16,
+    "keys of model": 17,
     "hooks": 41,
     "datasets": 11,
 }
