@@ -133,6 +133,8 @@ class Loop:
     """Number of examples in the current batch."""
     epoch_began: float = 0.0
     """When the current epoch began in this process, in seconds of `time.perf_counter`."""
+    epoch_is_resumed: bool = False
+    """Whether the current epoch was resumed in its middle: `epoch_seconds` are those since then."""
     outcome: Any = None
     """How the run ended, in `on_error` and `after_training`: `status` is `finished`, `interrupted` or `failed`, and
     `reason` says why in one line. None before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -26,6 +27,12 @@ class _Line(TextWrapper):
     wordsep_re = re.compile(r"( {2,})")
 
 
+class _Sentence(TextWrapper):
+    """Folds a line at blanks, but not within backticks: a command stays whole."""
+
+    wordsep_re = re.compile(r"(\s+)(?=(?:[^`]*`[^`]*`)*[^`]*$)")
+
+
 def width(stream: Any) -> int | None:
     """Return how many columns a terminal has, 80 if the terminal does not know; None if a stream is not a terminal."""
     try:
@@ -35,10 +42,36 @@ def width(stream: Any) -> int | None:
 
 
 def folded_line(line: str, space: int | None) -> str:
-    """Return a line in at most `space` columns if its parts are separated by several blanks; other lines stay whole."""
-    if space is None or len(line) <= space or "  " not in line.strip():
+    """Return a line in at most `space` columns, folded where it has several blanks, or else between words.
+
+    A command in backticks, or after `: ` at the end, is not folded.
+    """
+    if space is None or len(line) <= space:
         return line
-    return _Line(space, subsequent_indent="    ", break_long_words=False).fill(line)
+    text, colon, command = line.partition(": emrun ")
+    if colon:
+        return f"{folded_line(f'{text}:', space)}\n    emrun {command}"
+    wrapper = _Line if "  " in line.strip() else _Sentence
+    return wrapper(space, subsequent_indent="    ", break_long_words=False).fill(line)
+
+
+def folded_command(label: str, words: Sequence[str], space: int | None) -> str:
+    """Return `label: command` to paste, in lines of at most `space` columns where its words allow this.
+
+    Args:
+        label: what the command does.
+        words: the words of the command.
+        space: the columns; None for a single line.
+    """
+    lines = [f"{label}: {shlex.quote(words[0])}"]
+    for word in map(shlex.quote, words[1:]):
+        if (
+            space is not None and len(lines[-1]) + len(word) + 3 > space
+        ):  # a blank before the word, and one and \\ after
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

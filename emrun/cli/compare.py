@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
+from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, few, listed, short
 from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.completers import complete_configs
@@ -125,7 +125,7 @@ def compare(
     if ending is not None:
         click.echo(ending.text.strip(), err=True)
         if ending.signal_number is not None:
-            click.echo(f"continue with: {shlex.join(['emrun', *sys.argv[1:]])}", err=True)
+            click.echo(folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr)), err=True)
             end_by_signal(ending.signal_number)
         tell_json(UsageError(ending.text.strip()), ending.exit_status)
         return int(ending.exit_status)

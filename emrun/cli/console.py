@@ -50,13 +50,13 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
         args = record.args if isinstance(record.args, tuple) else ()
         folded = tuple(each.folded(space) if isinstance(each, Table) else each for each in args)
         text = str(record.msg) % folded if folded else record.getMessage()
+        word = f"{record.levelname.lower()}:" if record.levelno > logging.INFO else ""
+        text = f"{word} {text}" if word else text
         text = "\n".join(folded_line(line, space) for line in text.split("\n"))
-        if record.levelno <= logging.INFO:
-            return text
-        word = f"{record.levelname.lower()}:"
-        if has_colours(self.stream):
-            word = click.style(word, fg="yellow" if record.levelno == logging.WARNING else "red", bold=True)
-        return f"{word} {text}"
+        if word and has_colours(self.stream):
+            colour = "yellow" if record.levelno == logging.WARNING else "red"
+            text = click.style(word, fg=colour, bold=True) + text[len(word) :]
+        return text
 
 
 def has_colours(stream: Any) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from emrun.base.tables import width
+from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here
 from emrun.epoch_data import named
 
@@ -38,9 +36,7 @@ def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]
     if keeps and training.main_loop.report and (training.output_dir / REPORT).exists():
         yield f"page: {shown / REPORT}"
     if keeps and (command := _next(training, reason)):
-        first, last = f"next: emrun {shlex.join([command[0], str(shown)])}", shlex.quote(command[1])
-        fits = len(first) + len(last) < (width(sys.stdout) or math.inf)
-        yield f"{first} {last}" if fits else f"{first} \\\n    {last}"
+        yield folded_command("next", ["emrun", command[0], str(shown), command[1]], width(sys.stdout))
 
 
 def _next(training: Training, reason: str) -> tuple[str, str] | None:

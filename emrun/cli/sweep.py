@@ -13,6 +13,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
+from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
 from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
@@ -262,7 +263,7 @@ def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trial
         found = Summary.of(_values(results))
         row += [_short(found.mean)] * (settings.objective is not None)
         if several and settings.objective is not None:
-            interval = "" if found.interval is None else f"± {_short(found.interval)}"
+            interval = f"± {_short(found.interval)}" if found.interval else ""  # equal values do not tell it
             row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
         row += [", ".join(_changed(results))] * is_changed
         rows_.append([*row, *([] if several else [experiment.trials[0].directory.name])])
@@ -309,8 +310,8 @@ def _end(ending: Ending, experiments: Sequence[tuple[Experiment, list[Result]]])
     every = [each for _, results in experiments for each in results]
     left = [each for each in every if each.status not in DONE]
     if left:
-        again = shlex.join(["emrun", *sys.argv[1:]])
-        click.echo(f"{len(every) - len(left)} of {len(every)} trials done; continue with: {again}", err=True)
+        again = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
+        click.echo(f"{len(every) - len(left)} of {len(every)} trials done\n{again}", err=True)
     if ending.signal_number is not None:
         end_by_signal(ending.signal_number)
     return ending.exit_status

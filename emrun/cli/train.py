@@ -13,6 +13,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, RunExists, UsageError
+from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here, progress
 from emrun.cli.as_json import only_json, print_json, so_far, wants_json, with_json
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
@@ -96,9 +97,10 @@ def train(
     else:  # has done so
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
-    from emrun.training.directories import check_free, is_begun
+    from emrun.training.directories import check_free, check_outside, is_begun
 
     resumed = output_dir if auto_resume else None
+    check_outside(output_dir or output_root / loaded.name)
     if output_dir is not None and resumed is None and not is_follower():
         check_free(output_dir)
     if starts_ranks(nproc, max_restarts):
@@ -249,11 +251,12 @@ def _tell_what_survived(training: Training, shown: Path, error: BaseException | 
     kept = f"saved checkpoints: {', '.join(names)}" if names else "no checkpoint was saved"
     is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
     if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
-        click.echo(f"{done}; {kept}; resume with: emrun resume {shown}", err=True)
-        return
-    arguments = _with_free_output_dir(sys.argv[1:], shown) if is_begun(directory) else sys.argv[1:]
-    again = f"emrun {shlex.join(arguments)}" if arguments[:1] == ["train"] else f"emrun train {shown}"
-    click.echo(f"{done}; {kept}; start again with: {again}", err=True)
+        label, words = "resume with", ["resume", str(shown)]
+    else:
+        label = "start again with"
+        words = _with_free_output_dir(sys.argv[1:], shown) if is_begun(directory) else sys.argv[1:]
+        words = words if words[:1] == ["train"] else ["train", str(shown)]
+    click.echo(f"{done}; {kept}\n{folded_command(label, ['emrun', *words], width(sys.stderr))}", err=True)
 
 
 def _with_free_output_dir(arguments: Sequence[str], directory: Path) -> list[str]:

@@ -27,7 +27,7 @@ from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import MISSING, StoredRun
-from emrun.storage.run import CONFIG
+from emrun.storage.run import CONFIG, check_outside
 
 NOT_OF_IDENTITY = ("sweep", "name", "code_directory")
 """The sections of a config that do not tell one trial from another."""
@@ -73,9 +73,13 @@ class Trials:
         parameters: the parameters.
         settings: the section `sweep`.
         directory: the directory of the sweep.
+
+    Raises:
+        UsageError: the directory is that of a run, or lies in one.
     """
 
     def __init__(self, config: Config, parameters: Sequence[Parameter], settings: Sweep, directory: Path) -> None:
+        check_outside(directory / "trial")
         alone = config.without("sweep")
         self.config = config
         self._base = alone.with_defaults({"seed": 0})

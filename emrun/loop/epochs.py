@@ -158,7 +158,7 @@ class Epochs:
         loop.shown.clear()
         if self.events.profiling is not None:
             self.events.profiling.begin_epoch()
-        is_resumed = bool(train) and state.is_in_epoch
+        is_resumed = loop.epoch_is_resumed = bool(train) and state.is_in_epoch
         if not is_resumed:
             if train:
                 state.begin_epoch()

@@ -156,11 +156,12 @@ def create_run(
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
-        UsageError: EMRUN_OUTPUT_DIR_FORMAT is invalid.
+        UsageError: EMRUN_OUTPUT_DIR_FORMAT is invalid, or the directory lies in a run directory.
         RunInUse: another process is writing the run.
         StorageError: the directory cannot be created.
     """
     directory = output_dir or output_root / _directory_name(name, overrides, clock)
+    check_outside(directory)
     check_readable_name(directory)
     with storing(directory, "create"):
         if output_dir is not None:
@@ -222,6 +223,18 @@ def create_evaluation(
 def holds_run(directory: Path) -> bool:
     """Return whether a directory is a run directory."""
     return (directory / CONFIG).exists() or (directory / TRACE).exists()
+
+
+def check_outside(directory: Path) -> None:
+    """Check that a directory does not lie in a run directory, whose files it would mix with those of another run.
+
+    Raises:
+        UsageError: it does.
+    """
+    outer = next((each for each in directory.absolute().parents if (each / TRACE).is_file()), None)
+    if outer is not None:
+        shown = from_here(outer)
+        raise UsageError(f"{shown} is a run directory, and a run cannot lie in another one; choose another directory")
 
 
 def check_free(directory: Path) -> None:

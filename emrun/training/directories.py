@@ -13,6 +13,9 @@ def is_begun(run_directory: Path) -> bool:
     return run.holds_run(run_directory) and not run.is_failed_start(run_directory)
 
 
+check_outside = run.check_outside
+
+
 def check_free(run_directory: Path) -> None:
     """Check that a new run may be created in a directory. Whether a run that has not ended is in use, its lock decides.
 

@@ -5,12 +5,14 @@ import io
 import logging
 import os
 import pty
+import shlex
 import struct
 import termios
 
+import click
 import pytest
 
-from emrun.base.tables import Table, folded_line, width
+from emrun.base.tables import Table, folded_command, folded_line, width
 from emrun.base.wording import few
 from emrun.cli.console import _TerminalHandler
 
@@ -87,12 +89,38 @@ def test_more_columns_than_fit_are_in_a_second_table_with_the_first_column_again
     assert max(len(line) for part in tables for line in part) <= 80
 
 
-def test_a_line_of_columns_is_folded_between_them_and_prose_is_not():
+def test_a_line_of_columns_is_folded_between_them():
     line = "epoch 3  train  loss 0.0791  accuracy 0.9824  gradient_norm 1.1766  lr 0.003  0.0205 s"
     assert folded_line(line, 80).splitlines() == [line[:77].rstrip(), "    0.0205 s"]
     assert folded_line(line, None) == folded_line(line, 100) == line
-    prose = "to train longer, resume with emrun resume log/tumours_20261126-021500 hooks.StopAfter.epochs=20"
-    assert folded_line(prose, 80) == prose
+
+
+def test_prose_is_folded_between_words_and_a_command_in_it_is_not():
+    prose = "the tracker did not take all rows; `emrun resume log/tumours_20261126-021500 -v` sends the others"
+    assert folded_line(prose, 60).splitlines() == [
+        "the tracker did not take all rows;",
+        "    `emrun resume log/tumours_20261126-021500 -v` sends the",
+        "    others",
+    ]
+    told = "saved the batch and the weights in log/first/failures/3; repeat the step with: emrun replay log/failures/3"
+    assert folded_line(told, 60).splitlines() == [
+        "saved the batch and the weights in log/first/failures/3;",
+        "    repeat the step with:",
+        "    emrun replay log/failures/3",
+    ]
+    assert folded_line(told, None) == told
+
+
+def test_a_command_to_paste_is_folded_between_its_words():
+    words = ["emrun", "train", "my config.yaml", "hooks.StopAfter.epochs=3", "--output-dir", "log/a_long_name_of_a_run"]
+    assert folded_command("next", words, None) == f"next: {shlex.join(words)}"
+    lines = folded_command("next", words, 50).splitlines()
+    assert lines == [
+        "next: emrun train 'my config.yaml' \\",
+        "    hooks.StopAfter.epochs=3 --output-dir \\",
+        "    log/a_long_name_of_a_run",
+    ]
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == ["next:", *words]
 
 
 def test_lists_of_names_are_shortened():
@@ -108,3 +136,7 @@ def test_the_log_on_a_terminal_is_folded_and_that_in_a_file_is_whole(terminal):
     assert shown[0] == "weights from a:"
     assert max(map(len, shown)) <= 80
     assert _TerminalHandler(io.StringIO()).format(record) == record.getMessage() == f"weights from a:\n{LONG}"
+    warning = logging.LogRecord("emrun", logging.WARNING, "", 0, "the %s", ("same " * 12 + "again",), None)
+    shown = _TerminalHandler(terminal(60)).format(warning).splitlines()
+    assert [len(line) <= 60 for line in map(click.unstyle, shown)] == [True, True]
+    assert click.unstyle(" ".join(line.strip() for line in shown)) == f"warning: the {'same ' * 12}again"

@@ -239,7 +239,7 @@ def test_with_on_interrupt_epoch_the_run_ends_after_the_epoch(project, emrun, ex
     name = plan[0][0].name
     assert done.returncode == -plan[0][0]
     assert f"{name}: the training ends after this epoch" in done.stderr
-    assert done.stderr.splitlines()[-2] == f"interrupted by {name}"
+    assert done.stderr.splitlines()[-3] == f"interrupted by {name}"
     found = trace(project / "run")
     assert (found["status"], found["iterations_done"], found["epochs_done"]) == (
         "interrupted",
@@ -318,7 +318,7 @@ def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
 ):
     done = send(project, emrun, [[number, "train", 5, 5]], "main_loop.preempt_exit_code=75")
     assert done.returncode == returncode
-    assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
+    assert done.stderr.splitlines()[-3] == f"interrupted by {number.name}"
     assert "resume with: emrun resume run" in done.stderr.splitlines()[-1]
     found = trace(project / "run")
     assert (found["status"], found["exit_status"]) == ("interrupted", 75 if returncode == 75 else 128 + number)

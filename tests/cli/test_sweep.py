@@ -107,6 +107,11 @@ def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(pro
     assert trials(project) == []
 
 
+def test_equal_values_have_no_interval(project, emrun):
+    done = emrun("sweep", "-q", "config.yaml", "-p", "model.lr=[0.0]", "--repeats", "2")
+    assert done.stdout.splitlines()[2].split()[-4:] == ["0", "2", "of", "2"]
+
+
 def test_folds_and_repeats_are_one_experiment(project, emrun):
     done = emrun("sweep", "-q", "config.yaml", "sweep.folds=2", "-p", "model.lr=[0.3]", "--repeats", "2", "--json")
     (found,) = json.loads(done.stdout)["experiments"]

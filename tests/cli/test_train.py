@@ -280,6 +280,22 @@ def test_output_dir_is_the_run_directory_and_is_not_used_twice(project, emrun):
     assert again.stderr.startswith("error: mine already holds a run (finished); choose another --output-dir")
 
 
+def test_a_run_directory_is_no_place_for_another_run(project, emrun):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "first").returncode == 0
+    there = {path.name for path in (project / "first").iterdir()}
+    for arguments in (
+        ["train", "--output-root", "first"],
+        ["train", "--output-dir", "first/second"],
+        ["sweep", "--output-dir", "first", "-p", "model.optimizer.lr=[0.1, 0.2]"],
+    ):
+        done = emrun(arguments[0], "config.yaml", *arguments[1:])
+        assert (done.returncode, "first is a run directory, and a run cannot lie in another one" in done.stderr) == (
+            2,
+            True,
+        )
+    assert {path.name for path in (project / "first").iterdir()} == there
+
+
 def test_rm_deletes_the_run_directory(project, emrun):
     done = emrun("train", "--rm", "config.yaml")
     assert done.returncode == 0
@@ -330,11 +346,11 @@ def test_an_exception_in_user_code_shows_its_traceback_and_what_survived(project
     done = emrun("train", "config.yaml")
     assert done.returncode == 1
     assert 'raise RuntimeError("it broke")' in done.stderr
-    last = done.stderr.splitlines()[-1]
     (directory,) = (project / "log").iterdir()
-    assert last == (
-        f"0 epochs, 3 iterations done; saved checkpoints: latest; resume with: emrun resume log/{directory.name}"
-    )
+    assert done.stderr.splitlines()[-2:] == [
+        "0 epochs, 3 iterations done; saved checkpoints: latest",
+        f"resume with: emrun resume log/{directory.name}",
+    ]
     assert trace(project / "log")["reason"] == "RuntimeError: it broke"
     assert "it broke" in (directory / "train.log").read_text()
 
@@ -403,8 +419,8 @@ def test_after_a_signal_the_process_ends_by_it_with_a_checkpoint(project, emrun,
     (project / "config.yaml").write_text(CONFIG + f"  - my_hooks.Interrupt: {{number: {int(number)}}}\n")
     done = emrun("train", "config.yaml")
     assert done.returncode == -number
-    assert done.stderr.splitlines()[-2] == f"interrupted by {number.name}"
-    assert "saved checkpoints: latest; resume with: emrun resume log/tiny_" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-3] == f"interrupted by {number.name}"
+    assert done.stderr.splitlines()[-1].startswith("resume with: emrun resume log/tiny_")
     found = trace(project / "log")
     assert (found["status"], found["exit_status"], found["iterations_done"]) == ("interrupted", 128 + number, 3)
     (directory,) = (project / "log").iterdir()
@@ -560,7 +576,7 @@ def test_a_run_without_a_checkpoint_does_not_suggest_to_resume_it(project, emrun
     done = emrun("train", "config.yaml", "--output-dir", "mine", *overrides)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 0 iterations done; no checkpoint was saved; start again with: emrun train config.yaml "
+        "start again with: emrun train config.yaml "
         "--output-dir mine 'model.module={class: flaky.Failing}' main_loop.skip_zeroth_epoch=true"
     )
     (project / "trainable").touch()
@@ -590,8 +606,7 @@ def test_a_module_that_is_refused_after_the_zeroth_epoch_is_not_to_be_resumed(pr
         "not train parameters that are created later"
     ) in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 0 iterations done; saved checkpoints: latest; start again with: emrun train config.yaml "
-        "--output-dir mine-2 'model.module={class: late.Late}'"
+        "start again with: emrun train config.yaml --output-dir mine-2 'model.module={class: late.Late}'"
     )
 
 
@@ -599,8 +614,7 @@ def test_a_run_without_a_checkpoint_that_has_begun_is_started_again_in_another_d
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")
     assert done.stderr.splitlines()[-1] == (
-        "0 epochs, 3 iterations done; no checkpoint was saved; start again with: emrun train config.yaml --output-dir "
-        "mine-2 main_loop.skip_zeroth_epoch=true"
+        "start again with: emrun train config.yaml --output-dir mine-2 main_loop.skip_zeroth_epoch=true"
     )
 
 

@@ -73,7 +73,7 @@ def test_an_interrupted_sweep_saves_checkpoints_and_says_how_to_continue(project
     done = emrun("sweep", "config.yaml", "--jobs", "2")
     assert done.returncode == -signal.SIGINT
     assert "interrupted by SIGINT" in done.stderr
-    assert done.stderr.endswith("trials done; continue with: emrun sweep config.yaml --jobs 2\n")
+    assert done.stderr.endswith("trials done\ncontinue with: emrun sweep config.yaml --jobs 2\n")
     assert "interrupted" in statuses(project)
     saved = [run for run in trials(project) if (run / "checkpoints" / "latest").exists()]
     assert saved  # of the trial that had begun to train; the other one may not have come so far
