@@ -20,12 +20,12 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 951,
     "base": 1_125,
-    "cli": 2_851,
+    "cli": 2_872,
     "config": 2_789,
-    "diagnosis": 2_195,
+    "diagnosis": 2_742,
     "launch": 1_255,
     "loop": 2_773,
-    "models": 5_145,
+    "models": 5_218,
     "ranks": 501,
     "record": 1_283,
     "runs": 2_223,
@@ -38,7 +38,7 @@ CEILINGS = {
 """Room -> the most logical lines of code."""
 NAMES = {
     "commands": 21,
-    "options": 128,
+    "options": 130,
     "keys of main_loop": 20,
     "keys of model": 16,
     "hooks": 41,

@@ -265,6 +265,7 @@ def test_every_file_has_a_test():
         "diagnosis/differences": "diagnosis/test_verification",
         "diagnosis/model_facts": "diagnosis/test_tryout",
         "diagnosis/round_trip": "diagnosis/test_tryout",
+        "diagnosis/numerics/rows": "diagnosis/numerics/test_proof",
         "models/frozen_parts": "models/test_scheduled_optimizer",
         "models/step/size_search": "models/step/test_micro_batches",
         "streams/packing": "streams/test_workers",

@@ -27,9 +27,25 @@ from emrun.cli.tables import MOST_ROWS, parameters_table, table
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @click.option("--data", is_flag=True, help="Also read all data once, and find leaks, duplicates, NaN, ...")
+@click.option("--numerics", is_flag=True, help="Also prove on real batches that all ways to compute a step agree.")
+@click.option(
+    "--nproc",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="With --numerics: also compare N processes, which train together, with one.",
+)
 @with_json
 @with_tracebacks
-def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: bool, as_json: bool) -> int:
+def check(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    static: bool,
+    data: bool,
+    numerics: bool,
+    nproc: int,
+    as_json: bool,
+) -> int:
     """Find what is wrong with CONFIG, without training, and show what its data and its model agree on.
 
     The config is checked against everything that it names. Then the first two batches of every stream are read, and a
@@ -41,31 +57,42 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: b
     with different labels, sources that are constant or not finite, labels that only one stream has, and a train stream
     that is sorted by a label.
 
+    With --numerics, the gradients of a batch are compared with those of its halves, and with those calculated in other
+    ways, as far as the config has them: compiled, in 16 bits, in micro batches, recomputed, and on N ranks. Evaluated
+    streams are read twice, the model is saved and loaded, and its statistics are compared with those of a fresh
+    process.
+
     Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
     and every device, with a small computation.
 
-    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the data or the
-    environment, 2 the config is wrong.
+    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the data, the
+    numerics or the environment, 2 the config is wrong.
     """
     if config is None:
-        if static or data:
-            raise click.UsageError(f"--{'static' if static else 'data'} needs a CONFIG", click.get_current_context())
+        for name, is_given in {"static": static, "data": data, "numerics": numerics}.items():
+            if is_given:
+                raise click.UsageError(f"--{name} needs a CONFIG", click.get_current_context())
         return _check_environment(as_json)
-    if static and data:
-        raise click.UsageError("--static imports nothing, so that it cannot read data; leave out --data or --static")
+    if static and (data or numerics):
+        what, name = ("read data", "data") if data else ("run a step", "numerics")
+        raise click.UsageError(f"--static imports nothing, so that it cannot {what}; leave out --{name} or --static")
+    if nproc > 1 and not numerics:
+        raise click.UsageError("--nproc needs --numerics")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
             with only_json(as_json), unwound_by_sigterm():
                 contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
                 looked = _look(config, overrides, with_bar=not as_json) if data else None
+                rows = _prove(config, overrides, nproc) if numerics else None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             so_far()["contract"] = None
             return fail(error)
     if as_json:
-        print_json({"problems": [], "contract": contract, **({} if looked is None else {"data": looked})})
+        more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}
+        print_json({"problems": [], "contract": contract, **more})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
@@ -74,9 +101,23 @@ def check(config: Path | None, overrides: tuple[str, ...], static: bool, data: b
         if looked is not None:
             _show_data(looked)
             tried += ", and read all data"
-        if looked is None or not looked["findings"]:
+        if rows is not None:
+            _show_rows(rows)
+            tried += ", and compared the ways to compute a step"
+        if not _is_wrong(looked, rows):
             click.echo(f"\n{config}: nothing is wrong; {tried}")
-    return 1 if looked is not None and looked["findings"] else 0
+    return 1 if _is_wrong(looked, rows) else 0
+
+
+def _show_rows(rows: list[dict[str, Any]]) -> None:
+    """Print what was compared, and the results."""
+    cells = [[each["what"], each["result"], for_terminal(each["text"])] for each in rows]
+    click.echo("\n" + table(cells, ["numerics", "result", ""]))
+
+
+def _is_wrong(looked: dict[str, Any] | None, rows: list[dict[str, Any]] | None) -> bool:
+    """Return whether something was found in the data, or differs in the numerics."""
+    return bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
 
 
 def _check_environment(as_json: bool) -> int:
@@ -103,6 +144,14 @@ def _check_environment(as_json: bool) -> int:
         counts = f"{len(found.problems)} errors, {len(found.warnings)} warnings"
         click.echo(counts if found.problems or found.warnings else "nothing is wrong")
     return 1 if found.problems else 0
+
+
+def _prove(path: Path, overrides: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
+    from emrun.config.config import load_config
+    from emrun.config.plan import with_statistics
+    from emrun.diagnosis.numerics.proof import prove
+
+    return prove(with_statistics(load_config(path, overrides)), ranks)
 
 
 def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from emrun.config.config import load_config
 from emrun.config.plan import with_statistics
 from emrun.dataset import open_stream, stream_lengths
 from emrun.diagnosis.model_facts import optimizers
+from emrun.diagnosis.numerics.on_ranks import measure_on_ranks
 from emrun.diagnosis.private_state import forgetful, private_state
 from emrun.diagnosis.recorded_trainings import TEMPORARY, Job, Point
 from emrun.diagnosis.rehearsal import is_tracker
@@ -91,6 +92,10 @@ def _run(job: Job, record: _Record) -> None:
         how: dict[str, Any] = {"checkpoint_name": job.checkpoint, "output_dir": job.directory, "as_trained": True}
         found = {each: numbers(evaluate(job.config, each, job.overrides, **how)[each]) for each in job.streams}
         record("final", statistics=found)
+        return
+    if job.measures:
+        measure_on_ranks(job)
+        record("final", directory=str(job.directory))
         return
     if job.resume:
         training = resume_training(job.directory)

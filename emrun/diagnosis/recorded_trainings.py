@@ -115,6 +115,7 @@ class Job:
         ranks: the number of processes that train together.
         checkpoint: the checkpoint of the run `config` that is evaluated, instead of a training; None for a training.
         streams: the streams on which the checkpoint is evaluated.
+        measures: whether the gradients of a batch are measured instead, see `emrun.diagnosis.numerics.on_ranks`.
     """
 
     place: str
@@ -130,6 +131,7 @@ class Job:
     ranks: int = 1
     checkpoint: str | None = None
     streams: Sequence[str] = ()
+    measures: bool = False
 
     @property
     def directory(self) -> Path:

@@ -47,7 +47,7 @@ def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *,
     loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
     loop.report = False
     loop.streams.shorten(lengths)
-    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(is_resumed)])
+    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), End(is_resumed)])
     try:
         if is_resumed:
             loop.restore(place / CHECKPOINTS / "latest")
@@ -65,7 +65,7 @@ def is_tracker(hook: AbstractHook) -> bool:
     return _TRACKER in (f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__)
 
 
-class _End(AbstractHook):
+class End(AbstractHook):
     """Ends the training after the first update, or after an epoch.
 
     Args:

@@ -64,10 +64,11 @@ class RoundTrip:
         came_back = encode(self.other.state_dict(), "state of the model", copied=True)
         for stream, batch in dict(reversed(self.batches)).items():  # the first batch of each stream
             before, after = (
-                {**_run(each, batch, stream, train=False), **_end(each, stream)} for each in (self.trained, self.other)
+                {**run_alike(each, batch, stream, train=False), **statistics_of(each, stream)}
+                for each in (self.trained, self.other)
             )
             for name, value in before.items():
-                if not _equal(value, after.get(name)):
+                if not equal(value, after.get(name)):
                     what = "metric" if name in self.trained.writes else "output"
                     suspects = self._suspects()
                     cause = f". Changed by training, but in no checkpoint: {'; '.join(suspects)}" if suspects else ""
@@ -76,7 +77,7 @@ class RoundTrip:
                         "differs after loading; state that save(), load() and state_dict() leave out must be a "
                         f"parameter, a buffer or part of get_extra_state(){cause}"
                     )
-        if not _equal(saved, came_back):
+        if not equal(saved, came_back):
             raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
 
     def lost_state(self, begin: Callable[[AbstractModel], MainLoop]) -> Iterator[str]:
@@ -92,7 +93,7 @@ class RoundTrip:
         loop = begin(self.other)
         for name, batch in self.batches:
             for model in (self.other, self.trained):
-                _run(model, batch, name, train=name == loop.train_stream_name)
+                run_alike(model, batch, name, train=name == loop.train_stream_name)
         for what in self._suspects():
             way = "register it without persistent=False" if what.endswith(NOT_PERSISTENT) else _WAYS
             yield f"{what} changes in training, but is in no checkpoint: a resume would not be exact; {way}"
@@ -109,13 +110,14 @@ class RoundTrip:
         return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
 
 
-def _run(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
+def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
+    """Run a model on a batch, each time with the same random states, which are restored."""
     with preserved_randomness():
         seed_everything(0, "round trip", stream)
         return model.run(batch, train, stream)
 
 
-def _end(model: AbstractModel, stream: str) -> Mapping[str, Any]:
+def statistics_of(model: AbstractModel, stream: str) -> Mapping[str, Any]:
     """End a stream of a model that has statistics of whole streams, and return them."""
     call = listener(model, "after_stream", AbstractModel)
     if not model.writes or call is None:
@@ -125,18 +127,18 @@ def _end(model: AbstractModel, stream: str) -> Mapping[str, Any]:
     return model.stream_values(stream)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
     """Return whether two values are equal, floating-point tensors and arrays up to the tolerance of `allclose`."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
             return False
         if one.is_sparse:
-            return _equal(one.to_dense(), other.to_dense())
+            return equal(one.to_dense(), other.to_dense())
         return torch.allclose(one, other, equal_nan=True) if one.is_floating_point() else torch.equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, np.ndarray | np.generic) and isinstance(other, np.ndarray | np.generic):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False

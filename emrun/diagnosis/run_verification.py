@@ -73,11 +73,11 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
     values: Mapping[str, Any] = {}
     found: Mapping[str, Any] = {"not_compared": {}}
     with TemporaryFolder("verify") as place:
-        for what, part in (("statistics", _evaluated), ("first steps", _trained)):
+        for what, part in (("statistics", evaluated), ("first steps", _trained)):
             try:
                 result, text, values = part(run, own, partial(Job, str(place), overrides=overrides, ranks=ranks), forks)
             except EmrunError as error:
-                result, text = "left out", " ".join(_FRAMES.sub("", str(error)).split())
+                result, text = "left out", without_frames(error)
             rows.append({"what": what, "result": result, "text": in_one_line(text)})
         if (place / _AGAIN / CONFIG).exists():
             found = compare(run, StoredRun(place / _AGAIN))
@@ -94,7 +94,7 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
     }
 
 
-def _evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
+def evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
     """Compare the statistics that a checkpoint gives with those of its epoch."""
     name, trained = name_of_checkpoint(own / CHECKPOINTS, None), run.value("main_loop.train_stream_name")
     done = verify(find(own / CHECKPOINTS, name)).iteration
@@ -133,6 +133,11 @@ def _trained(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | N
         return "same", f"{counted(found['compared'], 'step')} to the last bit", {}
     values = found["first"]["values"]
     return "differs", f"iteration {found['first']['iteration']}, {_shown(values)}", values
+
+
+def without_frames(error: EmrunError) -> str:
+    """Return the text of an error in one line, of a traceback only its error."""
+    return in_one_line(" ".join(_FRAMES.sub("", str(error)).split()))
 
 
 def _shown(values: Mapping[str, Any]) -> str:

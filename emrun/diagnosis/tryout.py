@@ -75,7 +75,7 @@ def try_out(config: Config) -> dict[str, Any]:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
-    with _apart() as notes, TemporaryFolder("check") as place:
+    with apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -87,15 +87,15 @@ def try_out(config: Config) -> dict[str, Any]:
         try:
             copy, initial = _build_model(plan, training)
             round_trip = RoundTrip(copy, training.model)
-            tryout = _Tryout(training, copy, round_trip, notes)
+            tryout = Tryout(training, copy, round_trip, notes)
             tryout.run()
             round_trip.check(place / "checkpoint")
-            notes.extend(round_trip.lost_state(partial(_begin, known=training.main_loop)))
+            notes.extend(round_trip.lost_state(partial(begin, known=training.main_loop)))
         except ArgumentError as error:
             raise ConfigError(plan.model.problem(error)) from error
         finally:
             if copy is not None:
-                _call(copy, "after_training", success=True)
+                call_event(copy, "after_training", success=True)
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
         report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
@@ -119,18 +119,18 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
     for each in (training.model, model):
         training.main_loop.first_batch.show(each, may_fail=may_fail)
-    _begin(model, training.main_loop)
+    begin(model, training.main_loop)
     return model, initial
 
 
-def _begin(model: AbstractModel, known: MainLoop) -> MainLoop:
-    """Begin a training of a model in a separate main loop, which is like the known one, but has no hooks."""
-    limits = AbstractHook()  # stands for the hooks, for the schedule
-    limits.limits = known.limits
+def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = None) -> MainLoop:
+    """Begin a training of a model in a separate main loop, which is like the known one, but has at most one hook."""
+    hook = hook or AbstractHook()
+    hook.limits = known.limits  # it stands for the hooks, for the schedule
     loop = MainLoop(
         model,
         known.dataset,
-        [limits],
+        [hook],
         train_stream_name=known.train_stream_name,
         fixed_epoch_size=known.fixed_epoch_size,
         overfit=known.streams.overfit,
@@ -152,7 +152,7 @@ def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
     ]
 
 
-class _Tryout:
+class Tryout:
     """Runs a model on the first batches of every stream and collects the contract."""
 
     def __init__(self, training: Training, model: AbstractModel, round_trip: RoundTrip, notes: list[str]) -> None:
@@ -173,61 +173,76 @@ class _Tryout:
     def run(self) -> None:
         """Try all streams: first those of the main loop; of the others, only the batches are read."""
         own = self._loop.streams.sources
+        with self.hooks_called():
+            for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
+                try:
+                    self._try_stream(name, is_run=name in own)
+                    self._look_at_sample(name)
+                except BaseException as error:  # the user's code may also have called sys.exit
+                    if name in own or isinstance(error, KeyboardInterrupt):
+                        error.add_note(f"while trying the first batches of stream {name!r}")
+                        raise
+                    what = f"{type(error).__name__}: {reason_of(error)}"
+                    self._notes.append(f"stream {name!r}, which main_loop does not run, failed: {what}")
+
+    @contextmanager
+    def hooks_called(self) -> Iterator[None]:
+        """Call the hooks that may change batches at the beginning and, unless something fails, at the end."""
         hooks = [each for each in self._changers if each is not self._model]
         for hook in hooks:
-            _call(hook, "before_training")
-            _call(hook, "before_epoch", epoch_id=1)
-        for name in [*own, *(each for each in stream_names(self._dataset) if each not in own)]:
-            try:
-                self._try_stream(name, is_run=name in own)
-                self._look_at_sample(name)
-            except BaseException as error:  # the user's code may also have called sys.exit
-                if name in own or isinstance(error, KeyboardInterrupt):
-                    error.add_note(f"while trying the first batches of stream {name!r}")
-                    raise
-                what = f"{type(error).__name__}: {reason_of(error)}"
-                self._notes.append(f"stream {name!r}, which main_loop does not run, failed: {what}")
+            call_event(hook, "before_training")
+            call_event(hook, "before_epoch", epoch_id=1)
+        yield
         for hook in hooks:
-            _call(hook, "after_training", success=True)
+            call_event(hook, "after_training", success=True)
 
     def _try_stream(self, name: str, *, is_run: bool) -> None:
         is_trained = name == self._loop.train_stream_name
         sources: dict[str, SourceInfo] = {}
-        usable = self.lengths[name] = 0
-        batches = self._batches(name)
-        changed_by = ", ".join(type(each).__name__ for each in self._changers)
-        check = self._loop.checks.begin(name, changed_by)
-        for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
-            self.lengths[name] += 1
-            if is_run and check(batch) == 0:
-                continue
-            changed = self._change(name, batch) if is_run else batch
-            if not changed:
-                continue
+        looked_at = 0
+        for batch, changed, seconds in self.usable(name, is_run=is_run):
             for source, values in parts({**batch, **changed}):
                 sources.setdefault(source, SourceInfo()).add(values)
             if is_run:
                 self._round_trip.batches.append((name, changed))
-                self._seconds[name] = seconds + self._run_model(name, changed, usable)
-                if is_trained and not usable:
+                self._seconds[name] = seconds + self._run_model(name, changed, looked_at)
+                if is_trained and not looked_at:
                     self._notes += [
                         f"stream {name!r}: if a step fails, its batch is saved without source {source!r}: {reason}"
                         for source, reason in pack_all(changed)[1].items()
                     ]
-            usable += 1
-            if usable == _BATCHES:
-                break
-        else:
-            if is_run and not usable and next(batches, None) is None:
-                self._loop.checks.report_empty_stream(name)
-        batches.close()
+            looked_at += 1
         self._notes += [f"stream {name!r}: source {each!r} has values that are not finite" for each in _gaps(sources)]
         self._streams[name] = {
             "batches": self._lengths.get(name),
-            "looked_at": usable,
+            "looked_at": looked_at,
             "runs": "trained on" if is_trained else "evaluated" if is_run else "not used in training",
             "sources": {source: {**_seen(info), "used_by": self._users(source)} for source, info in sources.items()},
         }
+
+    def usable(self, name: str, *, is_run: bool = True) -> Iterator[tuple[Batch, Batch, float]]:
+        """Yield the first two batches of a stream that the loop would run: as read, as hooks change them, and seconds.
+
+        Raises:
+            StreamError: the stream breaks its contract, or the loop runs it and it is empty.
+        """
+        usable = self.lengths[name] = 0
+        changed_by = ", ".join(type(each).__name__ for each in self._changers)
+        check = self._loop.checks.begin(name, changed_by)
+        with closing(self._batches(name)) as batches:
+            for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
+                self.lengths[name] += 1
+                if is_run and check(batch) == 0:
+                    continue
+                changed = self._change(name, batch) if is_run else batch
+                if not changed:
+                    continue
+                yield batch, changed, seconds
+                usable += 1
+                if usable == _BATCHES:
+                    return
+            if is_run and not usable and next(batches, None) is None:
+                self._loop.checks.report_empty_stream(name)
 
     def _look_at_sample(self, name: str) -> None:
         """Add a note if only the first batches of a stream are evaluated, and these are sorted."""
@@ -250,7 +265,7 @@ class _Tryout:
         self._loop.training = name == self._loop.train_stream_name
         try:
             for each in self._changers:
-                _call(each, "before_batch", stream_name=name, batch=changed)
+                call_event(each, "before_batch", stream_name=name, batch=changed)
         finally:
             self._loop.training = False
         return changed if self._loop.checks.check_changed(changed) else {}
@@ -313,7 +328,7 @@ class _Tryout:
         }
 
 
-def _call(listening: Any, event: str, **arguments: Any) -> None:
+def call_event(listening: Any, event: str, **arguments: Any) -> None:
     """Call an event of a hook or a model as the loop would; ignore `TrainingTerminated`."""
     call = listener(listening, event)
     try:
@@ -339,7 +354,7 @@ def _gaps(seen: Mapping[str, SourceInfo]) -> list[str]:
 
 
 @contextmanager
-def _apart() -> Iterator[list[str]]:
+def apart() -> Iterator[list[str]]:
     """Collect the warnings of emrun's log, and restore random states and environment variables at the end."""
     found: list[str] = []
 

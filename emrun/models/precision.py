@@ -30,6 +30,8 @@ class Autocast:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device.type
+        self.enabled = True
+        """Whether the parts run in 16 bits; False while they are compared with those in 32."""
 
     @classmethod
     def of(cls, precision: Precision, module: torch.nn.Module, device: torch.device) -> Autocast | None:
@@ -59,7 +61,7 @@ class Autocast:
 
     def on(self) -> AbstractContextManager[Any]:
         """Return the context in which operations run in 16 bits, as far as autocast allows it."""
-        return torch.autocast(self._device, self._dtype)
+        return torch.autocast(self._device, self._dtype, enabled=self.enabled)
 
     def off(self) -> AbstractContextManager[Any]:
         """Return the context in which operations run in the dtype of their inputs."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -80,6 +80,26 @@ def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dic
             message = f"{pattern.pattern!r} matches no part of {type(module).__name__}; {has}"
             raise ArgumentError(where, message)
     return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
+
+
+def recomputed(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the parts of a module that compute their activations again."""
+    return [part for part in module.modules() if getattr(part.__dict__.get("forward"), "__func__", None) is _forward]
+
+
+@contextmanager
+def keeps_activations(module: torch.nn.Module) -> Iterator[None]:
+    """Let these parts keep their activations in the block."""
+    parts = recomputed(module)
+    for part in parts:
+        del part.__dict__["forward"]
+        if (own := part.__dict__.get(_OF_INSTANCE)) is not None:
+            part.__dict__["forward"] = own
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.__dict__["forward"] = MethodType(_forward, part)
 
 
 def _has_forward(part: torch.nn.Module) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
@@ -22,6 +23,7 @@ from emrun.models.module_model import ModuleModel
 from emrun.models.optimizer import check_steps_alone, learning_rates, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
+from emrun.models.plainly import in_float64, plainly, shortcuts
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
@@ -605,6 +607,19 @@ class TorchModel(ModuleModel):
         self._loadable.check()
         if self._trained and not self._evaluates:
             self._updates.end_epoch(epoch_data)
+
+    @property
+    def shortcuts(self) -> Sequence[str]:
+        """Those of `compile`, `precision`, `micro_batch_size` and `recompute` that change how a step is calculated."""
+        return shortcuts(self)
+
+    def plainly(self, keys: Collection[str]) -> AbstractContextManager[None]:
+        """Return a context in which the model runs without some of its `shortcuts`, to compare the two."""
+        return plainly(self, keys)
+
+    def in_float64(self) -> AbstractContextManager[None]:
+        """Return a context in which the model runs in float64 instead of in float32."""
+        return in_float64(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""

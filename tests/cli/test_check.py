@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from projects import MAJORITY
 
 from emrun.base.errors import ConfigError
+from emrun.cli.check import _show_rows, check
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
@@ -450,3 +452,50 @@ def test_the_precision_is_shown_unless_it_is_the_usual_one(emrun, tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG)
     assert "\nprecision: bf16\n" in emrun("check", "config.yaml", "model.precision=bf16").stdout
     assert json.loads(emrun("check", "--json", "config.yaml").stdout)["contract"]["precision"] == 32
+
+
+def test_numerics_are_a_table_in_which_what_differs_is_wrong(project, emrun):
+    (project / "tokens.py").write_text(
+        "import torch\n"
+        "class Tokens(torch.nn.Linear):\n"
+        "    def forward(self, x, y):\n"
+        "        lost, weight = (super().forward(x)[:, 0] - y) ** 2, x.abs().sum(1)\n"
+        "        return {'loss': (lost * weight).sum() / weight.sum()}\n"
+    )
+    (project / "tokens.yaml").write_text(
+        "dataset: {class: Majority, n: 50}\n"
+        "model: {module: {class: tokens.Tokens, in_features: 11, out_features: 1}, optimizer: {class: SGD, lr: 0.1}}\n"
+        "hooks: [StopAfter: {epochs: 9}]\n"
+    )
+    done = emrun("check", "tokens.yaml", "--numerics", "--nproc", "2", "--json")
+    assert done.returncode == 1, done.stderr
+    rows = {row["what"]: row for row in json.loads(done.stdout)["numerics"]}
+    results = {what: row["result"] for what, row in rows.items() if row["result"] != "not applicable"}
+    assert results == {
+        "gradients of the halves of a batch": "differs",
+        "several ranks and one": "differs",
+        "saved and loaded": "same",
+    }
+    assert len(rows) == 9
+    assert rows["gradients of the halves of a batch"]["name"] in ("weight", "bias")
+    assert "return the weights of the examples" in rows["gradients of the halves of a batch"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--numerics"], "--numerics needs a CONFIG"),
+        (["c.yaml", "--static", "--numerics"], "--static imports nothing, so that it cannot run a step"),
+        (["c.yaml", "--nproc", "2"], "--nproc needs --numerics"),
+    ],
+)
+def test_numerics_need_a_config_that_runs(arguments, message):
+    done = CliRunner().invoke(check, arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_the_rows_of_numerics_are_printed_as_a_table(capsys):
+    row = {"what": "halves", "result": "differs", "text": "weight by 0.5", "name": "weight", "by": 0.5}
+    _show_rows([row])
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["halves", "differs", "weight", "by", "0.5"]

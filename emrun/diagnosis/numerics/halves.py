@@ -1,0 +1,131 @@
+"""The gradient of a batch is the weighted mean of those of its halves, unless something looks at the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emrun.base.sources import examples_of
+from emrun.base.types import Batch
+from emrun.diagnosis.numerics.gradients import Gradients, Measured, difference, rounding
+from emrun.diagnosis.numerics.rows import DEPENDS, DIFFERS, SAME, NotApplicableError, Row
+from emrun.ranks.parts import split
+
+WHAT = "gradients of the halves of a batch"
+_FITS = 0.01  # what is left over, relative to the gradient, if a weighting of the halves explains it
+_Seen = dict[tuple[str, int], tuple[list[Tensor], ...]]  # part and number of its call -> its inputs, its outputs
+
+
+def halves(
+    measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn.Module, losses: Mapping[str, Any]
+) -> Row:
+    """Compare the gradients of a batch with the weighted mean of those of its halves.
+
+    Args:
+        measure: returns the gradients of a batch, always with the same random numbers and buffers, without dropout.
+        batch: source name -> values.
+        module: the module, whose parts are searched for one that looks at the whole batch.
+        losses: key -> function that calculates a loss, for the text.
+
+    Raises:
+        NotApplicableError: the batch has one example.
+    """
+    count = examples_of(batch)
+    if count < 2:
+        raise NotApplicableError("the batch has one example")
+    parts = [part for part, _ in split(batch, count, -(-count // 2))]
+    (whole, outputs), *others = (_traced(measure, each, module) for each in (batch, *parts))
+    first, second = (each.gradients for each, _ in others)
+    weights = [each.weight / sum(other.weight for other, _ in others) for each, _ in others]
+    found = difference(whole.gradients, _sum(weights, (first, second)))
+    if found is None:
+        return Row(WHAT, SAME)
+    name, by = found
+    part = _first_apart(outputs, [seen for _, seen in others])
+    if part is not None:
+        kind = type(module.get_submodule(part)).__name__
+        shown = f"{part} ({kind})" if part else kind
+        return Row(WHAT, DEPENDS, f"{shown} gives an example another output in another batch", part or kind)
+    own, left = _fit(whole.gradients, first, second)
+    if left < _FITS and min(own) > _FITS:
+        return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(own, weights)}", name, by)
+    kinds = [getattr(each, "__name__", type(each).__name__) for each in losses.values()]
+    shown = ", ".join(kinds) or "the loss that forward returns"
+    return Row(WHAT, DEPENDS, f"{shown} is no mean over the examples of something that each has by itself", shown)
+
+
+def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn.Module) -> tuple[Measured, _Seen]:
+    """Return what a step has measured, and what goes into and out of the parts of the module for each example."""
+    seen: _Seen = {}
+    count, calls = examples_of(batch), dict[str, int]()
+
+    def note(name: str, *values: Any) -> None:
+        calls[name] = calls.get(name, 0) + 1
+        seen[name, calls[name]] = tuple(_rows(each, count) for each in values)
+
+    handles = [
+        part.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
+        for name, part in module.named_modules()
+    ]
+    try:
+        return measure(batch), seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows(values: Any, count: int) -> list[Tensor]:
+    """Return copies of the floating-point tensors that have a row for each example."""
+    each = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
+    rows = [one.detach() for one in each if isinstance(one, Tensor) and one.shape[:1] == (count,)]
+    return [one.clone() for one in rows if one.is_floating_point()]
+
+
+def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
+    """Return the first part of the module that makes, of the same rows, other rows of the batch than of its half."""
+    for key, values in whole.items():
+        given, made = (_are_apart(*each) for each in zip(values, *(seen[key] for seen in parts), strict=True))
+        if made and not given:
+            return key[0]
+    return None
+
+
+def _are_apart(whole: list[Tensor], *halves: list[Tensor]) -> bool:
+    for one, *both in zip(whole, *halves, strict=True):
+        joined = torch.cat(both) if both[0].shape[1:] == both[1].shape[1:] else both[0]
+        if joined.shape == one.shape and (one - joined).norm() > rounding(one) * one.norm():
+            return True
+    return False
+
+
+def _sum(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
+    names = dict.fromkeys(name for each in gradients for name in each)
+    return {
+        name: sum(weight * each[name] for weight, each in zip(weights, gradients, strict=True) if name in each)  # type: ignore[misc]
+        for name in names
+    }
+
+
+def _fit(whole: Gradients, first: Gradients, second: Gradients) -> tuple[tuple[float, float], float]:
+    """Return the two weights of the halves with which they come next to the whole, and what is left, relatively."""
+    one, other, both = (
+        torch.cat([each.get(name, torch.zeros_like(whole[name])).double().flatten() for name in whole])
+        for each in (first, second, whole)
+    )
+    halves = torch.stack([one, other], 1)
+    weights = torch.linalg.lstsq(halves, both[:, None]).solution
+    left = (halves @ weights)[:, 0] - both
+    return (float(weights[0]), float(weights[1])), float(left.norm() / both.norm())
+
+
+def _weighting(own: tuple[float, float], wanted: Sequence[float]) -> str:
+    if abs(own[0] - 1) < _FITS and abs(own[1] - 1) < _FITS:
+        return "the loss is a sum over the examples; return it per example, or as their mean"
+    shares = [f"{100 * one:.3g} : {100 * other:.3g}" for one, other in (own, wanted)]
+    return (
+        f"the loss weighs the halves {shares[0]}, and emrun {shares[1]}; return the weights of the examples as an "
+        "output `loss_weight`, such as the number of tokens of each"
+    )

@@ -1,0 +1,159 @@
+"""Evaluated twice, a stream gives the same batches, outputs and statistics; saved and loaded, a model the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emrun.base.encoding import decode, encode
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.types import Batch
+from emrun.diagnosis.numerics.rows import DIFFERS, LEFT_OUT, RANDOM, SAME, Row
+from emrun.diagnosis.round_trip import equal, run_alike, statistics_of
+from emrun.storage.checkpoints.state_file import load_state, save_state
+
+AGAIN, LOADED = "a second pass of evaluated streams", "saved and loaded"
+Read = Callable[[str], Iterable[tuple[Batch, Batch, float]]]
+"""Returns the first batches of a stream: see `Tryout.usable`."""
+_Differs = tuple[str, str, Any, Any]  # the word for it, its name, and two values
+
+
+def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[str, str]) -> Row:
+    """Evaluate the first batches of streams twice with the same random states, and once with others.
+
+    Of the train stream, which may differ in each pass, only sources count that the model has changed in place.
+
+    Args:
+        model: the model.
+        read: returns the first batches of a stream.
+        train_stream: the train stream.
+        evaluated: name in the evaluation -> name of the stream.
+    """
+    drawn: Row | None = None
+    first, changed = _pass(model, read(train_stream), train_stream, 0)
+    again, _ = _pass(model, read(train_stream), train_stream, 0)
+    for _, name, one, other in _differences(first[:1], again[:1]):
+        if name in changed:
+            return _changed_in_place(train_stream, name, one, other)
+    for stream, source in evaluated.items():
+        first, changed = _pass(model, read(source), stream, 0)
+        again, _ = _pass(model, read(source), stream, 0)
+        others, _ = _pass(model, read(source), stream, 1)
+        for what, name, one, other in _differences(first, again):
+            if name in changed:
+                return _changed_in_place(stream, name, one, other)
+            why = " has state of its own, which its reset() leaves" if what == "metric" else " is another each time"
+            return _row(AGAIN, DIFFERS, f"{what} {name!r} of stream {stream!r}", one, other, why)
+        for what, name, one, other in _differences(first, others)[:1]:
+            parts = _dropping(model)
+            why = f": in evaluation mode, {parts[0]} drops" if parts else " depends on global random numbers"
+            found = _row(AGAIN, DIFFERS if parts else RANDOM, f"{what} {name!r} of stream {stream!r}", one, other, why)
+            if parts:
+                return found
+            drawn = drawn or found
+    if not evaluated:
+        return Row(AGAIN, LEFT_OUT, "main_loop.extra_streams names no stream")
+    return drawn or Row(AGAIN, SAME)
+
+
+def saved_and_loaded(model: Any, batches: Mapping[str, Batch], directory: Path, train: Callable[[], object]) -> Row:
+    """Save a model, train it, load it again and compare its outputs.
+
+    Args:
+        model: the model.
+        batches: stream -> a batch to evaluate.
+        directory: the checkpoint directory to create.
+        train: trains the model.
+    """
+    directory.mkdir()
+    before = {stream: _evaluated(model, stream, batch) for stream, batch in batches.items()}
+    model.save(directory)
+    saved = encode(model.state_dict(), "state of the model", copied=True)
+    save_state({"model": saved}, directory)
+    train()
+    model.load(directory)
+    model.load_state_dict(decode(load_state(directory)["model"]))
+    came_back = encode(model.state_dict(), "state of the model", copied=True)
+    for stream, batch in batches.items():
+        after = _evaluated(model, stream, batch)
+        for name, value in before[stream].items():
+            if not equal(value, after.get(name)):
+                why = ": a checkpoint does not have all state that training changes"
+                what = "metric" if name in model.writes else "output"
+                return _row(LOADED, DIFFERS, f"{what} {name!r} of stream {stream!r}", value, after.get(name), why)
+    if not equal(saved, came_back):
+        return Row(LOADED, DIFFERS, "state_dict() after load_state_dict() of the same state", "state_dict")
+    return Row(LOADED, SAME)
+
+
+def _evaluated(model: Any, stream: str, batch: Batch) -> dict[str, Any]:
+    outputs = run_alike(model, copy.deepcopy(batch), stream, train=False)
+    return {**_copied(outputs), **statistics_of(model, stream)}
+
+
+_Pass = Sequence[tuple[str, Mapping[str, Any]]]  # the word for the values, and the values
+
+
+def _pass(
+    model: Any, batches: Iterable[tuple[Batch, Batch, float]], stream: str, seed: int
+) -> tuple[list[Any], set[str]]:
+    """Return the batches, the outputs and the statistics of a pass, and the sources that were changed in place."""
+    read: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
+    changed: set[str] = set()
+    with preserved_randomness():
+        seed_everything(seed, "numerics", stream)
+        for _, batch, _ in batches:
+            read.append(_copied(batch))
+            outputs.append(_copied(model.run(batch, False, stream)))
+            changed |= {name for name, value in read[-1].items() if not equal(value, batch.get(name))}
+        statistics = dict(statistics_of(model, stream))
+    return [("source", read), ("output", outputs), ("metric", [statistics])], changed
+
+
+def _differences(one: Sequence[Any], other: Sequence[Any]) -> list[_Differs]:
+    return [
+        (what, name, value, two.get(name))
+        for (what, first), (_, second) in zip(one, other, strict=True)
+        for each, two in zip(first, second, strict=False)
+        for name, value in each.items()
+        if not equal(value, two.get(name))
+    ]
+
+
+def _changed_in_place(stream: str, name: str, one: Any, other: Any) -> Row:
+    why = " in a second pass: the model changes it in place, and the dataset has no other copy"
+    return _row(AGAIN, DIFFERS, f"source {name!r} of stream {stream!r}", one, other, why)
+
+
+def _row(what: str, result: str, place: str, one: Any, other: Any, why: str) -> Row:
+    by = _apart(one, other)
+    name = place.split("'")[1]
+    return Row(what, result, f"{place}{f' by {by:.2g}' if by is not None else ''}{why}", name, by)
+
+
+def _apart(one: Any, other: Any) -> float | None:
+    """Return how much two arrays of numbers differ, relative to their norms; None for other values."""
+    try:
+        values = [np.asarray(torch.as_tensor(each).double().cpu()) for each in (one, other)]
+        norm = max(float(np.linalg.norm(each)) for each in values)
+        return float(np.linalg.norm(values[0] - values[1])) / norm
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError):
+        return None
+
+
+def _dropping(model: Any) -> list[str]:
+    """Return the parts of the module that drop values although the module is in evaluation mode."""
+    module = getattr(model, "module", None)
+    named: Iterator[tuple[str, Any]] = module.named_modules() if isinstance(module, torch.nn.Module) else iter(())
+    kinds = torch.nn.modules.dropout._DropoutNd
+    return [f"{name} ({type(each).__name__})" for name, each in named if isinstance(each, kinds) and each.training]
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in values.items()}

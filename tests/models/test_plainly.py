@@ -1,0 +1,51 @@
+"""A model runs without what changes how a step is calculated, and then with it again."""
+
+import pytest
+import torch
+
+from emrun.models.recomputation import recomputed
+from emrun.models.torch_model import TorchModel
+
+
+@pytest.fixture
+def model():
+    """Return a model with all shortcuts."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Flatten(0))
+    return TorchModel(
+        module, ["x"], ["loss"], compile={"backend": "eager"}, precision="bf16", micro_batch_size=2, recompute="0"
+    )
+
+
+def test_each_shortcut_is_off_in_the_block_and_on_again_after_an_error(model):
+    keys, part = ["compile", "precision", "micro_batch_size", "recompute"], model.module[0]
+    assert model.shortcuts == keys
+    call, compiled = model._call, model.module._compiled_call_impl
+    with pytest.raises(RuntimeError, match="in the block"), model.plainly(keys):
+        assert model.module._compiled_call_impl is None
+        assert not model._parts.splits(4)
+        assert recomputed(model.module) == []
+        with model._autocast.on():
+            assert part(torch.ones(1, 2)).dtype is torch.float32
+        raise RuntimeError("in the block")
+    assert (model._call, model.module._compiled_call_impl) == (call, compiled)
+    assert model._parts.splits(4)
+    assert recomputed(model.module) == [part]
+    with model._autocast.on():
+        assert part(torch.ones(1, 2)).dtype is torch.bfloat16
+
+
+def test_a_shortcut_that_is_not_named_stays_on(model):
+    with model.plainly(["compile"]):
+        assert recomputed(model.module)
+        assert model._autocast.enabled
+
+
+def test_in_float64_weights_buffers_and_sources_are_float64_and_have_their_values_again(model):
+    before = {name: value.clone() for name, value in model.module.state_dict().items()}
+    with model.plainly(model.shortcuts), model.in_float64():
+        outputs = model.run({"x": torch.ones(4, 2)}, False, "valid")
+        assert outputs["loss"].dtype is torch.float64
+    for name, value in model.module.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name])
+    assert model._tensors({"x": torch.ones(4, 2)})["x"].dtype is torch.float32
