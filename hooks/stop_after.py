@@ -30,7 +30,7 @@ class StopAfter(AbstractHook):
             it, the dataset must tell the number of batches of a pass, by `num_batches` or `ctx.batches`.
         updates: the number of updates of the weights.
         iterations: the number of batches that the model is trained on.
-        minutes: the time since the start of the training; in a resumed run, the time before the checkpoint counts too.
+        minutes: the time since the start of the training, looked at after each batch and epoch; in a resumed run, the time before the checkpoint counts too.
         training_minutes: the time in which the model is trained, from the first to the last batch of each epoch,
             waiting for data included. Evaluations and checkpoints do not count, nor does the first batch of a process,
             with which start and compilation end. In a resumed run, the time before the checkpoint counts too. On
@@ -103,6 +103,13 @@ class StopAfter(AbstractHook):
         if self.main_loop.training and stream_name == self._stream:
             self._iterations_done += 1
             self._check_iterations()
+        self._check_minutes()
+
+    def after_epoch(self) -> None:
+        """End the training if the minutes are done, which may have passed since the last batch."""
+        self._check_minutes()
+
+    def _check_minutes(self) -> None:
         if self._minutes is not None and self.clock() - self._began >= 60 * self._minutes:
             reason = f"{self._minutes} minutes have passed (StopAfter minutes: {self._minutes})"
             raise TrainingTerminated(reason, alike=False, limit=True)

@@ -32,13 +32,13 @@ CEILINGS = {
     "storage": 2_206,
     "streams": 1_176,
     "training": 1_084,
-    "hooks": 4_896,
+    "hooks": 4_901,
     "datasets": 2_411,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
     "commands": 21,
-    "options": 130,
+    "options": 128,
     "keys of main_loop": 20,
     "keys of model": 16,
     "hooks": 41,

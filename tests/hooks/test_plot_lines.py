@@ -106,6 +106,13 @@ def test_padding_in_the_middle_is_a_gap(plot, monkeypatch):
     assert np.isnan(lines["target"]).tolist() == [False, True, False, False]
 
 
+@pytest.mark.parametrize(("mask", "kept"), [([0, 1, 1, 1, 1], 0), ([2, 0, 0, 0, 0], LENGTH)])
+def test_a_mask_may_have_one_number_for_each_example(plot, monkeypatch, mask, kept):
+    monkeypatch.setitem(SOURCES, "mask", np.array(mask))
+    _, lines = drawn_lines(plot, monkeypatch, ["target"], pad_mask_variable="mask")
+    assert len(lines["target"]) == kept
+
+
 @pytest.mark.parametrize("variable", ["ragged", "many"])
 def test_empty_and_many_lines_can_be_drawn(plot, variable):
     assert len(plot([variable], example_count=None)) == ROWS

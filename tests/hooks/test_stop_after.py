@@ -146,7 +146,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "minutes", "batches"), [(10, 1, 7), (30, 2, 4), (15, 0.5, 4), (60, 0, 4), (31, 1, 4)]
+    ("seconds", "minutes", "batches"), [(10, 1, 6), (30, 2, 4), (15, 0.5, 4), (60, 0, 4), (31, 1, 4)]
 )
 def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, batches):
     stop = StopAfter(minutes=minutes)
@@ -156,15 +156,35 @@ def test_it_ends_the_training_after_so_many_minutes(train, seconds, minutes, bat
     assert loop.outcome.reason == f"{minutes} minutes have passed (StopAfter minutes: {minutes})"
 
 
+class Slow(AbstractHook):
+    """Takes so many minutes after each epoch that is trained."""
+
+    def __init__(self, clock, minutes):
+        super().__init__()
+        self.clock, self.minutes = clock, minutes
+
+    def after_epoch(self, epoch_id):
+        self.clock.now += 60 * self.minutes * (epoch_id > 0)
+
+
+def test_minutes_that_pass_after_the_last_batch_of_an_epoch_end_the_training_with_it(scripted, numbers):
+    stop = StopAfter(minutes=30)
+    stop.clock = Clock(0)
+    loop = MainLoop(scripted(), numbers, [Slow(stop.clock, 40), stop])
+    loop.run_training()
+    assert (loop.training_epochs_done, loop.iterations_done) == (1, 3)
+    assert loop.outcome.reason == "30 minutes have passed (StopAfter minutes: 30)"
+
+
 def test_time_of_the_training_before_a_resume_counts(train):
     first, second = StopAfter(minutes=0.5), StopAfter(minutes=1)
     first.clock, second.clock = Clock(10), Clock(10, now=1e6)
     _, trace = train(first, skip_zeroth_epoch=True)
     assert trace.trained == 3
-    second.load_state_dict(first.state_dict())  # after 40 seconds
+    second.load_state_dict(first.state_dict())  # after 50 seconds
     _, trace = train(second, skip_zeroth_epoch=True)
     assert trace.trained == 1
-    assert second.state_dict()["seconds"] == 80
+    assert second.state_dict()["seconds"] == 100
 
 
 def test_time_before_the_training_does_not_count(train):
