@@ -44,8 +44,8 @@ class PlotLines(SavesExamples):
         streams: the streams; by default all that are evaluated, but the train stream in the zeroth epoch.
         id_variable: the source with the ids, different within a batch; by default `id`, or else the position in the
             stream.
-        pad_mask_variable: a source of shape (B, T) that is 0 or false where nothing is plotted; or of shape (B,), with a
-            number for each example, of which nothing is plotted if it is 0 or false.
+        pad_mask_variable: a source of shape (B, T) that is 0 or false where nothing is plotted; of shape (B,) for whole
+            examples.
         out_format: `png`, `svg` or `pdf`.
         ymin: the lower end of the y axis.
         ymax: the upper end of the y axis.
@@ -208,7 +208,8 @@ def _line(examples: Examples, name: str, value: Any, mask: Any) -> np.ndarray[An
     found[~np.isfinite(found)] = np.nan
     if mask is None or not found.ndim:
         return found
-    mask = np.broadcast_to(mask, found.shape[:1]) if not mask.ndim else mask
+    if not mask.ndim:
+        mask = np.broadcast_to(mask, found.shape[:1])
     if mask.shape != found.shape[:1]:
         raise examples.error(f"the padding mask of an example has the shape {mask.shape}, and {name!r} {found.shape}")
     found[~mask] = np.nan

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from emrun.base.errors import ArgumentError
+from emrun.base.types import EpochData
 from emrun.base.wording import counted, listed
 from emrun.hook import AbstractHook, TrainingTerminated
 
@@ -30,7 +31,8 @@ class StopAfter(AbstractHook):
             it, the dataset must tell the number of batches of a pass, by `num_batches` or `ctx.batches`.
         updates: the number of updates of the weights.
         iterations: the number of batches that the model is trained on.
-        minutes: the time since the start of the training, looked at after each batch and epoch; in a resumed run, the time before the checkpoint counts too.
+        minutes: the time since the start of the training, looked at after each batch and each epoch; in a resumed run,
+            the time before the checkpoint counts too.
         training_minutes: the time in which the model is trained, from the first to the last batch of each epoch,
             waiting for data included. Evaluations and checkpoints do not count, nor does the first batch of a process,
             with which start and compilation end. In a resumed run, the time before the checkpoint counts too. On
@@ -105,7 +107,7 @@ class StopAfter(AbstractHook):
             self._check_iterations()
         self._check_minutes()
 
-    def after_epoch(self) -> None:
+    def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """End the training if the minutes are done, which may have passed since the last batch."""
         self._check_minutes()
 
