@@ -13,8 +13,9 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.types import Policy
 from emrun.base.wording import counted, listed
-from emrun.datasets._examples import ExampleReader, NamedSplits, OnBadExample, with_names
+from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import Images, check_pillow, write_image
 from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._splits import Part
@@ -58,10 +59,6 @@ class ImageFolder(NamedSplits):
             images must have the size of the first image.
         mode: the mode that images are converted to: `RGB` (C is 3) or `L`, grey (C is 1).
         flip: mirror half of the training images left to right, drawn anew in every pass.
-        on_bad_example: `error` ends the training at a file that is not an image, or has over 67 million pixels. `skip`
-            leaves such files out of their batches, which get shorter, and logs how many were left out. If a whole
-            batch may be bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or
-            `ignore`.
         dtype: `float32`, or `uint8` for bytes from 0 to 255, which take a quarter of the memory until the device: then
             write `inputs: {x: {source: image, scale: 255}}` in the model, where `x` is the parameter of `forward`.
         crop: `random` resizes a random part of each image in training passes, whose area is 0.08 to 1 of that of the
@@ -71,6 +68,8 @@ class ImageFolder(NamedSplits):
             values. Needs `size`. A JPEG is decoded at a lower resolution if the part still has 3 times the `size` then.
         interpolation: the filter with which images are resized.
         orient: whether to turn images upright, as the orientation in their EXIF data says.
+        on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example is a file that is not
+            an image, or has over 67 million pixels.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a folder does not exist, has no classes or other
@@ -90,11 +89,11 @@ class ImageFolder(NamedSplits):
         size: Sequence[int] | int | None = None,
         mode: Literal["RGB", "L"] = "RGB",
         flip: bool = False,
-        on_bad_example: Literal["error", "skip"] = "error",
         dtype: Literal["float32", "uint8"] = "float32",
         crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
         interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
         orient: bool = False,
+        on_bad_example: Policy = "error",
     ) -> None:
         check_flag("flip", flip)
         images = Images(mode, dtype, size, crop, interpolation, orient)
@@ -104,12 +103,12 @@ class ImageFolder(NamedSplits):
         """The names of the classes; a label is an index into this list."""
         folders = {"train": train, "valid": valid, "test": test}
         found = {name: _files(name, expanded(path), self.classes) for name, path in folders.items() if path is not None}
-        shape = images.size or _first_size(*found["train"], images, on_bad_example)
+        shape = images.size or _first_size(*found["train"], images, reader)
         parts = {
             name: _Pictures(files, shape, images, reader, name == "train", flip and name == "train")
             for name, files in found.items()
         }
-        super().__init__(reader, parts, batch_size)
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
 
     @property
     def num_classes(self) -> int:
@@ -154,10 +153,13 @@ class _Pictures(Part):
             write_image(pixels[:, ::-1] if is_flipped else pixels, images[place])
             return place
 
-        places = self._reader.read(rows, ctx, read_one, lambda row: str(self._root / self._files[row]))
+        places = self._reader.read(rows, ctx, read_one, self._named)
         if len(places) < len(rows):
             images, rows = images[places], rows[places]
         return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self._files)
+
+    def _named(self, row: int) -> tuple[str, str]:
+        return self._files[row], str(self._root / self._files[row])
 
     def _pixels(self, row: int, rng: np.random.Generator | None) -> np.ndarray[Any, Any]:
         """Return an image as bytes of shape (H, W, C)."""
@@ -171,14 +173,14 @@ class _Pictures(Part):
         return pixels
 
 
-def _first_size(root: Path, files: list[str], labels: Any, images: Images, policy: OnBadExample) -> tuple[int, int]:
+def _first_size(root: Path, files: list[str], labels: Any, images: Images, reader: ExampleReader) -> tuple[int, int]:
     """Return height and width of the first image that can be read."""
     for file in files:
         try:
             height, width, _ = images.read(root / file, _FORMATS).shape
             return height, width
         except Exception as error:
-            if policy == "error":
+            if not reader.skips:
                 raise ArgumentError("train", f"{root / file}: {error}") from error
     raise ArgumentError("train", f"no image in {root} can be read")
 

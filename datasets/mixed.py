@@ -18,7 +18,11 @@ from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import AbstractDataset, named_classes, stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
 from emrun.stream_context import Rows, StreamContext
+from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
+
+_Read = tuple[Batch, dict[str, str]]
+_READING = Reading(on_bad_example="ignore")  # a dataset that leaves out none is read as with `error`
 
 
 class Mixed(AbstractDataset):
@@ -66,7 +70,7 @@ class Mixed(AbstractDataset):
         self._batches_per_epoch = batches_per_epoch
         self.read_ahead = max(getattr(each, "read_ahead", 0) for each in datasets.values())
         self._totals: dict[tuple[int, str], list[Rows]] = {}
-        self._kept: dict[tuple[int, str], dict[int, tuple[int, Iterator[Batch]]]] = {}
+        self._kept: dict[tuple[int, str], dict[int, tuple[int, Iterator[_Read]]]] = {}
         for name, dataset in datasets.items():
             for stream in stream_names(dataset):
                 setattr(self, f"{name}_{stream}_stream", stream_function(dataset, stream))
@@ -98,7 +102,7 @@ class Mixed(AbstractDataset):
         places = np.empty_like(choices)  # of each batch, among those of the same dataset in this pass
         for chosen in range(len(self._names)):
             places[choices == chosen] = np.arange(np.count_nonzero(choices == chosen))
-        readers: dict[int, tuple[int, Iterator[Batch]]] = {}
+        readers: dict[int, tuple[int, Iterator[_Read]]] = {}
         for (index,) in ctx.batches(self._batches_per_epoch, 1):
             chosen = int(choices[index])
             read = int(before[chosen] + places[index])
@@ -106,8 +110,9 @@ class Mixed(AbstractDataset):
                 is_there = chosen in kept and kept[chosen][0] == read
                 readers[chosen] = kept[chosen] if is_there else (read, self._read_on(chosen, read, ctx))
             count, reader = readers[chosen]
-            batch = next(itertools.islice(reader, read - count, None))  # skips those of other workers
+            batch, left_out = next(itertools.islice(reader, read - count, None))  # skips those of other workers
             readers[chosen] = read + 1, reader
+            self._leave_out(ctx, self._names[chosen], left_out)
             yield batch
         if ctx.epoch:
             self._kept[key] = {**kept, **readers}
@@ -128,14 +133,21 @@ class Mixed(AbstractDataset):
 
     def _one_after_the_other(self, stream: str, ctx: StreamContext) -> Iterator[Batch]:
         for name in self._having(stream):
-            yield from self._wrapped(name, stream, ctx, training=False)
+            for batch, left_out in _with_left_out(self._wrapped(name, stream, ctx, training=False)):
+                self._leave_out(ctx, name, left_out)
+                yield batch
+
+    def _leave_out(self, ctx: StreamContext, name: str, left_out: Mapping[str, str]) -> None:
+        ctx.rows = 0  # not known: `batches` was told the number of batches, and each dataset has its own limit
+        for example, reason in left_out.items():
+            ctx.leave_out(f"{name}: {example}", reason)
 
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
         function = stream_function(self._datasets[name], stream)
         if isinstance(self._datasets[name], NamedSplits):
             function = partial(_without_positions, function)
         name = f"{name}.{stream}"
-        return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks)
+        return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks, reading=_READING)
 
     def _choices(self, key: tuple[int, str], epoch: int) -> Rows:
         """Return the index of the dataset that each batch of a pass comes from."""
@@ -151,7 +163,7 @@ class Mixed(AbstractDataset):
             totals.append(totals[-1] + read)
         return totals[max(epoch - 1, 0)]
 
-    def _read_on(self, chosen: int, read: int, ctx: StreamContext) -> Iterator[Batch]:
+    def _read_on(self, chosen: int, read: int, ctx: StreamContext) -> Iterator[_Read]:
         """Yield the batches of a dataset, one pass after the other, without the first `read` batches."""
         name, training = self._names[chosen], ctx.epoch > 0
         stream = self._wrapped(name, "train", ctx, training=training)
@@ -161,15 +173,23 @@ class Mixed(AbstractDataset):
             read = 0
         while True:
             number, length = stream.position
-            for batch in stream:
+            for each in _with_left_out(stream):
                 length += 1
                 if read:
                     read -= 1
                 else:
-                    yield batch
+                    yield each
             if not length or (told and length != told):
                 says = f" in pass {number}, but num_batches says {told}" if told else ""
                 raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
+
+
+def _with_left_out(stream: StreamWrapper) -> Iterator[_Read]:
+    """Yield each batch of an epoch, and the examples that were left out of it: name -> reason."""
+    told = 0
+    for batch in stream:
+        yield batch, dict(itertools.islice(stream.left_out.items(), told, None))
+        told = len(stream.left_out)
 
 
 def _without_positions(function: Callable[..., Iterable[Batch]], ctx: StreamContext) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, StreamError, reason_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Policy
 from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
@@ -71,9 +71,6 @@ class TarShards(NamedSplits):
         size: the size that images are resized to: [height, width], or one number for a square.
         mode: the mode that images are converted to: `RGB` (C is 3) or `L`, grey (C is 1).
         batch_size: the number of examples in a batch.
-        on_bad_example: `error` ends the training at an example that lacks a field or cannot be decoded. `skip` leaves
-            such examples out, and also those that are missing at the end of a truncated shard. If a whole batch may be
-            bad, which is likely only for small batches, also set `main_loop.on_empty_batch` to `warn` or `ignore`.
         max_bytes: the largest file in a shard that is decoded, in bytes.
         dtype: of images: `float32`, or `uint8` for bytes from 0 to 255, which take a quarter of the memory until the
             device: then write `inputs: {x: {source: image, scale: 255}}` in the model.
@@ -85,6 +82,9 @@ class TarShards(NamedSplits):
             values. Needs `size`. A JPEG is decoded at a lower resolution if the part still has 3 times the `size` then.
         interpolation: the filter with which images are resized.
         orient: whether to turn images upright, as the orientation in their EXIF data says.
+        on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example lacks a field or
+            cannot be decoded. With `warn` and `ignore`, those that are missing at the end of a truncated shard are left
+            out too.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a shard is missing, compressed, truncated or not a
@@ -104,12 +104,12 @@ class TarShards(NamedSplits):
         size: int | list[int] | None = None,
         mode: Literal["RGB", "L"] = "RGB",
         batch_size: int = 32,
-        on_bad_example: Literal["error", "skip"] = "error",
         max_bytes: int = 256_000_000,
         dtype: Literal["float32", "uint8"] = "float32",
         crop: Literal["random", "centre"] | Mapping[str, Any] | None = None,
         interpolation: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"] = "bilinear",
         orient: bool = False,
+        on_bad_example: Policy = "error",
     ) -> None:
         reader = ExampleReader(on_bad_example)
         check_count("max_bytes", max_bytes, minimum=1)
@@ -117,7 +117,7 @@ class TarShards(NamedSplits):
         decoder = _Decoder(_checked(sources), images, max_bytes)
 
         def part(argument: str, files: str | list[str]) -> _Shards:
-            index = _Index(decoder.fields, skips=on_bad_example == "skip")
+            index = _Index(decoder.fields, skips=reader.skips)
             for path in files_of(argument, files):
                 index.add(argument, path)
             if index.others:
@@ -131,7 +131,7 @@ class TarShards(NamedSplits):
 
         files = {"train": train, "valid": valid, "test": test}
         parts = {name: part(name, each) for name, each in files.items() if each is not None}
-        super().__init__(reader, parts, batch_size)
+        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
 
 
 def _checked(sources: object) -> dict[str, str]:
@@ -399,8 +399,9 @@ class _Shards:
     def _shard(self, row: int) -> int:
         return int(np.searchsorted(self._ends, row, side="right"))
 
-    def _named(self, row: int) -> str:
-        return f"example {self._names[row]!r} of shard {str(self._paths[self._shard(row)])!r}"
+    def _named(self, row: int) -> tuple[str, str]:
+        name = self._names[row]
+        return name, f"example {name!r} of shard {str(self._paths[self._shard(row)])!r}"
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]

@@ -26,8 +26,9 @@ from torch.utils.data import (
 from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Policy
 from emrun.dataset import AbstractDataset
+from emrun.datasets._examples import ExampleReader
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
 
@@ -76,6 +77,8 @@ class TorchDataset(AbstractDataset):
         sampler: an iterable of the indices of the examples of a training pass, such as torch's `WeightedRandomSampler`,
             only for a map-style `train`. It is iterated once per pass. Its `generator` is seeded for the pass; without
             a `generator`, the global generators are seeded while it is iterated.
+        on_bad_example: what `main_loop.on_bad_example` says, which emrun supplies: a bad example is one for which
+            `__getitem__` of a map-style dataset raises an error. Other data have no examples that can be left out.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or a dataset is empty.
@@ -92,7 +95,9 @@ class TorchDataset(AbstractDataset):
         batch_size: int = 32,
         collate: Callable[[list[Any]], Any] | None = None,
         sampler: Any = None,
+        on_bad_example: Policy = "error",
     ) -> None:
+        reader = ExampleReader(on_bad_example)
         check_count("batch_size", batch_size, minimum=1)
         if sources is not None:
             check_names("sources", sources)
@@ -104,7 +109,9 @@ class TorchDataset(AbstractDataset):
                 setattr(self, f"{name}_stream", None)
             else:
                 own = sampler if name == "train" else None
-                self._parts[name] = _part(name, data, batch_size, collate or default_collate, own)
+                self._parts[name] = _part(name, data, batch_size, collate or default_collate, own, reader)
+        if reader.skips and not any(isinstance(each, _Items) for each in self._parts.values()):
+            raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
         self._sources = None if sources is None else list(sources)
         self._classes = getattr(train, "classes", None)
 
@@ -142,7 +149,7 @@ class TorchDataset(AbstractDataset):
 
 
 def _part(
-    name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any
+    name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any, reader: ExampleReader
 ) -> _Items | _Iterable | _Loader:
     is_loader = isinstance(data, DataLoader)
     is_plain = isinstance(data, Mapping | str | bytes) or hasattr(data, "__next__")
@@ -153,7 +160,7 @@ def _part(
             raise ArgumentError(name, "contains no examples")
         if sampler is not None and not isinstance(sampler, Iterable):
             raise ArgumentError("sampler", f"{type(sampler).__name__} is not iterable: it has no __iter__")
-        return _Items(data, name == "train", batch_size, collate, sampler)
+        return _Items(data, name == "train", batch_size, collate, sampler, reader)
     if sampler is not None:
         raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
     if is_loader:
@@ -180,8 +187,15 @@ class _Items:
     """Batches of a map-style dataset."""
 
     def __init__(
-        self, data: Any, is_train: bool, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any
+        self,
+        data: Any,
+        is_train: bool,
+        batch_size: int,
+        collate: Callable[[list[Any]], Any],
+        sampler: Any,
+        reader: ExampleReader,
     ) -> None:
+        self._reader = reader
         self._data = data
         self._is_train = is_train
         self._batch_size = batch_size
@@ -204,19 +218,27 @@ class _Items:
         count = len(self._data) if order is None else len(order)
         for places in ctx.batches(count, self._batch_size, shuffle=shuffle):
             rows = (places if order is None else order[places]).tolist()
-            yield self._collate(self._read(rows))
+            items = self._read(rows, ctx)
+            yield self._collate(items) if items else {}
 
-    def _read(self, rows: list[int]) -> list[Any]:
+    def _read(self, rows: list[int], ctx: StreamContext) -> list[Any]:
         together = getattr(self._data, "__getitems__", None)
         if together is not None:
-            return list(together(rows))
+            try:
+                return list(together(rows))
+            except Exception:
+                if not self._reader.skips or not hasattr(self._data, "__getitem__"):
+                    raise
         items = []
         for row in rows:
             try:
                 items.append(self._data[row])
             except Exception as error:
-                error.add_note(f"while reading item {row} of {type(self._data).__name__}")
-                raise
+                where = f"item {row} of {type(self._data).__name__}"
+                if not self._reader.skips:
+                    error.add_note(f"while reading {where}")
+                    raise
+                self._reader.leave_out(error, row, str(row), where, ctx)
         return items
 
     def _sampled(self, ctx: StreamContext) -> Rows:
@@ -345,7 +367,7 @@ def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> It
         fields = batch if is_tuple else (batch,)
         what = f"tuples of {len(fields)} fields" if is_tuple else f"of type {type(batch).__name__}"
         if isinstance(batch, Mapping):
-            if sources is not None:
+            if sources is not None and batch:
                 wrong = f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`"
         elif sources is None:
             wrong = f"batches are {what}; set `sources` to the names of the sources"
@@ -353,7 +375,7 @@ def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> It
             wrong = f"batches are {what}, but `sources` has {len(sources)} names"
         if wrong is not None:
             raise StreamError(f"stream {stream!r}: its {wrong}", first_batch=True)
-        yield batch if sources is None else dict(zip(sources, fields, strict=True))
+        yield batch if sources is None or isinstance(batch, Mapping) else dict(zip(sources, fields, strict=True))
 
 
 def _length(data: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 COMPARED = 2
 """The number of first batches of a pass that all ranks compare."""
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class WithLeftOut(NamedTuple):
+    """A batch, and the bad examples that were left out of it."""
+
+    batch: Any
+    left_out: dict[str, str]
+    """Name of an example -> why it cannot be read."""
+    rows: int
+    """The number of examples of the pass, on all ranks."""
 
 
 class StreamContext:
@@ -71,6 +81,9 @@ class StreamContext:
         self._torch_generator: torch.Generator | None = None
         self._place: tuple[Key, ...] = ("batch", 0)  # the key that the generators are seeded for
         self._orders = 0
+        self.rows = 0
+        """The number of examples of the pass, as far as `batches` was told; 0 if it is not known."""
+        self._left_out: dict[str, str] = {}  # of the current batch
         self._handed_out: int | None = None
         self._yielded = start
         self._unfinished = False  # whether a call of `batches` has rows left
@@ -138,6 +151,7 @@ class StreamContext:
                 f"stream {self.stream_name!r}: the blocks of ctx.batches must have {n} rows in total, not {sum(blocks)}"
             )
         self._orders += 1
+        self.rows += n
         if self.ranks.several:
             self._share = False, 0  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
@@ -164,6 +178,15 @@ class StreamContext:
             yield rows if self.ranks.size == 1 else self._own(rows)
         self._leave_out(before + count - self._handed_out)
         self._move("after", self._orders)
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Tell that an example is left out of the next batch that the stream yields, for the record of the run.
+
+        Args:
+            name: the name of the example, such as its `id`.
+            reason: why it cannot be read.
+        """
+        self._left_out[name] = reason
 
     def _own(self, rows: Rows) -> Rows:
         """Return the rows of this rank; the first row if it has none, as it must take part in each batch."""
@@ -193,7 +216,7 @@ class StreamContext:
         """Whether the stream uses `batches`, which leaves out the first `start` batches itself."""
         return self._handed_out is not None
 
-    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch | WithLeftOut]:
         """Yield the batches of the stream that received this context, and check the contract of `batches`.
 
         Raises:
@@ -204,8 +227,10 @@ class StreamContext:
             self._yielded += 1
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
-            yield self._shared(batch) if self.ranks.several and isinstance(batch, Mapping) else batch
-            del batch  # not kept while the stream makes the next one
+            own = self._shared(batch) if self.ranks.several and isinstance(batch, Mapping) else batch
+            left_out, self._left_out = self._left_out, {}
+            yield WithLeftOut(own, left_out, self.rows) if left_out else own
+            del batch, own  # not kept while the stream makes the next one
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:

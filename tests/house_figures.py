@@ -18,29 +18,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 951,
+    "root": 962,
     "base": 1_125,
     "cli": 2_872,
-    "config": 2_789,
+    "config": 2_801,
     "diagnosis": 2_742,
     "launch": 1_255,
-    "loop": 2_773,
+    "loop": 2_810,
     "models": 5_218,
     "ranks": 501,
-    "record": 1_283,
+    "record": 1_285,
     "runs": 2_223,
     "storage": 2_206,
-    "streams": 1_176,
-    "training": 1_084,
+    "streams": 1_207,
+    "training": 1_085,
     "hooks": 4_903,
-    "datasets": 2_411,
+    "datasets": 2_415,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
     "commands": 21,
-    "options": 128,
-    "keys of main_loop": 20,
-    "keys of model": 16,
+    "options": 130,
+    "keys of main_loop": 21,
+    "keys of model": 17,
     "hooks": 41,
     "datasets": 11,
 }

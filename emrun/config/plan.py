@@ -115,6 +115,11 @@ class Plan:
             else [Problem(self.model.node.key_position, "model.optimizer", NO_OPTIMIZER, "config.missing-key")]
         )
 
+    @property
+    def on_bad_example(self) -> Any:
+        """What `main_loop.on_bad_example` says, which is supplied to datasets."""
+        return self.get("main_loop", {}).get("on_bad_example", "error")
+
     def get(self, key: str, default: Any) -> Any:
         """Return the value of a key of the config, or the default when the key is missing or null."""
         node = self.config.get(key)

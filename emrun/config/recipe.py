@@ -45,7 +45,7 @@ class Recipe:
         if self.is_import and self.form is None:
             return self.target
         args = build(self.args, supplied)
-        kwargs = {**build(self.kwargs, supplied), **{name: supplied[name] for name in self.takes}}
+        kwargs = {**build(self.kwargs, supplied), **{name: supplied[name] for name in self.takes if name in supplied}}
         if self.form is None:
             return self.call(*args, **kwargs)
         options = build(self.options, supplied)

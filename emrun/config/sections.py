@@ -40,7 +40,7 @@ SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "see
 """The parameters of the main loop that are not keys of its section."""
 
 SUPPLIED = {
-    "dataset": ("model", "output_dir"),
+    "dataset": ("model", "output_dir", "on_bad_example"),
     "model": ("dataset", "output_dir", "load_model"),
     "hook": ("model", "dataset", "output_dir"),
 }

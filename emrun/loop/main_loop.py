@@ -19,6 +19,7 @@ from emrun.dataset import check_streams, stream_function
 from emrun.epoch_data import check_monitors
 from emrun.hook import AbstractHook, Loop
 from emrun.loop.agreement import AgreedEndings
+from emrun.loop.bad_examples import BadExamples
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
@@ -83,6 +84,12 @@ class MainLoop(Loop):
             that are read ahead, at least two.
         on_empty_batch: what to do about a batch without sources or of length 0, which is always skipped: `error`,
             `warn` or `ignore`.
+        on_bad_example: what to do about an example that cannot be read, of a dataset that reads its examples one by one
+            (`ImageFolder`, `TarShards`, `TorchDataset` with a map-style dataset): `error` ends the training; `warn` and
+            `ignore` leave the example out, so that its batch is shorter. The names of such examples, and why they are
+            bad, are in `rows.jsonl` of the run. More than 1 % of the examples of a pass are an error. A batch without
+            any example is left out too, unless `on_empty_batch` says what to do about it. In Python, give it to the
+            dataset too.
         on_empty_stream: what to do about a stream without any batch for the model: `error`, `warn` or `ignore`.
         on_unused_sources: what to do about sources that neither the model nor a hook reads: `error`, `warn` or
             `ignore`.
@@ -128,6 +135,7 @@ class MainLoop(Loop):
         buffer: int | None = None,
         workers: int = 0,
         on_empty_batch: Policy = "error",
+        on_bad_example: Policy = "error",
         on_empty_stream: Policy = "error",
         on_unused_sources: Policy = "warn",
         on_incorrect_config: Policy = "error",
@@ -150,7 +158,7 @@ class MainLoop(Loop):
     ) -> None:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
-        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch)
+        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch, on_bad_example)
         self.model = model
         self.dataset = dataset
         self.run = run
@@ -192,7 +200,7 @@ class MainLoop(Loop):
         )
         self.checks = checks = BatchChecks(
             self,
-            on_empty_batch=on_empty_batch,
+            on_empty_batch=on_bad_example if on_empty_batch == "error" else on_empty_batch,
             on_empty_stream=on_empty_stream,
             on_unused_sources=on_unused_sources,
             fixed_batch_size=fixed_batch_size,
@@ -222,7 +230,8 @@ class MainLoop(Loop):
         ends = self.first_batch, prefetches, preempt_exit_code, log
         self._session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
-        events.parts = [failures, Beginnings(run), self.time, steps, length, loss, self._session, rows]
+        bad = BadExamples(self, state, record, self.ranks, on_bad_example)
+        events.parts = [failures, bad, Beginnings(run), self.time, steps, length, loss, self._session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
         events.reached, events.keep_step = length.reached, failures.keep_skipped
         self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs

@@ -97,6 +97,17 @@ class Record:
         if self.sinks:
             self._tell(replace(row_of_epoch(line, own), unknown=_unknown(epoch_data)))
 
+    def add_left_out(self, epoch: int, iteration: int, stream: str, left_out: Mapping[str, str]) -> None:
+        """Append a row with the bad examples that were left out in an epoch of a stream.
+
+        Args:
+            epoch: the number of the epoch.
+            iteration: the number of batches of the train stream that were run.
+            stream: the name of the stream.
+            left_out: name of an example -> why it cannot be read.
+        """
+        self._add_row({"left_out": dict(left_out), "stream": stream, "epoch": epoch, "iteration": iteration})
+
     def _add_means(self, every: str, means: dict[str, float], examples: int | None, loop: Loop) -> None:
         """Append a row of means, and give it to the sinks."""
         line = {

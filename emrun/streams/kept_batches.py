@@ -10,6 +10,7 @@ from contextlib import closing
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
+from emrun.stream_context import WithLeftOut
 from emrun.streams.stream_pass import StreamPass, WithState, closable
 
 _LOG = logging.getLogger(__name__)
@@ -48,4 +49,4 @@ class KeptBatches:
             seed_everything(self._pass.seed, self._pass.name, "overfit", devices=False)
             with closing(closable(self._pass.read())) as batches:
                 found = [copy.deepcopy(each) for each in itertools.islice(batches, self._count)]
-        return [each.batch if isinstance(each, WithState) else each for each in found]
+        return [each.batch if isinstance(each, WithState | WithLeftOut) else each for each in found]

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from emrun.base.types import Prefetch
+from emrun.stream_context import WithLeftOut
 from emrun.streams.stream_pass import WithState
 
 _LOG = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class PreparedAhead(ReadAhead):
         return given.item if given.__class__ is _Prepared else given
 
     def _prepared(self, item: Any) -> Any:
-        begin = self._prepare(item.batch if item.__class__ is WithState else item)
+        begin = self._prepare(item.batch if isinstance(item, WithState | WithLeftOut) else item)
         return item if begin is None else _Prepared(item, begin)
 
 

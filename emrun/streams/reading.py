@@ -8,7 +8,7 @@ from typing import Any
 
 from emrun.base.arguments import check_choice, check_count, check_seconds
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Prefetch, StartMethod
+from emrun.base.types import Policy, Prefetch, StartMethod
 from emrun.dataset import ASKS, asks_model
 
 
@@ -23,6 +23,7 @@ class Reading:
         start_method: how the processes are started: fork, forkserver or spawn; None for Python's default.
         timeout: the seconds that the loop waits for one batch before an error is raised; None for no limit. Without
             read-ahead the limit has no effect.
+        on_bad_example: with `warn`, the first examples of an epoch that a stream leaves out are logged.
         prefetch: called at the beginning of a pass; returns a function that prepares the batches that are read ahead,
             as `AbstractModel.prefetcher` does.
 
@@ -35,6 +36,7 @@ class Reading:
     start_method: StartMethod | None = None
     timeout: float | None = None
     prefetch: Callable[[], Prefetch | None] = lambda: None
+    on_bad_example: Policy = "error"
 
     def __post_init__(self) -> None:
         if self.buffer is not None:
@@ -42,6 +44,7 @@ class Reading:
         check_count("workers", self.workers)
         if self.start_method is not None:
             check_choice("start_method", self.start_method, StartMethod)
+        check_choice("on_bad_example", self.on_bad_example, Policy)
         if self.timeout is not None:
             check_seconds("stream_timeout", self.timeout)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from emrun.stream_context import WithLeftOut
 from emrun.streams.stream_pass import WithState, closable
 
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None)))
@@ -24,7 +25,7 @@ def copied(batches: Iterator[Any]) -> Iterator[Any]:
     Other objects are not copied.
     """
     for item in closable(batches):
-        yield item._replace(batch=_copy(item.batch)) if item.__class__ is WithState else _copy(item)
+        yield item._replace(batch=_copy(item.batch)) if isinstance(item, WithState | WithLeftOut) else _copy(item)
         del item  # not kept while the stream makes the next one
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,9 +16,10 @@ from emrun.base.encoding import random_digest, random_state, set_random_state
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch
+from emrun.base.wording import few
 from emrun.ranks.group import Ranks
 from emrun.ranks.group import ranks as ranks_of_run
-from emrun.stream_context import BeyondEnd, beyond_end
+from emrun.stream_context import BeyondEnd, WithLeftOut, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead
 from emrun.streams.reading import Reading
@@ -27,7 +28,9 @@ from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
 
 _LOG = logging.getLogger(__name__)
-_NO_BATCHES = frozenset((END.__class__, INTERRUPTED.__class__, WithState))
+_NO_BATCHES = frozenset((END.__class__, INTERRUPTED.__class__, WithState, WithLeftOut))
+_MOST_LEFT_OUT = 0.01  # of the examples of a pass
+_TOLD_ONE_BY_ONE = 3
 
 
 class StreamPosition(NamedTuple):
@@ -98,6 +101,10 @@ class StreamWrapper:
         """The end of the last pass of a training that this wrapper has read to its end."""
         self.different: list[str] = []
         """The sources of the last batch that differed when the stream was restored."""
+        self.left_out: dict[str, str] = {}
+        """Name -> why it cannot be read, of the examples that were left out in this epoch."""
+        self.rows = 0
+        """The number of examples of a pass, if some were left out."""
         self._bookmark = Bookmark()
         self._end_of_pass: Callable[[], dict[str, Any] | None] = lambda: None
         self._to_restore: dict[str, Any] | None = None
@@ -123,7 +130,10 @@ class StreamWrapper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
-        position = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
+        place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
+        position: dict[str, Any] = place | (
+            {"left_out": dict(self.left_out), "rows": self.rows} if self.left_out else {}
+        )
         if not self._batch:
             return {**position, "end_of_pass": self._end_of_pass()}
         return {**position, **self._bookmark.state(self.name)}
@@ -140,6 +150,7 @@ class StreamWrapper:
         """Load the position of another wrapper of the stream; `restore` or the first iteration goes there."""
         self.seek(StreamPosition(state["pass"], state["batch"]))
         self._epoch_batches = state["epoch_batches"]
+        self.left_out, self.rows = dict(state.get("left_out", {})), state.get("rows", 0)
         self._to_restore = state
 
     def restore(self) -> bool:
@@ -275,6 +286,8 @@ class StreamWrapper:
         elif self._to_restore is not None:
             with preserved_randomness():
                 self.restore()
+        if not self._epoch_batches:
+            self.left_out = {}
         left = max(0, self.epoch_size - self._epoch_batches) if self.epoch_size > 0 else -1
         self.epoch_ended = False
         while left:
@@ -297,6 +310,8 @@ class StreamWrapper:
                     if goes_on:  # the epoch continues in the next pass
                         continue
                     break
+                if batch.__class__ is WithLeftOut:
+                    self._note_left_out(batch)
                 batch = self._opened(batch)
             self._bookmark.last = batch
             self._batch += 1
@@ -307,6 +322,21 @@ class StreamWrapper:
             self.close()  # the pass may have more batches
         self._epoch_batches = 0
         self.epoch_ended = True
+
+    def _note_left_out(self, item: WithLeftOut) -> None:
+        """Note which examples were left out of a batch.
+
+        Raises:
+            StreamError: too many were left out.
+        """
+        before = len(self.left_out)
+        self.left_out |= item.left_out
+        self.rows = item.rows
+        if self._reading.on_bad_example == "warn":
+            for name in list(self.left_out)[before:_TOLD_ONE_BY_ONE]:
+                _LOG.warning("stream %r: left out %s: %s", self.name, name, self.left_out[name])
+        if self._reading.on_bad_example != "error":
+            check_left_out(self.name, self.left_out, self.rows)
 
     def _open(self) -> Callable[[], Any]:
         """Begin or continue the pass; return a function that returns its next batch, END or INTERRUPTED."""
@@ -330,6 +360,8 @@ class StreamWrapper:
 
     def _opened(self, item: Any) -> Batch:
         """Return the batch from an item of the iterator; for a stream with a state, the item has the state too."""
+        if item.__class__ is WithLeftOut:
+            return item.batch  # type: ignore[no-any-return]
         if item.__class__ is WithState:
             item, before = item
             if callable(before):
@@ -388,6 +420,25 @@ class StreamWrapper:
                 f"stream {self.name!r} yielded no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
                 "the log shows where it hangs"
             )
+
+
+def check_left_out(stream: str, left_out: Mapping[str, str], rows: int) -> None:
+    """Check how many bad examples of an epoch were left out.
+
+    Args:
+        stream: the name of the stream.
+        left_out: name -> reason of each example.
+        rows: the number of examples of a pass.
+
+    Raises:
+        StreamError: they are more than 1 % of the examples of a pass.
+    """
+    if rows and len(left_out) > _MOST_LEFT_OUT * rows:
+        (name, why), *_ = left_out.items()
+        raise StreamError(
+            f"stream {stream!r}: {len(left_out)} of its {rows} examples cannot be read, but main_loop.on_bad_example "
+            f"leaves out at most 1 % of a pass: {few(left_out)}; {name}: {why}"
+        )
 
 
 def _stacks() -> str:

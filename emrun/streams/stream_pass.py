@@ -17,7 +17,7 @@ from emrun.base.types import Batch
 from emrun.dataset import asks_model, takes_context
 from emrun.ranks.group import Ranks
 from emrun.ranks.shares import own_share
-from emrun.stream_context import COMPARED, StreamContext, beyond_end
+from emrun.stream_context import COMPARED, StreamContext, WithLeftOut, beyond_end
 
 
 class WithState(NamedTuple):
@@ -52,7 +52,7 @@ class StreamPass:
     state: Any = None
     ranks: Ranks = field(default_factory=Ranks)
 
-    def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState]:
+    def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState | WithLeftOut]:
         """Begin the pass and return the batches after `start`; without `ctx.batches`, the stream is read up to `start`.
 
         Args:

@@ -69,7 +69,7 @@ def assemble(
         BaseException: an error of the dataset, the model or a hook.
     """
     seed, started = plan.get("seed", 0), plan.get("code_directory", None)
-    supplied: dict[str, Any] = {"output_dir": output_dir}
+    supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
         supplied["model"] = _built("model", plan.model, seed, supplied, started)

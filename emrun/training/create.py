@@ -215,7 +215,8 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
         supplied[needs] = _build_alone(config, needs, {name: None})[0]
     seed = config.get("seed")
     seed_everything(seed if isinstance(seed, int) else 0, name)
-    given = {**supplied, "output_dir": None}
+    policy = tree.get("main_loop", "on_bad_example")
+    given = {**supplied, "output_dir": None, "on_bad_example": "error" if policy is None else policy.value}
     given["load_model"] = partial(load_model, given, [])
     return [recipe.build(given) for recipe in recipes]
 

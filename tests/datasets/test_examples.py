@@ -13,7 +13,7 @@ import pytest
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, UsageError
 from emrun.datasets._examples import ExampleReader
-from emrun.stream_context import StreamContext
+from emrun.stream_context import StreamContext, WithLeftOut
 
 BAD = {2, 3, 5, 7}
 
@@ -25,11 +25,11 @@ def read_one(row, place):
 
 
 def name_one(row):
-    return f"file {row}"
+    return str(row), f"file {row}"
 
 
-def read(reader, rows=range(10), read_one=read_one, stream="train"):
-    return reader.read(np.array(rows, np.int64), StreamContext(stream, seed=0), read_one, name_one)
+def read(reader, rows=range(10), read_one=read_one, ctx=None):
+    return reader.read(np.array(rows, np.int64), ctx or StreamContext("train", seed=0), read_one, name_one)
 
 
 def test_examples_come_in_the_order_of_the_rows():
@@ -39,7 +39,9 @@ def test_examples_come_in_the_order_of_the_rows():
 def test_a_bad_example_is_an_error_that_names_it():
     with pytest.raises(StreamError) as caught:
         read(ExampleReader("error"))
-    assert str(caught.value).startswith("stream 'train': cannot read file 2 (row 2): it is prime (on_bad_example: skip")
+    assert str(caught.value).startswith(
+        "stream 'train': cannot read file 2 (row 2): it is prime (main_loop.on_bad_example: w"
+    )
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -51,37 +53,16 @@ def test_an_error_without_a_message_is_reported_by_its_type():
         read(ExampleReader("error"), read_one=fail)
 
 
-def test_bad_examples_are_left_out_and_counted(caplog):
-    reader = ExampleReader("skip")
-    assert read(reader) == [0, 10, 40, 60, 80, 90]
-    read(reader, stream="valid")
-    assert reader.left_out == {"train": 4, "valid": 4}
-    told = [record.getMessage() for record in caplog.records if "'train'" in record.getMessage()]
-    assert told == [f"stream 'train': left out file {row}: it is prime" for row in (2, 3, 5)]
-
-
-def test_the_end_of_a_pass_reports_how_many_examples_were_left_out(caplog):
-    reader, ctx = ExampleReader("skip"), StreamContext("train", seed=0)
-    for _ in range(2):
-        caplog.clear()
-        assert list(reader.counted((read(reader, [i, i + 1]) for i in (0, 2, 4)), ctx)) == [[0, 10], [], [40]]
-        assert caplog.records[-1].getMessage() == "left out 3 of 6 examples of stream 'train'"
-    assert reader.left_out == {"train": 6}
-
-
-def test_the_first_empty_batch_of_a_stream_comes_with_advice(caplog):
-    reader = ExampleReader("skip")
-    assert [read(reader, rows) for rows in ([1, 2], [2, 3], [5, 7])] == [[10], [], []]
-    (told,) = [record.getMessage() for record in caplog.records if "empty" in record.getMessage()]
-    assert told.startswith("stream 'train': all 2 examples of a batch were left out, so the batch is empty; set `main")
-
-
-def test_a_pass_without_bad_examples_says_nothing(caplog):
-    reader = ExampleReader("skip")
-    read(reader)
-    caplog.clear()
-    assert list(reader.counted([read(reader, [0])], StreamContext("train", seed=0))) == [[0]]
-    assert not caplog.records
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_bad_examples_are_left_out_and_told_to_the_context_of_the_pass(policy):
+    ctx = StreamContext("train", seed=0)
+    batches = (read(ExampleReader(policy), rows, ctx=ctx) for rows in ctx.batches(10, 4))
+    why = "it is prime"
+    assert list(ctx.counted(batches)) == [
+        WithLeftOut([0, 10], {"2": why, "3": why}, 10),
+        WithLeftOut([40, 60], {"5": why, "7": why}, 10),
+        [80, 90],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +73,7 @@ def test_what_is_not_about_the_example_is_never_left_out(error):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        read(ExampleReader("skip"), read_one=fail)
+        read(ExampleReader("warn"), read_one=fail)
     assert caught.value is error
 
 
@@ -101,18 +82,18 @@ def test_a_refusal_of_the_system_is_never_left_out():
         raise OSError(errno.EMFILE, "too many open files")
 
     with pytest.raises(StreamError, match=r"cannot read file 0 \(row 0\): .*too many open files$") as caught:
-        read(ExampleReader("skip"), read_one=fail)
-    assert "skip" not in str(caught.value)
+        read(ExampleReader("warn"), read_one=fail)
+    assert "warn" not in str(caught.value)
 
 
 def test_it_can_be_pickled():
-    reader = pickle.loads(pickle.dumps(ExampleReader("skip")))
+    reader = pickle.loads(pickle.dumps(ExampleReader("warn")))
     assert read(reader) == [0, 10, 40, 60, 80, 90]
 
 
-@pytest.mark.parametrize("value", ["ignore", None, True])
+@pytest.mark.parametrize("value", ["skip", None, True])
 def test_another_policy_is_refused(value):
-    with pytest.raises(ArgumentError, match=r"^on_bad_example: .* is not one of error, skip$"):
+    with pytest.raises(ArgumentError, match=r"^on_bad_example: .* is not one of error, warn, ignore$"):
         ExampleReader(value)
 
 
@@ -132,14 +113,13 @@ def test_several_threads_read_side_by_side(three_threads):
 
 
 @pytest.mark.parametrize("rows", [[], [4], [7, 4, 0, 5, 9, 1]], ids=str)
-def test_examples_errors_and_warnings_are_those_of_one_thread(monkeypatch, caplog, rows):
+def test_examples_and_reasons_are_those_of_one_thread(monkeypatch, rows):
     found = []
     for threads in ("1", "2", "7"):
         monkeypatch.setenv("EMRUN_THREADS", threads)
-        caplog.clear()
-        reader = ExampleReader("skip")
-        examples = read(reader, rows)
-        found.append((examples, reader.left_out, [record.getMessage() for record in caplog.records]))
+        ctx = StreamContext("train", seed=0)
+        examples = read(ExampleReader("warn"), rows, ctx=ctx)
+        found.append((examples, list(ctx._left_out.items())))
     assert found[0] == found[1] == found[2]
 
 
@@ -185,7 +165,7 @@ def test_a_thread_without_memory_is_an_error_that_names_the_example(three_thread
         return row
 
     with pytest.raises(MemoryError) as caught:
-        read(ExampleReader("skip"), read_one=fail)
+        read(ExampleReader("warn"), read_one=fail)
     assert caught.value.__notes__ == ["while reading file 8 (row 8)"]
 
 
@@ -218,7 +198,7 @@ def test_a_child_that_is_forked_while_threads_read_reads_with_its_own(three_thre
                 child = os.fork()
             if not child:
                 try:
-                    is_read = read(ExampleReader("skip")) == [0, 10, 40, 60, 80, 90]
+                    is_read = read(ExampleReader("warn")) == [0, 10, 40, 60, 80, 90]
                 finally:
                     os._exit(not is_read)
             children.append(child)

@@ -1,14 +1,13 @@
 """ImageFolder: images as arrays, classes as labels, flips, and files that are not images."""
 
 import errno
-import logging
 import os
 import shutil
 import sys
 
 import numpy as np
 import pytest
-from doubles import together
+from doubles import stream_of, together
 from PIL import Image
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError
@@ -177,7 +176,7 @@ def test_images_in_subfolders_belong_to_the_class_and_other_files_are_ignored(ro
 
 def test_pictures_of_another_size_are_an_error_that_names_both(root, passes):
     Image.fromarray(pixels(0, 7, 8)).save(root / "train" / "bee" / "1.png")
-    for policy in ("error", "skip"):
+    for policy in ("error", "warn"):
         with pytest.raises(StreamError) as caught:
             passes(make(on_bad_example=policy), "train")
         assert str(caught.value) == (
@@ -204,52 +203,45 @@ BAD = ["empty", "cut", "text", "sixteen bits", "noise"]
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_picture_is_an_error_that_names_its_file(root, passes, how):
     spoil(root / "train" / "bee" / "1.png", how)
-    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png \(row 5\): .*on_bad_example: skip"):
+    with pytest.raises(StreamError, match=r"cannot read train/bee/1.png \(row 5\): .*on_bad_example: warn"):
         passes(make(), "train")
 
 
 @pytest.mark.parametrize("how", BAD)
-def test_bad_pictures_can_be_left_out(root, passes, caplog, how, check_training_stream):
-    caplog.set_level(logging.WARNING)
+def test_bad_pictures_can_be_left_out(root, how, check_training_stream):
     for path in ("bee/0.png", "bee/1.png", "cat/2.png"):
         spoil(root / "train" / path, how)
-    dataset = make(on_bad_example="skip")
-    (batches,) = passes(dataset, "train", training=False)
+    stream = stream_of(make(on_bad_example="warn"), training=False)
+    batches, left_out = list(stream), stream.left_out
     assert [len(batch["label"]) for batch in batches] == [2, 2, 0, 2, 2, 1]
     assert together(batches, "label").tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2]
     assert np.array_equal(together(batches), expected(4)[[0, 1, 2, 3, 6, 7, 8, 9, 11]])
-    assert dataset.left_out == {"train": 3}
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 5
-    assert "on_empty_batch" in messages[2]
-    assert messages[0].startswith("stream 'train': left out train/bee/0.png: ")
-    assert messages[-1] == "left out 3 of 12 examples of stream 'train'"
-    check_training_stream(lambda: make(on_bad_example="skip"))
+    assert list(left_out) == ["bee/0.png", "bee/1.png", "cat/2.png"]
+    assert all(left_out.values())
+    check_training_stream(lambda: make(on_bad_example="warn"))
 
 
 @pytest.mark.parametrize("count", [10, 12])
-def test_ten_or_all_pictures_of_a_batch_may_be_bad(root, passes, caplog, monkeypatch, count):
+def test_ten_or_all_pictures_of_a_batch_may_be_bad(root, passes, monkeypatch, count):
     monkeypatch.setenv("EMRUN_THREADS", "3")
     for path in sorted((root / "train").rglob("*.png"))[:count]:
         spoil(path, "text")
     with pytest.raises(StreamError, match=r"cannot read train/ant/0.png \(row 0\): "):
         passes(make(size=4, batch_size=12), "train", training=False)
-    dataset = make(size=4, batch_size=12, on_bad_example="skip")
-    ((batch,),) = passes(dataset, "train", training=False)
+    dataset = make(size=4, batch_size=12, on_bad_example="warn")
+    stream = stream_of(dataset, training=False)
+    (batch,) = stream
     assert batch["image"].shape == (12 - count, 3, 4, 4)
     assert batch["position"].tolist() == list(range(count, 12))
-    messages = [record.getMessage() for record in caplog.records]
-    assert [each.partition(": left out ")[2].partition(":")[0] for each in messages[:3]] == [
-        f"train/ant/{number}.png" for number in range(3)
-    ]
-    assert messages[-1] == f"left out {count} of 12 examples of stream 'train'"
+    assert list(stream.left_out)[:3] == [f"ant/{number}.png" for number in range(3)]
+    assert len(stream.left_out) == count
 
 
 def test_every_picture_keeps_its_own_label_where_others_are_left_out(root, passes):
     for path in ("ant/1.png", "bee/0.png", "cat/2.png"):
         spoil(root / "train" / path, "text")
     labels = {image.tobytes(): index // 4 for index, image in enumerate(expected(4))}
-    (batches,) = passes(make(on_bad_example="skip", batch_size=6), "train")
+    (batches,) = passes(make(on_bad_example="warn", batch_size=6), "train")
     assert sum(len(batch["label"]) for batch in batches) == 9
     for batch in batches:
         assert batch["label"].tolist() == [labels[image.tobytes()] for image in batch["image"]]
@@ -259,15 +251,15 @@ def test_the_first_picture_that_can_be_read_gives_the_size(root, passes):
     spoil(root / "train" / "ant" / "0.png", "text")
     with pytest.raises(ArgumentError, match=r"^train: train/ant/0.png: cannot identify"):
         make()
-    assert together(passes(make(on_bad_example="skip"), "valid")[0]).shape == (6, 3, 6, 5)
+    assert together(passes(make(on_bad_example="warn"), "valid")[0]).shape == (6, 3, 6, 5)
     for path in (root / "train").rglob("*.png"):
         spoil(path, "text")
     with pytest.raises(ArgumentError, match=r"^train: no image in train can be read$"):
-        make(on_bad_example="skip")
+        make(on_bad_example="warn")
 
 
 def test_a_file_that_is_gone_in_a_later_pass_is_an_error_even_where_bad_ones_are_left_out(root, passes):
-    dataset = make(on_bad_example="skip")
+    dataset = make(on_bad_example="warn")
     passes(dataset, "train")
     (root / "train" / "bee" / "1.png").unlink()
     with pytest.raises(StreamError, match=r"cannot read train/bee/1.png \(row 5\): .*No such file"):
@@ -288,7 +280,7 @@ def test_a_file_that_is_gone_in_a_later_pass_is_an_error_even_where_bad_ones_are
         ({"size": [8, 2.5]}, "size: 2.5 is not a whole number"),
         ({"mode": "BGR"}, "mode: 'BGR' is not one of RGB, L"),
         ({"flip": 1}, "flip: 1 is neither true nor false"),
-        ({"on_bad_example": "ignore"}, "on_bad_example: 'ignore' is not one of error, skip"),
+        ({"on_bad_example": "skip"}, "on_bad_example: 'skip' is not one of error, warn, ignore"),
         ({"batch_size": 0}, "batch_size: 0 is not a whole number of at least 1"),
     ],
 )

@@ -13,10 +13,8 @@ from doubles import stream_of, together
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from emrun.base.censor import Censor
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Digits, ImageFolder, Mixed, Table, TarShards, TokenWindows, TorchDataset
-from emrun.storage.log import RunLog
 
 
 def encoded(extension="PNG"):
@@ -75,7 +73,7 @@ def test_a_dot_in_the_names_of_all_examples_is_an_error_or_counted(tmp_path, cap
     shard(tmp_path / "a.tar", "0.png", "img.1.png", "img.2.png")
     with pytest.raises(ArgumentError, match=r"'img' .* has no field png .* ends at its first dot, so rename"):
         TarShards(str(tmp_path / "a.tar"), {"image": "png"})
-    TarShards(str(tmp_path / "a.tar"), {"image": "png"}, on_bad_example="skip")
+    TarShards(str(tmp_path / "a.tar"), {"image": "png"}, on_bad_example="warn")
     assert caplog.messages == ["train: left out 2 names of the shards: 'img.1.*', 'img.2.*'"]
 
 
@@ -103,7 +101,8 @@ def test_where_nothing_is_found_the_message_shows_what_is_there(tmp_path):
             call()
 
 
-def test_files_that_are_left_out_are_named_in_the_log_and_keep_their_numbers(tmp_path):
+def test_files_that_are_left_out_are_named_and_others_keep_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr("emrun.streams.stream._MOST_LEFT_OUT", 1)
     names = [b"0", b"1", b"2", b"3", b"4", b"5", b"caf\xe9"]
     bad = {1, 2, 3, 5}
     folder = tmp_path / "data" / "cat"
@@ -114,21 +113,31 @@ def test_files_that_are_left_out_are_named_in_the_log_and_keep_their_numbers(tmp
             place.write_bytes(b"bad" if number in bad else encoded())
             archive.add(place, os.fsdecode(name + b".png"))
     for data, path in (
-        (ImageFolder(str(tmp_path / "data"), on_bad_example="skip", batch_size=3), "cat/{}.png"),
-        (TarShards(str(tmp_path / "a.tar"), {"image": "png"}, on_bad_example="skip", batch_size=3), "{}"),
+        (
+            ImageFolder(str(tmp_path / "data"), str(tmp_path / "data"), on_bad_example="warn", batch_size=3),
+            "cat/{}.png",
+        ),
+        (
+            TarShards(
+                str(tmp_path / "a.tar"), {"image": "png"}, str(tmp_path / "a.tar"), on_bad_example="warn", batch_size=3
+            ),
+            "{}",
+        ),
     ):
         both = Mixed({"a": data, "b": data}, {"a": 1, "b": 1}, 3)
-        with RunLog(tmp_path / "train.log", Censor()):
-            batches = list(stream_of(data, training=False))
-            mixed = list(stream_of(both, "a_train", training=False))
+        streams = [
+            stream_of(each, name, training=False)
+            for each, name in ((data, "train"), (both, "a_train"), (both, "train"), (both, "valid"))
+        ]
+        batches, mixed, *_ = found = [list(stream) for stream in streams]
         assert [each for batch in batches for each in batch["id"]] == [path.format(n) for n in ("0", "4", r"caf\xe9")]
         assert together(batches, "position").tolist() == together(mixed, "position").tolist() == [0, 4, 6]
-        assert all("position" not in batch for batch in stream_of(both))
-        lines = (tmp_path / "train.log").read_text().splitlines()
-        (place,) = (i for i, line in enumerate(lines) if line.endswith("left out 4 of 7 examples of stream 'train'"))
-        for number, line in zip(sorted(bad), lines[place + 1 : place + 5], strict=True):
-            assert re.match(rf"  .*\b{number}\b.*: .*cannot identify image file", line)
-        (tmp_path / "train.log").unlink()
+        assert all("position" not in batch for batch in (*found[2], *found[3]))
+        names = [path.format(number) for number in sorted(bad)]
+        assert list(streams[0].left_out) == list(streams[1].left_out) == names
+        assert all("cannot identify image file" in why for why in streams[0].left_out.values())
+        assert {each.partition(": ")[2] for each in streams[2].left_out} == {*names}
+        assert list(streams[3].left_out) == [f"{part}: {name}" for part in "ab" for name in names]
 
 
 @pytest.mark.parametrize("count", [33, 34, 36, 37])

@@ -5,13 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from doubles import SGD
 from in_ranks import in_ranks
 from torch import nn
 
 from emrun import AbstractHook, MainLoop, TorchModel
 from emrun.base.errors import StreamError
-from emrun.datasets import ImageFolder
 from emrun.hooks import ComputeStats, SavePredictions, StopAfter
 from emrun.ranks.group import join, ranks
 
@@ -146,43 +144,3 @@ def check(seeds, size, place):
 ])  # fmt: skip
 def test_rows_that_are_left_out_added_or_padded_give_the_results_of_one_process(size, first, count, tmp_path):
     check(range(first, first + count), size, tmp_path)
-
-
-class Gray(nn.Module):
-    """One layer on small images."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 2).double()
-
-    def forward(self, image, label):
-        return {"loss": nn.functional.cross_entropy(self.layer(image.flatten(1)), label)}
-
-
-def of_images(place):
-    join()
-    data = ImageFolder(str(place), batch_size=3, size=4, mode="L", on_bad_example="skip")
-    torch.manual_seed(0)
-    model = TorchModel(Gray(), optimizer=SGD)
-    noted = Noted()
-    loop = MainLoop(model, data, [ComputeStats({"loss": ["mean", "count"]}), noted, StopAfter(epochs=2)], seed=1)
-    loop.run_training()
-    return noted.epochs, model.module.layer.weight.tolist()
-
-
-def test_images_that_cannot_be_read_are_left_out_alike(tmp_path):
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for number in range(20):
-        path = tmp_path / "train" / f"{number % 2}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (4, 4), np.uint8)).save(path)
-        if number in (3, 4, 11):
-            path.write_bytes(path.read_bytes()[:60])
-    ((epochs, weights),) = in_ranks(1, of_images, tmp_path)
-    others, its_weights = in_ranks(2, of_images, tmp_path)[0]
-    assert [epoch["train"]["count"] for epoch in epochs] == [17] * 3
-    for epoch, other in zip(epochs, others, strict=True):
-        assert other["train"] == pytest.approx(epoch["train"], abs=1e-9)
-    assert np.allclose(its_weights, weights, rtol=0, atol=1e-9)
