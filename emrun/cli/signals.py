@@ -18,9 +18,10 @@ from emrun.ranks.group import misses_others, number_of_ranks
 
 
 def ignore_early_requests() -> None:
-    """Ignore SIGUSR1, which requests a checkpoint, until there is a run to save; by default it ends the process."""
+    """Ignore SIGUSR1, which requests a checkpoint, and SIGUSR2, until there is a run; by default they end processes."""
     if is_main_thread():
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ _ROOM = bytes(1 << 20)  # more than the ranks write when they meet
 _PATIENCE = 20  # seconds that ranks have to end when one of them has failed
 _GRACE = 5  # seconds that a rank has to leave the cause, when others have only missed it
 _LOOK = 1.0  # seconds between two looks at the ranks, although the system tells when one has ended
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,7 +63,7 @@ class Ended:
 def launch(count: int, arguments: Sequence[str]) -> Ended:
     """Run `emrun` with these arguments in several processes that train together; wait for them.
 
-    Signals are passed on to them: SIGINT, SIGTERM, SIGUSR1, and SIGHUP unless it is ignored.
+    Signals are passed on to them: SIGINT, SIGTERM, SIGUSR1, SIGUSR2, and SIGHUP unless it is ignored.
 
     Args:
         count: the number of processes.

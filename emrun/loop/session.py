@@ -13,6 +13,7 @@ from emrun.hook import TrainingAborted, TrainingTerminated
 from emrun.loop.batch_calls import Calls
 from emrun.loop.epochs import Epochs
 from emrun.loop.first_batch import FirstBatch
+from emrun.loop.hangs import HangWatch
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome
 from emrun.loop.steps import StepRecord
@@ -49,6 +50,7 @@ class Session:
     prefetch: Prefetch | None = field(default=None, init=False)
     """The function that prepares batches for the model ahead of their turn; None if there is none."""
     is_open: bool = field(default=False, init=False)
+    _hangs: HangWatch | None = field(default=None, init=False)
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch
 
     def __post_init__(self) -> None:
@@ -68,6 +70,9 @@ class Session:
         self._silence = None
         try:
             epochs.endings.begin()
+            if self.log is not None and epochs.events.of_ranks is not None:
+                self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path.parent)
+                self._hangs.start()
             self.first_batch.show(epochs.loop.model, may_fail=bool(epochs.events.changers))
             if epochs.events.of_ranks is not None:
                 epochs.loop.model.begin_alike()
@@ -113,6 +118,9 @@ class Session:
             raise
         finally:
             self.is_open = False
+            if self._hangs is not None:
+                self._hangs.stop()
+                self._hangs = None
             epochs.endings.restore()
             if self.log is not None:
                 self.log.close(failure)

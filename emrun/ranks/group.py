@@ -236,11 +236,17 @@ class Ranks:
 
     def limit_waits(self, seconds: float) -> None:
         """Set how long this rank waits for the others before it raises an error."""
+        global _longest_wait  # noqa: PLW0603 - a process is one rank
+        _longest_wait = seconds
         if self.several:
             from torch.distributed.distributed_c10d import _set_pg_timeout
 
             for group in (self.group, None):
                 _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def longest_wait(self) -> float:
+        """Return how long this rank waits for the others, in seconds."""
+        return _longest_wait
 
     @contextmanager
     def in_step(self) -> Iterator[Callable[[Any], Any]]:
@@ -280,10 +286,11 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
     Args:
         words: words of which one is in the message of such a failure; empty if the block does nothing but exchange.
     """
+    global _misses_others, _waits_since  # noqa: PLW0603 - a process is one rank
+    before, _waits_since = _waits_since, monotonic()
     try:
         yield
     except RuntimeError as error:
-        global _misses_others  # noqa: PLW0603 - a process is one rank
         if words and not any(word in str(error) for word in words):
             raise
         _misses_others = True
@@ -294,12 +301,21 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
                 is_cause=True,
             ) from error
         raise RankFailed("another rank has ended") from error
+    finally:
+        _waits_since = before
 
 
 _current = Ranks()
 _place: Path | None = None
 _has_joined = False
 _misses_others = False
+_waits_since: float | None = None
+_longest_wait = _LONGEST_WAIT
+
+
+def waits_since() -> float | None:
+    """Return since when this rank waits for others, on the clock `monotonic`; None if it does not."""
+    return _waits_since
 
 
 def misses_others() -> bool:

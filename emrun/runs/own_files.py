@@ -25,7 +25,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, METRICS, ROWS, STEPS
 from emrun.storage.sealed import files_of
 from emrun.storage.trace import TRACE
 
-_ALWAYS = re.compile(rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|train-\d+\.log|{re.escape(LIST)}")
+_ALWAYS = re.compile(rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|train-\d+\.log|stacks-\d+\.txt|{re.escape(LIST)}")
 _BEFORE = re.compile(
     rf"{LOG}|{METRICS}|{STEPS}|{ROWS}|config-[1-9]\d*\.yaml|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"

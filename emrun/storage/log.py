@@ -32,7 +32,8 @@ class RunLog:
     """
 
     def __init__(self, path: Path, censor: Censor) -> None:
-        self._path = path
+        self.path = path
+        """The file."""
         self._censor = censor
         self._depth = 0
         self._root = logging.getLogger()
@@ -44,11 +45,11 @@ class RunLog:
             StorageError: the file cannot be opened.
         """
         if self._depth == 0:
-            with storing(self._path, "write"):
-                if os.path.lexists(self._path):
-                    with opened_regular(self._path):  # a pipe would wait for a reader
+            with storing(self.path, "write"):
+                if os.path.lexists(self.path):
+                    with opened_regular(self.path):  # a pipe would wait for a reader
                         pass
-                self._file = _LogFile(self._path, encoding="utf-8", errors="backslashreplace")
+                self._file = _LogFile(self.path, encoding="utf-8", errors="backslashreplace")
             self._file.setFormatter(_CensoredFormatter(self._censor))
             self._level = self._root.level
             self._others = list(self._root.handlers)
@@ -71,7 +72,7 @@ class RunLog:
         if error is not None:
             text = "".join(traceback.format_exception(error)).rstrip()
             self._file.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
-            error.__dict__["kept_in"] = self._path  # so that the caller can print the error without its traceback
+            error.__dict__["kept_in"] = self.path  # so that the caller can print the error without its traceback
         self._root.removeHandler(self._file)
         if not self._others and logging.lastResort is not None:
             self._root.removeHandler(logging.lastResort)

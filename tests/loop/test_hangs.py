@@ -1,0 +1,69 @@
+"""The stacks of all ranks in one file: when they wait too long, or on a signal; and which rank is elsewhere."""
+
+import logging
+import os
+import signal
+
+import pytest
+from in_ranks import in_ranks
+
+from emrun.loop.hangs import HangWatch
+from emrun.ranks.group import join, ranks
+from emrun.runs.own_files import _ALWAYS
+
+
+def wait_for(path, count):
+    while not path.exists() or path.read_text().count("rank ") < count:
+        os.sched_yield()
+
+
+def of_hang(directory, timeout, how):
+    join()
+    ours, lines = ranks(), []
+    ours.limit_waits(timeout)
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("emrun.loop.hangs").addHandler(handler)
+    watch = HangWatch(ours, directory)
+    watch.start()
+    path = directory / "stacks-1.txt"
+    if how == "waits":
+        ours.rank and wait_for(path, 2)
+    elif ours.is_first:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        wait_for(path, 2)
+    else:
+        wait_for(path, 2)
+    ours.all_gathered(None)
+    while ours.is_first and not lines:
+        os.sched_yield()
+    ours.all_gathered(None)
+    watch.stop()
+    return lines
+
+
+@pytest.mark.parametrize("how", ["waits", "asked"])
+def test_each_rank_writes_its_stacks_and_the_first_says_which_is_elsewhere(how, tmp_path):
+    (line,), none = in_ranks(2, of_hang, tmp_path, 2.0, how)
+    assert not none
+    text = (tmp_path / "stacks-1.txt").read_text()
+    assert text.count("in of_hang") == text.count("thread MainThread:") == 2
+    if how == "waits":
+        assert "rank 0 of 2, process " in text
+        assert line.startswith("rank 1 is elsewhere (")
+        assert line.endswith(f"), and the others wait; the stacks of all ranks are in {tmp_path}/stacks-1.txt")
+    else:
+        assert line.startswith("no rank waits for another; ")
+
+
+def test_a_rank_that_does_not_answer_is_elsewhere(tmp_path, caplog):
+    watch = HangWatch(ranks(), tmp_path)
+    watch._look, watch._ranks = 0.01, ranks().__class__(0, 2)
+    watch._reader, watch._writer = os.pipe()
+    watch._append(tmp_path / "stacks-1.txt", since=1.0)
+    watch._report(tmp_path / "stacks-1.txt")
+    assert caplog.messages[0].startswith("rank 1 is elsewhere (it does not answer), and the others wait; ")
+
+
+def test_the_file_belongs_to_the_run():
+    assert _ALWAYS.fullmatch("stacks-12.txt")
