@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 962,
     "base": 1_125,
     "cli": 2_873,
-    "config": 2_801,
+    "config": 2_804,
     "diagnosis": 2_742,
     "launch": 1_255,
     "loop": 2_921,

@@ -354,8 +354,11 @@ class Planner:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
         hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
-        if not kind and (near := nearest_class(text, self._classes(None))) is not None:
+        near = nearest_class(text, self._classes(None)) if kind in ("", "model") else None
+        if near is not None and not kind:
             hint = f"; did you mean 'torch.nn.{near}'?"
+        elif near == text:
+            hint = f"; write a module of torch as model.module.class: torch.nn.{text}."
         own = f"For your own class, write its dotted path: my_module.{text}"
         raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
