@@ -12,6 +12,7 @@ import torch
 from emrun.base.encoding import digest
 from emrun.base.errors import StorageError
 from emrun.base.sources import is_nested
+from emrun.base.wording import listed
 from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
 from emrun.storage.run import Run
@@ -51,7 +52,11 @@ class Beginnings:
             return
         self._seen.add(key)
         try:
-            self._batches.note(*key, digests(batch), ranks().size)
+            different = self._batches.note(*key, digests(batch), ranks().size)
+            if different:
+                where = f"pass {position.pass_number}" if position.pass_number else "an evaluation"
+                message = "stream %r has other data than when the run began: %s in the first batch of %s"
+                _LOG.warning(message, stream, listed(list(map(repr, different))), where)
         except StorageError as error:
             _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
 

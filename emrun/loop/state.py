@@ -24,6 +24,7 @@ from emrun.record.record import Record
 from emrun.same_hooks import arguments_of, matched
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
+from emrun.storage.class_names import record_classes
 from emrun.streams.dataset_streams import DatasetStreams
 
 _LOG = logging.getLogger(__name__)
@@ -202,7 +203,8 @@ class TrainingState:
             state = {**state, "ranks": self._parts_of(state)}
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
-        writers = (write_weights or self._loop.model.save, partial(save_state, state))
+        classes = partial(record_classes, self._loop.dataset)
+        writers = (write_weights or self._loop.model.save, partial(save_state, state), classes)
 
         def write(directory: Path) -> None:
             for each in writers:

@@ -1,10 +1,12 @@
-"""The file `classes.json` of a run: the names of the classes of its dataset, in the order of their numbers."""
+"""The file `classes.json` of a run, and of each checkpoint: the names of the dataset's classes, by their numbers."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from emrun.base.wording import listed
 from emrun.dataset import named_classes
 from emrun.storage.files import opened_regular, storing, write_atomically
 
+_LOG = logging.getLogger(__name__)
 CLASSES = "classes.json"
 
 
@@ -39,12 +42,37 @@ def check_classes(dataset: Any, directory: Path) -> None:
     for source, names in _names(dataset).items():
         known = before.get(source, names)
         if names != known:
-            more, less = ([name for name in a if name not in b] for a, b in ((names, known), (known, names)))
             raise StateError(
                 f"the dataset has other classes{f' of {source!r}' if source else ''} than when the run began, so that "
-                f"its labels mean something else: new {listed(more)}; missing {listed(less)}; or in another order. Use "
+                f"its labels mean something else: {_difference(names, known)}. Use "
                 f"the data of the run, or train anew; if each number means the same, delete {path}"
             )
+
+
+def warn_of_other_classes(dataset: Any, weights: Path) -> None:
+    """Log a warning if weights that a run begins with are of as many classes as the dataset has, but of other ones.
+
+    Args:
+        dataset: the dataset.
+        weights: a run directory, a checkpoint, or a file in one of these.
+    """
+    place = weights if weights.is_dir() else weights.parent
+    with suppress(StateError):  # a file of another program
+        before = _recorded(place / CLASSES)
+        for source, names in _names(dataset).items():
+            known = before.get(source, names)
+            if names != known and len(names) == len(known):
+                what = f"{weights}: the weights{f' of {source!r}' if source else ''} are of other classes than the data"
+                _LOG.warning("%s, so that outputs of theirs mean something else: %s", what, _difference(names, known))
+
+
+def _difference(names: list[str], known: list[str]) -> str:
+    """Return in what classes differ from those before, in words."""
+    more, less = ([name for name in a if name not in b] for a, b in ((names, known), (known, names)))
+    if more or less:
+        return f"new {listed(more)}; missing {listed(less)}"
+    label = next(label for label, (now, before) in enumerate(zip(names, known, strict=False)) if now != before)
+    return f"in another order, {label} is {names[label]!r} and was {known[label]!r}"
 
 
 def restore_classes(dataset: Any, directory: Path) -> None:

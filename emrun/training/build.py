@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
 from emrun.base.randomness import seed_everything
 from emrun.base.slow_start import NamedWhenSlow
@@ -22,7 +24,7 @@ from emrun.loop.main_loop import MainLoop
 from emrun.model import AbstractModel
 from emrun.ranks.group import ranks
 from emrun.schedule_plan import SchedulePlan
-from emrun.storage.class_names import restore_classes
+from emrun.storage.class_names import restore_classes, warn_of_other_classes
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 from emrun.training.members import load_model
@@ -81,6 +83,9 @@ def assemble(
     if "model" not in supplied:
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
     _load_initial(supplied["model"], plan, is_new)
+    begins_with = plan.model.kwargs.get("init_from") if is_new else None
+    for each in begins_with if isinstance(begins_with, list) else [begins_with] if begins_with else []:
+        warn_of_other_classes(supplied["dataset"], expanded(each["path"] if isinstance(each, Mapping) else each))
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
     if plan.get("deterministic", False):

@@ -53,7 +53,7 @@ def test_a_class_that_is_added_is_refused_wherever_its_labels_are_read(pictures,
         lambda: resume_training(run, ["hooks.StopAfter.epochs=2"]),
         lambda: resume_training(run, ["hooks.StopAfter.epochs=2"], fork=tmp_path / "fork"),
     ):
-        with pytest.raises(StateError, match=r"other classes than when the run began, .* new ant; missing nothing;"):
+        with pytest.raises(StateError, match=r"other classes than when the run began, .* new ant; missing nothing\."):
             call()
     assert [path.name for path in (run / "eval").iterdir()] == ["train-1"]
     (run / CLASSES).write_text("3")
@@ -68,8 +68,45 @@ def test_another_order_is_refused_and_names_of_another_form_are_not_looked_at(pi
     record_classes(dataset, tmp_path)
     check_classes(dataset, tmp_path)
     dataset.classes.reverse()
-    with pytest.raises(StateError, match="or in another order"):
+    with pytest.raises(StateError, match="in another order, 0 is 'cat' and was 'bee'"):
         check_classes(dataset, tmp_path)
     for names in (None, [], 3, {"label": None}):
         dataset.classes = names
         check_classes(dataset, tmp_path)
+
+
+def test_the_names_travel_with_the_weights_and_a_run_that_begins_with_others_is_told(pictures, tmp_path, caplog):
+    training = create_training(config(pictures), output_dir=tmp_path / "run")
+    train(training)
+    shutil.copytree(tmp_path / "run" / "checkpoints" / "latest", tmp_path / "alone")
+    assert json.loads((tmp_path / "alone" / CLASSES).read_text()) == {"": ["bee", "cat"]}
+    begun = config(pictures)
+    begun["model"]["init_from"] = [{"path": str(tmp_path / "alone")}]
+    create_training(begun, output_dir=tmp_path / "same")
+    assert "other classes" not in caplog.text
+    (pictures / "bee").rename(pictures / "dog")
+    for number, path in enumerate(("alone", "alone/model.safetensors", "run")):
+        begun["model"]["init_from"] = str(tmp_path / path)
+        caplog.clear()
+        create_training(begun, output_dir=tmp_path / f"other-{number}")
+        (told,) = [each for each in caplog.messages if "other classes" in each]
+        assert told.startswith(f"{tmp_path / path}: the weights are of other classes than the data, ")
+        assert told.endswith("new dog; missing bee")
+    shutil.copytree(pictures / "cat", pictures / "emu")  # another number of classes: a last layer does not fit anyway
+    caplog.clear()
+    create_training(begun, output_dir=tmp_path / "more")
+    assert "other classes" not in caplog.text
+
+
+def test_a_resume_says_which_sources_have_changed(pictures, tmp_path, caplog):
+    shutil.copytree(pictures, tmp_path / "valid")
+    content = config(pictures)
+    content["dataset"]["valid"] = str(tmp_path / "valid")
+    content["main_loop"] = {"extra_streams": ["valid"]}
+    train(create_training(content, output_dir=tmp_path / "run"))
+    (tmp_path / "valid" / "bee" / "0.png").write_bytes((tmp_path / "valid" / "cat" / "0.png").read_bytes())
+    train(resume_training(tmp_path / "run", ["hooks.StopAfter.epochs=2"]))
+    told = [each for each in caplog.messages if "other data" in each]
+    assert told == [
+        "stream 'valid' has other data than when the run began: 'image' in the first batch of an evaluation"
+    ]

@@ -34,8 +34,8 @@ class FirstBatches:
         self._path = directory / BATCHES
         self._censor = censor
 
-    def note(self, stream: str, pass_number: int, sources: Mapping[str, str | None], ranks: int = 1) -> None:
-        """Write the checksums of a stream's first batch unless they are there.
+    def note(self, stream: str, pass_number: int, sources: Mapping[str, str | None], ranks: int = 1) -> list[str]:
+        """Write the checksums of a stream's first batch unless they are there; return the sources that then differ.
 
         Args:
             stream: the name of the stream.
@@ -47,11 +47,13 @@ class FirstBatches:
             StorageError: the file cannot be read or written.
         """
         stream = self._censor(stream)
-        if (stream, pass_number, ranks) not in recorded_batches(self._path.parent):
+        before = recorded_batches(self._path.parent).get((stream, pass_number, ranks))
+        now = {self._censor(name): sha for name, sha in sources.items()}
+        if before is None:
             several = {"ranks": ranks} if ranks > 1 else {}
-            now = {self._censor(name): sha for name, sha in sources.items()}
             make_code_directory(self._path.parent)
             append_line(self._path, json.dumps({"stream": stream, "pass": pass_number, **several, "sources": now}))
+        return [name for name in {**(before or now), **now} if (before or now).get(name) != now.get(name)]
 
 
 def recorded_batches(directory: Path) -> dict[Key, dict[str, str | None]]:
