@@ -12,6 +12,8 @@ from emrun.base.types import EpochData
 from emrun.config.plan import Plan
 from emrun.dataset import asks_model
 from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.main_loop import MainLoop
+from emrun.loop.outcome import Outcome
 from emrun.storage.run import CHECKPOINTS, Run
 from emrun.training.build import assemble
 
@@ -33,25 +35,16 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) 
     Raises:
         BaseException: any error that the dataset, the model or a hook raises.
     """
-    hooks_log = logging.getLogger("emrun.hooks")
-    before = hooks_log.level
-    hooks_log.setLevel(logging.ERROR)  # what hooks find unusual in so few batches is not
-    try:
-        for is_resumed in (False, True):
-            _train(plan, place, dataset, lengths, is_resumed=is_resumed)
-    finally:
-        hooks_log.setLevel(before)
+    for is_resumed in (False, True):
+        _train(plan, place, dataset, lengths, is_resumed=is_resumed)
 
 
 def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *, is_resumed: bool) -> None:
     loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
-    loop.report = False
-    loop.streams.shorten(lengths)
-    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), End(is_resumed)])
     try:
         if is_resumed:
             loop.restore(place / CHECKPOINTS / "latest")
-        outcome = loop.run_training()
+        outcome = train_shortly(loop, lengths, after_epoch=is_resumed)
     except BaseException as error:
         error.__dict__.pop("kept_in", None)  # the log will be deleted
         error.add_note("while training on 2 batches of each stream, in a temporary directory")
@@ -60,12 +53,26 @@ def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *,
         signal.raise_signal(outcome.signal_number or signal.SIGTERM)
 
 
+def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bool) -> Outcome:
+    """Train for one shortened epoch, or for one update, with all hooks except trackers."""
+    loop.report = False
+    loop.streams.shorten(lengths)
+    loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(after_epoch)])
+    hooks_log = logging.getLogger("emrun.hooks")
+    before = hooks_log.level
+    hooks_log.setLevel(logging.ERROR)  # what hooks find unusual in so few batches is not
+    try:
+        return loop.run_training()
+    finally:
+        hooks_log.setLevel(before)
+
+
 def is_tracker(hook: AbstractHook) -> bool:
     """Return whether a hook sends a run to a service."""
     return _TRACKER in (f"{each.__module__}.{each.__qualname__}" for each in type(hook).__mro__)
 
 
-class End(AbstractHook):
+class _End(AbstractHook):
     """Ends the training after the first update, or after an epoch.
 
     Args:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, cast
 
@@ -23,7 +22,6 @@ from emrun.models.module_model import ModuleModel
 from emrun.models.optimizer import check_steps_alone, learning_rates, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
-from emrun.models.plainly import in_float64, plainly, shortcuts
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
@@ -37,6 +35,7 @@ from emrun.models.step.sharded import ShardedGradients
 from emrun.models.step.size_search import advise
 from emrun.models.step.summed import SummedGradients
 from emrun.models.step.windows import Gradients, Windows
+from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
 from emrun.ranks.gather import prepare as prepare_to_gather
@@ -609,17 +608,9 @@ class TorchModel(ModuleModel):
             self._updates.end_epoch(epoch_data)
 
     @property
-    def shortcuts(self) -> Sequence[str]:
-        """Those of `compile`, `precision`, `micro_batch_size` and `recompute` that change how a step is calculated."""
-        return shortcuts(self)
-
-    def plainly(self, keys: Collection[str]) -> AbstractContextManager[None]:
-        """Return a context in which the model runs without some of its `shortcuts`, to compare the two."""
-        return plainly(self, keys)
-
-    def in_float64(self) -> AbstractContextManager[None]:
-        """Return a context in which the model runs in float64 instead of in float32."""
-        return in_float64(self)
+    def ways(self) -> Ways:
+        """What changes how a step is calculated, and not what it calculates; to compare the two."""
+        return Ways(self)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from emrun.config.config import Config
 from emrun.diagnosis.numerics.rows import DIFFERS, SAME, NotApplicableError, Row
 from emrun.diagnosis.recorded_trainings import Job
-from emrun.diagnosis.rehearsal import End, is_tracker
+from emrun.diagnosis.rehearsal import train_shortly
 from emrun.diagnosis.run_verification import evaluated
 from emrun.runs.stored_run import StoredRun
 from emrun.training.create import create_training
@@ -36,20 +35,10 @@ def in_fresh_process(config: Config, lengths: Mapping[str, int], evaluations: Ma
         raise NotApplicableError("main_loop.extra_streams names no stream")
     streams = [{source: {"batches": lengths[source]}} for source in evaluations.values()]
     shorter = config.overridden([f"main_loop.extra_streams={json.dumps(streams)}"])
-    hooks_log = logging.getLogger("emrun.hooks")
-    before = hooks_log.level
-    hooks_log.setLevel(logging.ERROR)
-    try:
-        training = create_training(shorter, output_dir=place / "run", checks_schedule=False)
-        loop = training.main_loop
-        loop.report = False
-        loop.streams.shorten(lengths)
-        loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), End(after_epoch=True)])
-        loop.run_training()
-        run = StoredRun(place / "run")
-        result, text, _ = evaluated(run, run.directory, partial(Job, str(place), overrides=[]), None)
-    finally:
-        hooks_log.setLevel(before)
+    training = create_training(shorter, output_dir=place / "run", checks_schedule=False)
+    train_shortly(training.main_loop, lengths, after_epoch=True)
+    run = StoredRun(place / "run")
+    result, text, _ = evaluated(run, run.directory, partial(Job, str(place), overrides=[]), None)
     if result == "left out":
         raise NotApplicableError(text)
     name = text.split(", ", 1)[-1].split(":")[0] if result == "differs" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,11 @@ class Step:
         loop = begin(training.model, training.main_loop, catch := Catch())
         return cls(training.model, catch, loop.train_stream_name)
 
+    def train(self, batch: Batch) -> None:
+        """Make an update with a copy of a batch."""
+        self.model.run(copy.deepcopy(batch), True, self.stream)
+        self.model.finish_update()
+
     def measure(self, batch: Batch, *, seed: int = 0, dropout: bool = False) -> Measured:
         """Return the gradients of a batch; in float16, of the first scale of the loss for which they are finite.
 
@@ -100,7 +105,8 @@ class Step:
         module = self.model.module
         before = {name: each.detach().clone() for name, each in module.named_buffers()}
         self.catch.found = {}
-        with preserved_randomness(), _as_trained(module) if dropout else without_dropout(module):
+        module.train()
+        with preserved_randomness(), nullcontext() if dropout else without_dropout(module):
             seed_everything(seed, "numerics")
             try:
                 outputs = self.model.run(own, True, self.stream)
@@ -108,10 +114,8 @@ class Step:
             finally:
                 found, self.catch.found = self.catch.found, None
                 module.zero_grad()
-                with torch.no_grad():
-                    for name, each in module.named_buffers():
-                        if name in before:
-                            each.copy_(before[name])
+                for name, each in module.named_buffers():
+                    each.data.copy_(before.get(name, each))
         names = {each: name for name, each in module.named_parameters()}
         gradients = {names[each]: grad for each, grad in found.items() if each in names}
         if not gradients:
@@ -161,30 +165,18 @@ def rounding(values: Tensor) -> float:
 
 
 @contextmanager
-def _as_trained(module: torch.nn.Module) -> Iterator[None]:
-    module.train()
-    yield
-
-
-@contextmanager
 def without_dropout(module: torch.nn.Module) -> Iterator[None]:
-    """Train a module without dropout in the block: `Dropout` evaluates, and numbers of a name with `drop` are 0."""
-    module.train()
-    parts = [each for each in module.modules() if isinstance(each, _DropoutNd)]
+    """Run a module without dropout in the block: `Dropout` evaluates, and numbers of a name with `drop` are 0."""
     rates = [
         (each, name, value)
         for each in module.modules()
         for name, value in vars(each).items()
-        if "drop" in name and isinstance(value, float)
+        if ("drop" in name and isinstance(value, float)) or (name == "training" and isinstance(each, _DropoutNd))
     ]
-    for each in parts:
-        each.training = False
     for owner, name, _ in rates:
-        setattr(owner, name, 0.0)
+        setattr(owner, name, False if name == "training" else 0.0)
     try:
         yield
     finally:
-        for each in parts:
-            each.training = True
         for owner, name, value in rates:
             setattr(owner, name, value)

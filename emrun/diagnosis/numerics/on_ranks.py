@@ -11,6 +11,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.diagnosis.numerics.gradients import Measured, Step, difference
 from emrun.diagnosis.numerics.rows import DIFFERS, SAME, Row
+from emrun.diagnosis.numerics.ways import WAYS
 from emrun.diagnosis.recorded_trainings import Job
 from emrun.ranks.group import join, ranks
 from emrun.ranks.shares import own_share
@@ -21,24 +22,23 @@ WHAT = "several ranks and one"
 _BATCH, _WEIGHTS, _GRADIENTS = "batch.pickle", "weights", "gradients.pickle"
 
 
-def on_ranks(step: Step, batch: Batch, config: Path, place: Path, count: int) -> Row:
+def on_ranks(step: Step, batch: Batch, place: Path, count: int) -> Row:
     """Compare the gradients of a batch with those of several processes that share it.
 
     Args:
         step: the step.
         batch: the batch.
-        config: the file of the config.
-        place: the directory for files of the processes.
+        place: the directory of the config, and for files of the processes.
         count: the number of processes.
 
     Raises:
         NotApplicableError: gradients cannot be taken.
         VerificationFailed: the processes failed.
     """
-    with step.model.plainly(step.model.shortcuts):
+    with step.model.ways.without(WAYS):
         own = step.measure(batch)
     leave(step, batch, place)
-    Job(str(place), str(config), [], "ranks", ranks=count, measures=True).run()
+    Job(str(place), str(place), [], "ranks", ranks=count, measures=True).run()
     return compared(own, place)
 
 
@@ -66,7 +66,7 @@ def measure_on_ranks(job: Job) -> None:
     step = Step.of(training)
     step.model.load(place / _WEIGHTS)
     batch = pickle.loads((place / _BATCH).read_bytes())
-    with step.model.plainly(step.model.shortcuts):
+    with step.model.ways.without(WAYS):
         found = step.measure(own_share(batch, ranks()))
     if ranks().is_first:
         (place / _GRADIENTS).write_bytes(pickle.dumps(found))

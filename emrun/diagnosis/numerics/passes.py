@@ -35,27 +35,18 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
         evaluated: name in the evaluation -> name of the stream.
     """
     drawn: Row | None = None
-    first, changed = _pass(model, read(train_stream), train_stream, 0)
-    again, _ = _pass(model, read(train_stream), train_stream, 0)
-    for _, name, one, other in _differences(first[:1], again[:1]):
-        if name in changed:
-            return _changed_in_place(train_stream, name, one, other)
-    for stream, source in evaluated.items():
-        first, changed = _pass(model, read(source), stream, 0)
-        again, _ = _pass(model, read(source), stream, 0)
-        others, _ = _pass(model, read(source), stream, 1)
+    for stream, source in {train_stream: train_stream, **evaluated}.items():
+        (first, changed), (again, _), (others, _) = (_pass(model, read(source), stream, seed) for seed in (0, 0, 1))
         for what, name, one, other in _differences(first, again):
-            if name in changed:
-                return _changed_in_place(stream, name, one, other)
             why = " has state of its own, which its reset() leaves" if what == "metric" else " is another each time"
-            return _row(AGAIN, DIFFERS, f"{what} {name!r} of stream {stream!r}", one, other, why)
-        for what, name, one, other in _differences(first, others)[:1]:
-            parts = _dropping(model)
-            why = f": in evaluation mode, {parts[0]} drops" if parts else " depends on global random numbers"
-            found = _row(AGAIN, DIFFERS if parts else RANDOM, f"{what} {name!r} of stream {stream!r}", one, other, why)
-            if parts:
-                return found
-            drawn = drawn or found
+            if name in changed:
+                why = " in a second pass: the model changes it in place, and the dataset has no other copy"
+            if name in changed or stream != train_stream:
+                return _row(AGAIN, DIFFERS, what, name, stream, one, other, why)
+        for what, name, one, other in _differences(first, others) if stream != train_stream else ():
+            if parts := _dropping(model):
+                return _row(AGAIN, DIFFERS, what, name, stream, one, other, f": in evaluation mode, {parts[0]} drops")
+            drawn = drawn or _row(AGAIN, RANDOM, what, name, stream, one, other, " depends on global random numbers")
     if not evaluated:
         return Row(AGAIN, LEFT_OUT, "main_loop.extra_streams names no stream")
     return drawn or Row(AGAIN, SAME)
@@ -85,7 +76,7 @@ def saved_and_loaded(model: Any, batches: Mapping[str, Batch], directory: Path, 
             if not equal(value, after.get(name)):
                 why = ": a checkpoint does not have all state that training changes"
                 what = "metric" if name in model.writes else "output"
-                return _row(LOADED, DIFFERS, f"{what} {name!r} of stream {stream!r}", value, after.get(name), why)
+                return _row(LOADED, DIFFERS, what, name, stream, value, after.get(name), why)
     if not equal(saved, came_back):
         return Row(LOADED, DIFFERS, "state_dict() after load_state_dict() of the same state", "state_dict")
     return Row(LOADED, SAME)
@@ -126,15 +117,11 @@ def _differences(one: Sequence[Any], other: Sequence[Any]) -> list[_Differs]:
     ]
 
 
-def _changed_in_place(stream: str, name: str, one: Any, other: Any) -> Row:
-    why = " in a second pass: the model changes it in place, and the dataset has no other copy"
-    return _row(AGAIN, DIFFERS, f"source {name!r} of stream {stream!r}", one, other, why)
-
-
-def _row(what: str, result: str, place: str, one: Any, other: Any, why: str) -> Row:
+def _row(row: str, result: str, what: str, name: str, stream: str, one: Any, other: Any, why: str) -> Row:
     by = _apart(one, other)
-    name = place.split("'")[1]
-    return Row(what, result, f"{place}{f' by {by:.2g}' if by is not None else ''}{why}", name, by)
+    return Row(
+        row, result, f"{what} {name!r} of stream {stream!r}{'' if by is None else f' by {by:.2g}'}{why}", name, by
+    )
 
 
 def _apart(one: Any, other: Any) -> float | None:

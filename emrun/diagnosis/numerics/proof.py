@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from emrun.storage.run import CONFIG, Run
 from emrun.training.build import assemble
 
 _OF_GRADIENTS = (WHAT, *WAYS.values(), RANKS)
+_OF_PARTS = (RANKS, WAYS["micro_batch_size"])
 
 
 def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -61,94 +62,72 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
     with apart(), TemporaryFolder("numerics") as place, ExitStack() as stack:
         (place / CONFIG).write_text(dump(config.root), encoding="utf-8")
         training = assemble(plan, place, Run(place), is_new=True)
-        model, loop = training.model, training.main_loop
+        model, loop, trained = training.model, training.main_loop, training.main_loop.train_stream_name
         if plan.get("deterministic", False):
             stack.callback(partial((kernels := DeterministicKernels()).after_training, success=True))
             kernels.before_training()
         loop.first_batch.show(model, may_fail=any(map(may_change_batches, (*training.hooks, model))))
-        step = Step.of(training)
-        tryout = Tryout(training, model, RoundTrip(model, model), [])
-        with tryout.hooks_called():
-            read = {name: [batch for _, batch, _ in tryout.usable(name)] for name in loop.streams.sources}
-            first = read[loop.train_stream_name][0]
-            evaluated = {name: loop.streams.source_of(name) for name in loop.streams.extra}
-            table = _Table(step, first, only)
-            table.add(AGAIN, lambda: second_pass(model, tryout.usable, loop.train_stream_name, evaluated))
-            table.add_gradients()
-            if ranks > 1:
-                table.add(RANKS, lambda: table.as_halves(on_ranks(step, first, place / CONFIG, place, ranks)))
-            batches = {name: each[0] for name, each in read.items() if each}
-            train = partial(_train, step, first)
-            table.add(LOADED, lambda: saved_and_loaded(model, batches, place / "checkpoint", train))
-        call_event(model, "after_training", success=True)
-        table.add(FRESH, lambda: in_fresh_process(config, tryout.lengths, evaluated, place))
-    order = [*_OF_GRADIENTS, FRESH, LOADED, AGAIN]
-    return [asdict(each) for each in sorted(table.rows, key=lambda row: order.index(row.what))]
+        step, tryout = Step.of(training), Tryout(training, model, RoundTrip(model, model), [])
+        stack.callback(partial(call_event, model, "after_training", success=True))
+        stack.enter_context(tryout.hooks_called())
+        read = {name: [batch for _, batch, _ in tryout.usable(name)] for name in loop.streams.sources}
+        first, each_first = read[trained][0], {name: batches[0] for name, batches in read.items() if batches}
+        evaluated = {name: loop.streams.source_of(name) for name in loop.streams.extra}
+        of_halves = cache(partial(_halves, step, first))
+        makers: dict[str, Callable[[], Row]] = {
+            WHAT: of_halves,
+            **{what: partial(way, step, key, first) for key, what in WAYS.items()},
+            RANKS: partial(on_ranks, step, first, place, ranks),
+            FRESH: partial(in_fresh_process, config, tryout.lengths, evaluated, place),
+            LOADED: partial(saved_and_loaded, model, each_first, place / "checkpoint", partial(step.train, first)),
+            AGAIN: partial(second_pass, model, tryout.usable, trained, evaluated),
+        }
+        wanted = [what for what in only or makers if ranks > 1 or what != RANKS]
+        obstacle = cache(partial(_obstacle, step, first))
+        return [asdict(_row(what, makers[what], obstacle, of_halves)) for what in wanted]
 
 
-class _Table:
-    """Makes the rows: a comparison that fails is left out, and the row says why."""
+def _obstacle(step: Step, batch: Batch) -> NotApplicableError | RandomError | None:
+    """Make a step with a batch; return why its gradients cannot be compared, None if they can."""
+    model: Any = step.model
+    try:
+        if not hasattr(model, "ways"):
+            return NotApplicableError(f"{type(model).__name__} is not a TorchModel")
+        step.train(batch)
+        with model.ways.without(WAYS):
+            step.check_repeats(batch)
+    except (NotApplicableError, RandomError) as error:
+        return error
+    except Exception as error:  # of the user's code, or of torch
+        return NotApplicableError(_text(error))
+    return None
 
-    def __init__(self, step: Step, batch: Batch, only: Collection[str]) -> None:
-        self._step, self._batch, self._only = step, batch, only
-        self.rows: list[Row] = []
-        self._halves: Row | None = None
-        self._why: NotApplicableError | RandomError | None = None  # why no gradients are compared
 
-    def add(self, what: str, make: Callable[[], Row]) -> None:
-        """Add a row."""
-        if self._only and what not in self._only:
-            return
-        try:
-            is_noise = what == WAYS["recompute"] and isinstance(self._why, RandomError)  # which is drawn again
-            if what in _OF_GRADIENTS and self._why is not None and not is_noise:
-                raise self._why
-            row = make()
-        except NotApplicableError as error:
-            row = Row(what, LEFT_OUT, str(error))
-        except RandomError as error:
-            row = Row(what, RANDOM, str(error))
-        except Exception as error:  # of the user's code, of torch, or of another process
-            row = Row(what, LEFT_OUT, _text(error))
-        self.rows.append(row)
+def _halves(step: Step, batch: Batch) -> Row:
+    with step.model.ways.without(WAYS):
+        return halves(step.measure, batch, step.model.module, step.model.losses)
 
-    def add_gradients(self) -> None:
-        """Add the rows that compare gradients in this process."""
-        step, batch = self._step, self._batch
-        model: Any = step.model
-        try:
-            if not hasattr(model, "plainly"):
-                raise NotApplicableError(f"{type(model).__name__} is not a TorchModel")
-            _train(step, batch)
-            with model.plainly(WAYS):
-                step.check_repeats(batch)
-        except (NotApplicableError, RandomError) as error:
-            self._why = error
-        except Exception as error:
-            self._why = NotApplicableError(_text(error))
-        self.add(WHAT, self._compare_halves)
-        for key, what in WAYS.items():
-            self.add(what, lambda key=key: self.as_halves(way(step, key, batch)))  # type: ignore[misc]
 
-    def _compare_halves(self) -> Row:
-        model: Any = self._step.model
-        if self._halves is None:
-            with model.plainly(WAYS):
-                self._halves = halves(self._step.measure, self._batch, model.module, model.losses)
-        return self._halves
-
-    def as_halves(self, row: Row) -> Row:
-        """Return a row of parts of a batch; if it differs because halves do, with their reason."""
-        if row.what not in (RANKS, WAYS["micro_batch_size"]) or row.result != DIFFERS:
-            return row
-        found = self._compare_halves()
-        return replace(found, what=row.what) if found.result == DEPENDS else row
+def _row(
+    what: str,
+    make: Callable[[], Row],
+    obstacle: Callable[[], NotApplicableError | RandomError | None],
+    of_halves: Callable[[], Row],
+) -> Row:
+    """Make a row: a comparison that fails is left out, and the row says why."""
+    try:
+        why = obstacle() if what in _OF_GRADIENTS else None
+        if why is not None and not (what == WAYS["recompute"] and isinstance(why, RandomError)):  # it draws noise again
+            raise why
+        row = make()
+        if what in _OF_PARTS and row.result == DIFFERS and of_halves().result == DEPENDS:
+            return replace(of_halves(), what=what)
+        return row
+    except RandomError as error:
+        return Row(what, RANDOM, str(error))
+    except Exception as error:  # also of another process
+        return Row(what, LEFT_OUT, str(error) if isinstance(error, NotApplicableError) else _text(error))
 
 
 def _text(error: Exception) -> str:
     return without_frames(error) if isinstance(error, EmrunError) else f"{type(error).__name__}: {reason_of(error)}"
-
-
-def _train(step: Step, batch: Batch) -> None:
-    step.model.run(batch, True, step.stream)
-    step.model.finish_update()

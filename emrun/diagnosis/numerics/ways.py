@@ -21,22 +21,22 @@ _SAFETY = 4  # times the error that is expected
 
 
 def way(step: Step, key: str, batch: Batch) -> Row:
-    """Compare the gradients of a batch with those that the model calculates without one of its `shortcuts`.
+    """Compare the gradients of a batch with those that the model calculates without one of its `ways`.
 
     Raises:
         NotApplicableError: gradients cannot be taken.
         RandomError: with the same random states, the plain step gives other gradients each time.
     """
     model, what = step.model, WAYS[key]
-    if key not in model.shortcuts:
+    if key not in model.ways.used:
         return Row(what, LEFT_OUT, f"the config does not have model.{key}")
     has_dropout = key == "recompute"  # which draws the same numbers again
     if has_dropout:
-        with model.plainly(WAYS):
+        with model.ways.without(WAYS):
             step.check_repeats(batch, dropout=True)
-    with model.plainly([each for each in WAYS if each != key]):
+    with model.ways.without([each for each in WAYS if each != key]):
         found = step.measure(batch, dropout=has_dropout).gradients
-    with model.plainly(WAYS):
+    with model.ways.without(WAYS):
         plain = step.measure(batch, dropout=has_dropout).gradients
     apart = difference(plain, found, _bounds(step, batch, plain) if key == "precision" else None)
     return Row(what, SAME) if apart is None else Row(what, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
@@ -45,7 +45,7 @@ def way(step: Step, key: str, batch: Batch) -> Row:
 def _bounds(step: Step, batch: Batch, plain: Any) -> dict[str, float]:
     """Return the error that each gradient may have in 16 bits: that in float32, times the ratio of the resolutions."""
     model = step.model
-    with model.plainly(WAYS), model.in_float64():
+    with model.ways.without(WAYS), model.ways.in_float64():
         exact = step.measure(batch).gradients
     dtype = torch.float16 if model.precision == "fp16" else torch.bfloat16
     rough, fine = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps

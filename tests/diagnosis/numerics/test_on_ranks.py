@@ -33,6 +33,6 @@ def test_ranks_have_the_gradients_of_one_process(tmp_path, model, result):
     batch = next(iter(training.dataset.train_stream(StreamContext("train", seed=0, epoch=1))))
     leave(step, batch, tmp_path)
     (tmp_path / "config.yaml").write_text(dump(config.root))
-    job = Job(str(tmp_path), str(tmp_path / "config.yaml"), [], "ranks", ranks=2, measures=True)
+    job = Job(str(tmp_path), str(tmp_path), [], "ranks", ranks=2, measures=True)
     in_ranks(2, measure_on_ranks, job)
     assert compared(step.measure(batch), tmp_path).result == result

@@ -9,18 +9,18 @@ from emrun.models.torch_model import TorchModel
 
 @pytest.fixture
 def model():
-    """Return a model with all shortcuts."""
+    """Return a model with all ways."""
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Flatten(0))
     return TorchModel(
         module, ["x"], ["loss"], compile={"backend": "eager"}, precision="bf16", micro_batch_size=2, recompute="0"
     )
 
 
-def test_each_shortcut_is_off_in_the_block_and_on_again_after_an_error(model):
+def test_each_way_is_off_in_the_block_and_on_again_after_an_error(model):
     keys, part = ["compile", "precision", "micro_batch_size", "recompute"], model.module[0]
-    assert model.shortcuts == keys
+    assert model.ways.used == keys
     call, compiled = model._call, model.module._compiled_call_impl
-    with pytest.raises(RuntimeError, match="in the block"), model.plainly(keys):
+    with pytest.raises(RuntimeError, match="in the block"), model.ways.without(keys):
         assert model.module._compiled_call_impl is None
         assert not model._parts.splits(4)
         assert recomputed(model.module) == []
@@ -34,15 +34,15 @@ def test_each_shortcut_is_off_in_the_block_and_on_again_after_an_error(model):
         assert part(torch.ones(1, 2)).dtype is torch.bfloat16
 
 
-def test_a_shortcut_that_is_not_named_stays_on(model):
-    with model.plainly(["compile"]):
+def test_a_way_that_is_not_named_stays_on(model):
+    with model.ways.without(["compile"]):
         assert recomputed(model.module)
         assert model._autocast.enabled
 
 
 def test_in_float64_weights_buffers_and_sources_are_float64_and_have_their_values_again(model):
     before = {name: value.clone() for name, value in model.module.state_dict().items()}
-    with model.plainly(model.shortcuts), model.in_float64():
+    with model.ways.without(model.ways.used), model.ways.in_float64():
         outputs = model.run({"x": torch.ones(4, 2)}, False, "valid")
         assert outputs["loss"].dtype is torch.float64
     for name, value in model.module.state_dict().items():

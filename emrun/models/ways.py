@@ -1,0 +1,79 @@
+"""Ways to calculate the same step: compiled, in 16 bits, in parts, with recomputed activations, or none of these."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from emrun.models.recomputation import keeps_activations, recomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Runs a model without some of the ways, to compare the two.
+
+    Args:
+        model: a `TorchModel`, whose file needs this one.
+    """
+
+    model: Any
+
+    @property
+    def used(self) -> Sequence[str]:
+        """Those of `compile`, `precision`, `micro_batch_size` and `recompute` that the model uses."""
+        used = {
+            "compile": self.model._compilation,
+            "precision": self.model._autocast,
+            "micro_batch_size": self.model._parts,
+            "recompute": recomputed(self.model.module) or None,
+        }
+        return [key for key, part in used.items() if part is not None]
+
+    @contextmanager
+    def without(self, keys: Collection[str]) -> Iterator[None]:
+        """Run the model without some of the ways in the block; keys that it does not use have no effect."""
+        model, replaced = self.model, list[tuple[Any, str, Any]]()
+        off = {*keys} & {*self.used}
+        if "compile" in off:
+            replaced += [(model, "_call", model._inputs.call), (model.module, "_compiled_call_impl", None)]
+        if "precision" in off:
+            replaced.append((model._autocast, "enabled", False))
+        if "micro_batch_size" in off:
+            replaced.append((model._parts, "size", None))
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+        with ExitStack() as stack:
+            if "recompute" in off:
+                stack.enter_context(keeps_activations(model.module))
+            for each in before:
+                stack.callback(setattr, *each)
+            for each in replaced:
+                setattr(*each)
+            yield
+
+    @contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Run the model in float64 in the block, instead of in float32: its weights, buffers, sources and losses."""
+        model = self.model
+        parts = [model.module, *(each for each in model.losses.values() if isinstance(each, torch.nn.Module))]
+        tensors = [each for part in parts for each in (*part.parameters(), *part.buffers())]
+        tensors = [each for each in tensors if each.dtype is torch.float32]
+        convert = model._tensors
+        model._tensors = lambda batch: _doubled(convert(batch))
+        try:
+            for each in tensors:
+                each.grad, each.data = None, each.data.double()
+            yield
+        finally:
+            model._tensors = convert
+            for each in tensors:
+                each.grad, each.data = None, each.data.float()
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.dtype is torch.float32 else value
+    return {name: _doubled(each) for name, each in value.items()} if isinstance(value, dict) else value
