@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_687,
     "launch": 1_255,
     "loop": 2_928,
-    "models": 5_217,
+    "models": 5_213,
     "ranks": 512,
     "record": 1_285,
     "runs": 2_223,

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-CEILINGS = {"bare": 650, "typical": 1075, "window": 835, "ranks": 2150}
+CEILINGS = {"bare": 645, "typical": 1070, "window": 750, "ranks": 2010}
 """Case -> bytecodes of a step; on several ranks some more, which depend on how often they look for news."""
-
-PARAMETER = 40
-"""For each further parameter on several ranks."""
 
 
 @pytest.fixture
@@ -36,6 +33,6 @@ def test_bytecodes_of_a_step_stay_within_the_budget(count, case):
     assert sum(counted.values()) <= CEILINGS[case], counted
 
 
-def test_a_further_parameter_on_several_ranks_stays_within_its_budget(count):
-    shallow, deep = (sum(count(case).values()) for case in ("ranks", "deep"))
-    assert 0 < deep - shallow <= 2 * PARAMETER + 10  # the ranks look for news at other iterations
+def test_further_parameters_on_several_ranks_cost_nothing(count):
+    shallow, deep = (count(case)["models/step/summed.py"] for case in ("ranks", "deep"))
+    assert 0 < deep == shallow

@@ -30,11 +30,11 @@ from emrun.models.step.halves import compare_halves
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.own import FirstWindow, InAutocast, Own
 from emrun.models.step.plain import Plain
-from emrun.models.step.scaled import Scaled, ScaledGradients
-from emrun.models.step.sharded import ShardedGradients
+from emrun.models.step.scaled import Scaled, ScaledWindows
+from emrun.models.step.sharded import ShardedWindows
 from emrun.models.step.size_search import advise
-from emrun.models.step.summed import SummedGradients
-from emrun.models.step.windows import Gradients, Windows
+from emrun.models.step.summed import SummedWindows
+from emrun.models.step.windows import Windows
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -242,35 +242,38 @@ class TorchModel(ModuleModel):
         """Choose what is done with a train batch, for the whole run."""
         check_count("accumulate", accumulate, minimum=1)
         parts, scale, several = (self, self._optimizers, self._skipped), self._scale, ranks().several
-        self._parts = MicroBatches(self, micro_batch_size) if micro_batch_size is not None else None
-        self._summed: SummedGradients | None = None
-        if accumulate > 1 or self._parts is not None or several:
-            gradients = Gradients() if scale is None else ScaledGradients(scale)
-            if several:
-                is_one = accumulate == 1 and self._parts is None
-                if self._sharding is not None:
-                    self._summed = ShardedGradients(self, ranks(), carries_loss=is_one, sharding=self._sharding)
-                else:
-                    sends = not self._is_own_scheme
-                    self._summed = SummedGradients(self, ranks(), carries_loss=is_one, sends=sends)
-                gradients = self._summed
-            exchanges = self._synchronised is not None or self.is_sharded
-            more: dict[str, Any] = {"parts": self._parts, "exchanges": exchanges}
-            self._updates: Plain = Windows(*parts, gradients=gradients, accumulate=accumulate, **more)
-        else:
+        is_one = accumulate == 1 and micro_batch_size is None
+        self._parts: MicroBatches | None = None
+        self._summed: SummedWindows | None = None
+        if several:
+            how: dict[str, Any] = {"accumulate": accumulate, "ranks": ranks(), "carries_loss": is_one}
+            exchanges = self._synchronised is not None
+            if self._sharding is not None:
+                self._updates: Plain = ShardedWindows(*parts, **how, sharding=self._sharding)
+            else:
+                self._updates = SummedWindows(*parts, **how, sends=not self._is_own_scheme, exchanges=exchanges)
+            self._summed = self._updates
+        elif is_one:
             self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
-        self._step: Plain | Own | InAutocast = self._updates
+        elif scale is None:
+            self._updates = Windows(*parts, accumulate=accumulate)
+        else:
+            self._updates = ScaledWindows(*parts, accumulate=accumulate, scale=scale)
+        self._step: Plain | MicroBatches | Own | InAutocast = self._updates
+        self._weighs: list[Look] = []
+        make = cast("Callable[..., None]", self._updates.update)
+        if isinstance(self._updates, Windows):
+            self._weighs, make = [self._updates.look], self._updates.note
+            if micro_batch_size is not None:
+                self._step = self._parts = MicroBatches(self, self._updates, micro_batch_size)
+                self._weighs.append(self._parts.look)
         if self._is_own_scheme:
             if self._autocast is not None:
-                self._step = InAutocast(self, self._updates, self._autocast, scale)
+                self._step = InAutocast(self, self._step, self._autocast, scale)
             self._step = self._own = Own(self, self._step)
             self.train_step = FirstWindow(self)  # type: ignore[method-assign]
         is_usual = not self._is_own_scheme and type(self).backward is TorchModel.backward
         self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
-        self._weighs: Sequence[Look] = []
-        make = cast("Callable[..., None]", self._updates.update)
-        if isinstance(self._updates, Windows):
-            self._weighs, make = [self._updates.look], self._updates.note
         self._update: Callable[..., None] = make if is_usual else self.update
         self._looks: Sequence[Look] = self._weighs  # what looks at outputs
 
@@ -455,7 +458,9 @@ class TorchModel(ModuleModel):
                 self.write_setting("micro_batch_size", found)
         if not self._is_compared and isinstance(self._updates, Windows):
             self._is_compared = True
-            self._updates.exchanges |= compare_halves(self, inputs, examples_of(batch))
+            gathers = compare_halves(self, inputs, examples_of(batch))
+            if self._summed is not None:
+                self._summed.exchanges |= gathers
 
     def step_values(self) -> Mapping[str, Any]:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
@@ -514,7 +519,7 @@ class TorchModel(ModuleModel):
     def _check_first(self, outputs: Mapping[str, Any]) -> None:
         """Check the first batch of a train stream, before its update."""
         if isinstance(self._updates, Windows) and "loss_weight" in outputs:
-            self._weighs = [self._updates.look_at_loss]
+            self._weighs[0] = self._updates.look_at_loss
         self._looks = self._weighs
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_not
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+gradient_of = attrgetter("grad")
+_kind_of = attrgetter("device", "dtype", "layout")
+_is_there = partial(is_not, None)
+_GRAD, _NONE = repeat("grad"), repeat(None)
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -18,8 +27,12 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
+        set_gradients(group["params"])
+
+
+def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
+    """Set gradients, to None by default, without a step of Python's interpreter for each."""
+    deque(map(setattr, parameters, _GRAD, gradients), maxlen=0)
 
 
 def clears_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -31,17 +44,13 @@ def divide_gradients(optimizer: torch.optim.Optimizer, divisor: float | torch.Te
     """Divide the gradients of an optimizer's parameters in place; a divisor of 0, of gradients that are 0, is 1."""
     if isinstance(divisor, torch.Tensor):
         divisor = divisor.where(divisor != 0, 1)
-    found: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if (gradient := parameter.grad) is None:
-                continue
-            if gradient.layout is torch.strided:
-                found.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-            else:
-                gradient.div_(divisor)  # the operations on lists do not take sparse tensors
-    for gradients in found.values():
-        torch._foreach_div_(gradients, divisor)
+        gradients = list(filter(_is_there, map(gradient_of, group["params"])))
+        if len(set(map(_kind_of, gradients))) == 1 and gradients[0].layout is torch.strided:
+            torch._foreach_div_(gradients, divisor)
+        else:  # the operations on lists do not take sparse tensors
+            for gradient in gradients:
+                gradient.div_(divisor)
 
 
 def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
 from emrun.models.step.plain import TrainStep
 from emrun.models.step.size_search import find_size
+from emrun.models.step.windows import Windows
 from emrun.ranks.parts import Joined, mean, split, weight_of
+from emrun.ranks.shares import rows_in
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,17 +27,19 @@ class MicroBatches:
 
     Args:
         model: a `TorchModel`, whose file needs this one.
+        window: runs each part.
         size: the largest number of examples of a part; `auto` to find it with the first batch.
 
     Raises:
         ArgumentError: the size is neither a positive number nor `auto`.
     """
 
-    def __init__(self, model: Any, size: int | Literal["auto"]) -> None:
+    def __init__(self, model: Any, window: Windows, size: int | Literal["auto"]) -> None:
         if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
             raise ArgumentError("micro_batch_size", message)
-        self._model = model
+        self._model, self._window = model, window
+        self.backward, self.update = window.backward, window.update
         self.size: int | None = None if size == "auto" else size
         """The largest number of examples of a part; None as long as it is not known."""
         self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
@@ -51,27 +56,23 @@ class MicroBatches:
         self.size = find_size(self._model, inputs, examples)
         return self.size
 
-    def splits(self, examples: int) -> bool:
-        """Return whether a batch of some examples is run in parts."""
-        return self.size is not None and examples > self.size
-
-    def run(self, window: Any, train_step: TrainStep, inputs: Mapping[str, Any], examples: int) -> Mapping[str, Any]:
-        """Run the train step on the parts of a batch.
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch, or on each of its parts.
 
         Args:
-            window: the `Windows` that run each part.
             train_step: the train step.
             inputs: source name -> tensor on the model's device, or a mapping of tensors.
-            examples: the number of examples of the batch.
+            batch: the batch.
 
         Returns:
-            The outputs of the batch, detached. The minimised loss of the model is that of the batch.
+            The outputs of the batch, those of parts detached. The minimised loss of the model is that of the batch.
 
         Raises:
             StreamError: the outputs of the parts cannot be joined.
         """
-        model = self._model
-        assert self.size is not None
+        examples, model, window = rows_in(batch), self._model, self._window
+        if self.size is None or examples <= self.size:
+            return window.run(train_step, inputs, batch)
         if not self._has_warned:
             self._has_warned = True
             _warn_of_batch_norm(model.module)
@@ -91,16 +92,11 @@ class MicroBatches:
         window.weight = sum(weight for _, weight in minimised)  # that of the batch, for the mean of ranks
         return joined.outputs()
 
-    def seen(self, outputs: Mapping[str, Any], window: Any) -> Mapping[str, Any]:
-        """Return what hooks see at an update: the outputs of all parts of the batch, detached.
-
-        Args:
-            outputs: those of the current part, which are returned if the window does not end with it.
-            window: the window.
-        """
-        if self._joined is None or not window.is_ending:
-            return outputs
-        return self._joined.with_last(outputs, weight_of(outputs, self._joined.counts[-1]))
+    def look(self, outputs: Mapping[str, Any]) -> None:
+        """Show hooks the outputs of the whole batch, detached, at an update, not only those of its last part."""
+        if self._joined is not None and self._window.is_ending:
+            weight = weight_of(outputs, self._joined.counts[-1])
+            self._model.step_outputs = self._joined.with_last(outputs, weight)
 
 
 def _taken(model: Any) -> list[Tensor]:

@@ -16,6 +16,7 @@ from emrun.models.optimizer import parameters_of
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.gradients import Traces
 from emrun.models.step.loss_scale import LossScale
+from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep
 from emrun.models.step.windows import Windows
 from emrun.ranks.group import ranks
@@ -102,30 +103,19 @@ class FirstWindow:
         update(optimizer, *args, **kwargs)
 
 
-class Wrapped:
-    """Another step, with what a subclass needs around its `train_step`.
+class Own:
+    """Another step, for a `train_step` that may step its optimizers itself.
 
     Args:
         model: a `TorchModel`, whose file needs this one.
         step: the other step.
     """
 
-    def __init__(self, model: Any, step: Plain | InAutocast) -> None:
-        self._model, self._step = model, step
-
-    def backward(self, loss: Tensor, of: Parameters = None) -> None:
-        """Add the gradients of a loss to those of some parameters; of all by default."""
-        self._step.backward(loss, of)
-
-    def update(self, optimizer: Any, closure: Closure | None = None) -> None:
-        """Make an update, or note that the window makes it at its end."""
-        self._step.update(optimizer, closure)
-
-
-class Own(Wrapped):
-    """Another step, for a `train_step` that may step its optimizers itself."""
-
     _traces: Traces | None = None
+
+    def __init__(self, model: Any, step: Plain | MicroBatches | InAutocast) -> None:
+        self._model, self._step = model, step
+        self.backward, self.update = step.backward, step.update
 
     def has_updated(self) -> bool:
         """Return whether an optimizer has stepped, or a parameter has changed, since the last batch began."""
@@ -153,7 +143,7 @@ class Own(Wrapped):
         return outputs
 
 
-class InAutocast(Wrapped):
+class InAutocast:
     """Another step, whose `train_step` runs in 16 bits, except for gradients and updates.
 
     Args:
@@ -163,9 +153,8 @@ class InAutocast(Wrapped):
         scale: the scale of the loss in float16.
     """
 
-    def __init__(self, model: Any, step: Plain, autocast: Autocast, scale: LossScale | None) -> None:
-        super().__init__(model, step)
-        self._autocast, self._scale = autocast, scale
+    def __init__(self, model: Any, step: Plain | MicroBatches, autocast: Autocast, scale: LossScale | None) -> None:
+        self._model, self._step, self._autocast, self._scale = model, step, autocast, scale
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch, or on each of its parts."""

@@ -17,7 +17,13 @@ from emrun.hook import UpdateSkipped
 from emrun.models.optimizer import learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
-from emrun.models.step.gradients import all_parameters, clear_gradients, clears_itself, parameters_beside
+from emrun.models.step.gradients import (
+    all_parameters,
+    clear_gradients,
+    clears_itself,
+    parameters_beside,
+    set_gradients,
+)
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.schedule_plan import log_plan
 
@@ -138,22 +144,16 @@ class Plain:
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
         self._clear_more = [each.zero_grad for each in optimizers if clears_itself(each)]
         if self._others:
-            self._clear_more.append(self._clear_others)
+            self._clear_more.append(partial(set_gradients, self._others))
         self._cleared = [each for each in optimizers if not clears_itself(each)]
 
     def clear(self) -> None:
         """Clear the gradients."""
         for optimizer in self._cleared:
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        if self._clear_more:
-            for clear in self._clear_more:
-                clear()
-
-    def _clear_others(self) -> None:
-        for parameter in self._others:
-            parameter.grad = None
+                set_gradients(group["params"])
+        for clear in self._clear_more:
+            clear()
 
     def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
         """Make an update with the current gradients; hooks are called before and after.

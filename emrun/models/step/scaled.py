@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from emrun.base.types import Batch
+from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
-from emrun.models.step.windows import Gradients
+from emrun.models.step.windows import Windows
 
 
 class Scaled(Plain):
@@ -48,31 +49,34 @@ class Scaled(Plain):
         self._scale.clear()
 
 
-class ScaledGradients(Gradients):
-    """Scales the losses of a window, and divides its gradients by the scale and by the weight of the window.
+class ScaledWindows(Windows):
+    """Adds up the gradients of scaled losses, and divides them by the scale and by the weight of the window.
 
     Args:
         scale: the scale of the loss.
     """
 
-    def __init__(self, scale: LossScale) -> None:
+    def __init__(self, *arguments: Any, accumulate: int, scale: LossScale) -> None:
+        super().__init__(*arguments, accumulate=accumulate)
         self._scale = scale
 
-    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
-        """Add the gradients of a part of the window."""
-        backward(self._scale.scaled(self._scale.weighted(loss, weight)), of)
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of the weighted and scaled loss to those of some parameters; of all by default."""
+        backward(self._scale.scaled(self._scale.weighted(loss, self.weight)), of)
 
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor, rows: int) -> bool:
+    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window; return whether all of them are finite."""
         is_finite = self._scale.unscale(optimizer)
         unit = self._scale.unit
-        super().complete(optimizer, weight if unit is None else weight / unit, rows)
+        divide_gradients(optimizer, weight if unit is None else weight / unit)
         return is_finite
 
-    def end(self) -> None:
-        """End the window: the scale changes."""
+    def step_schedules(self) -> None:
+        """Step the schedules at the end of a window, and change the scale."""
         self._scale.end()
+        super().step_schedules()
 
     def clear(self) -> None:
-        """Forget a window that has begun."""
+        """Clear the gradients, and forget a window that has begun."""
+        super().clear()
         self._scale.clear()

@@ -11,7 +11,7 @@ from emrun.base.errors import StreamError
 from emrun.models.optimizer import parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.plain import Parameters, backward
-from emrun.models.step.summed import SummedGradients
+from emrun.models.step.summed import SummedWindows
 from emrun.ranks.group import Ranks, answered
 from emrun.ranks.parts import weighted
 from emrun.ranks.pieces import piece
@@ -19,27 +19,25 @@ from emrun.ranks.pieces import piece
 _EXTRA = 3  # numbers before the flags: the weight, the loss times the weight, the number of rows
 
 
-class ShardedGradients(SummedGradients):
+class ShardedWindows(SummedWindows):
     """Divides the gradients of a window, which `fully_shard` has summed, by the weight of the window on all ranks.
 
     Args:
-        model: a `TorchModel`, which knows the loss of this rank.
-        ranks: the ranks.
-        carries_loss: whether the sums of an update also have the loss: if a window has one part.
         sharding: knows which parameters have got a gradient.
     """
 
-    def __init__(self, model: Any, ranks: Ranks, *, carries_loss: bool, sharding: Sharding) -> None:
-        super().__init__(model, ranks, carries_loss=carries_loss, sends=False)
+    def __init__(self, *arguments: Any, sharding: Sharding, **how: Any) -> None:
+        super().__init__(*arguments, **how, sends=False, exchanges=True)
         self._sharding = sharding
 
-    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
-        """Add the gradients of a part of the window; a rank without rows takes part with the weight 0."""
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of the weighted loss; a rank without rows takes part with the weight 0."""
         with answered():
-            backward(weighted(loss, torch.as_tensor(weight)), of)
+            backward(weighted(loss, torch.as_tensor(self.weight)), of)
 
     def clear(self) -> None:
-        """Forget a window that has begun."""
+        """Clear the gradients, and forget a window that has begun."""
+        super().clear()
         self._sharding.given.clear()
 
     def _sums_of(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -62,8 +60,8 @@ class ShardSums:
     def __init__(self, parameters: dict[str, torch.nn.Parameter], ranks: Ranks, given: set[str]) -> None:
         self._parameters, self._ranks, self._given = parameters, ranks, given
 
-    def reduce(self, weight: float | Tensor, loss: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-        """Sum the weights and the losses over all ranks; a parameter without a gradient on any rank gets None.
+    def reduce(self, weight: float | Tensor, loss: Tensor | None = None, rows: int = 1) -> Tensor:
+        """Divide the gradients by the sum of the weights, unless this is 0; one that no rank has given becomes None.
 
         Args:
             weight: the weight of the examples of this rank in the window.
@@ -71,7 +69,7 @@ class ShardSums:
             rows: the number of these examples.
 
         Returns:
-            The sum of the weights of all ranks, and the mean of their losses, both of shape ().
+            The mean of the losses of all ranks, of shape ().
 
         Raises:
             StreamError: no rank has an example.
@@ -91,11 +89,7 @@ class ShardSums:
                 if not flag:
                     parameter.grad = None  # as in one process; the sum has zeros
         total = extra[0].clone()
-        return total, extra[1] / total
-
-    def divide(self, divisor: Tensor) -> None:
-        """Divide the sums in place; a divisor of 0, of gradients that are 0, is 1."""
-        divisor = divisor.where(divisor != 0, 1)
         grads = [piece(each.grad) for each in self._parameters.values() if each.grad is not None]
         if grads:
-            torch._foreach_div_(grads, divisor.to(grads[0].device))
+            torch._foreach_div_(grads, total.where(total != 0, 1).to(grads[0].device))  # 0 is of gradients that are 0
+        return extra[1] / total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -13,61 +13,91 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.types import Batch
+from emrun.models.laziness import in_evaluation_mode
 from emrun.models.optimizer import parameters_of
-from emrun.models.step.plain import Parameters, backward
-from emrun.models.step.windows import Gradients
+from emrun.models.step.gradients import gradient_of, set_gradients
+from emrun.models.step.plain import Closure, Parameters, TrainStep, backward, refuse_closure
+from emrun.models.step.windows import Windows
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
+from emrun.ranks.shares import rows_in
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
 _PARTS = 4  # buckets of a small model
 _EXTRA = 3  # numbers before the flags: the weight, the loss times the weight, the number of rows
 _STRIDED = {torch.strided}
-_gradient_of, _layout_of, _is_trained = map(attrgetter, ("grad", "layout", "requires_grad"))
+_layout_of, _is_trained = map(attrgetter, ("layout", "requires_grad"))
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
 
 
-class SummedGradients(Gradients):
+class SummedWindows(Windows):
     """Sums the gradients of a window over all ranks, and divides them by the weight of the window on all ranks.
 
     Args:
-        model: a `TorchModel`, which knows the loss of this rank.
         ranks: the ranks.
         carries_loss: whether the sums of an update also have the loss: if a window has one part.
         sends: whether the gradients of the only optimizer may be sent while others are calculated: several optimizers,
             and a subclass that trains in its own way, could send in another order on each rank.
+        exchanges: whether forward and backward exchange messages, so that a rank without rows runs both, too.
     """
 
-    def __init__(self, model: Any, ranks: Ranks, *, carries_loss: bool, sends: bool) -> None:
-        self._model, self._ranks, self._carries_loss, self._sends = model, ranks, carries_loss, sends
+    def __init__(
+        self, *arguments: Any, accumulate: int, ranks: Ranks, carries_loss: bool, sends: bool, exchanges: bool
+    ) -> None:
+        super().__init__(*arguments, accumulate=accumulate)
+        self._ranks, self._carries_loss, self._sends, self.exchanges = ranks, carries_loss, sends, exchanges
+        self._examples = self._rows = 0  # of the current part, and of the window so far
         self._sums: dict[torch.optim.Optimizer, GradientSums] = {}
+        self._only: torch.optim.Optimizer | None = None  # whose gradients are sent during the backward pass
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a deep copy gets: it has other parameters."""
-        return {**vars(self), "_sums": {}}
+    def list_optimizers(self) -> None:
+        """Note which optimizers there are."""
+        super().list_optimizers()
+        self._only = self._model.optimizer if self._sends else None
 
-    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
-        """Add the gradients of a part of the window; send those of the last part as they arrive."""
-        if is_last and self._sends and self._model.optimizer is not None:
-            self._sums_of(self._model.optimizer).begin_backward()
-        backward(loss * weight, of)
+    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on the rows of this rank."""
+        rows, module = rows_in(batch), self._model.module
+        if rows or self.exchanges or not module.training:
+            return self.run_part(train_step, inputs, rows)
+        with in_evaluation_mode(module):  # no statistics of a row that counts nothing
+            return self.run_part(train_step, inputs, 0)
 
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor, rows: int) -> bool:
+    def run_part(
+        self, train_step: TrainStep, inputs: Mapping[str, Tensor], examples: int, *, is_last: bool = True
+    ) -> Mapping[str, Any]:
+        """Run the train step on a part of a window; see `Windows`."""
+        self._examples = examples
+        self._rows = self._rows + examples if self.is_open else examples
+        return super().run_part(train_step, inputs, examples, is_last=is_last)
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of the weighted loss; those of the last part are sent as they arrive."""
+        if self._examples or self.exchanges:
+            if self.is_ending and self._only is not None:
+                self._sums_of(self._only).begin_backward()
+            backward(loss * self.weight, of)
+
+    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
+        """Note that the window makes an update at its end; see `Windows`."""
+        refuse_closure(closure, "optimizer", "several ranks")
+        super().update(optimizer)
+
+    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window on all ranks."""
         loss = self._model._minimised if self._carries_loss else None
-        sums = self._sums_of(optimizer)
-        total, mean = sums.reduce(weight, loss, rows)
+        mean = self._sums_of(optimizer).reduce(weight, loss, self._rows)
         self._mean_loss = mean if loss is not None else None
-        sums.divide(total)
         return True
 
     def take_mean(self, *_: Any) -> None:
         """Give the model the mean loss of the current batch on all ranks; all ranks call this."""
         loss, mean, self._mean_loss = self._model._minimised, self._mean_loss, None
         if mean is None and loss is not None:
-            weight = torch.as_tensor(self._model._updates.weight).to(loss)
+            weight = torch.as_tensor(self.weight).to(loss)
             sums = torch.stack([weighted(loss, weight), weight])
             self._ranks.add_up(sums)
             mean = sums[0] / sums[1]
@@ -75,9 +105,10 @@ class SummedGradients(Gradients):
 
     def _sums_of(self, optimizer: torch.optim.Optimizer) -> GradientSums:
         """Return the sums of the gradients of an optimizer over all ranks."""
-        if optimizer not in self._sums:
-            self._sums[optimizer] = GradientSums(parameters_of(optimizer), self._ranks)
-        return self._sums[optimizer]
+        sums = self._sums.get(optimizer)
+        if sums is None:
+            sums = self._sums[optimizer] = GradientSums(parameters_of(optimizer), self._ranks)
+        return sums
 
 
 class _Bucket:
@@ -102,15 +133,16 @@ class _Bucket:
             )
         ]
         """For each gradient its part of the bucket, of the same shape."""
-        self._end: Callable[[], None] = lambda: None
+        self.receive: Callable[[], None] = lambda: None
+        """Waits for the sums."""
 
     def send(self, ranks: Ranks) -> None:
         """Begin to add up the gradients, of which some may be missing."""
-        grads = list(map(_gradient_of, self.members))
+        grads = list(map(gradient_of, self.members))
         is_complete = NoneType not in set(map(type, grads))
         if is_complete and set(map(_layout_of, grads)) == _STRIDED:  # the usual case
             torch._foreach_copy_(self.views, grads)
-            self._end = ranks.begin_sum(self._flat)
+            self.receive = ranks.begin_sum(self._flat)
             return
         if any(each is not None and each.layout is not torch.strided for each in grads):
             message = "a gradient is sparse, which several ranks do not support; set sparse=False"
@@ -120,11 +152,7 @@ class _Bucket:
             torch._foreach_copy_([view for view, _ in given], [grad for _, grad in given])
         if len(given) < len(grads):
             torch._foreach_zero_([view for view, grad in zip(self.views, grads, strict=True) if grad is None])
-        self._end = ranks.begin_sum(self._flat)
-
-    def receive(self) -> None:
-        """Wait for the sums."""
-        self._end()
+        self.receive = ranks.begin_sum(self._flat)
 
 
 def _like(part: Tensor, parameter: Tensor) -> Tensor:
@@ -153,7 +181,8 @@ class GradientSums:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
         self._parameters = parameters
         self._ranks = ranks
-        self._trained: list[torch.nn.Parameter] = []
+        self._trained: list[torch.nn.Parameter] = []  # in the order of the buckets
+        self._views: Sequence[Tensor | None] = []  # their parts of the buckets
         self._are_trained: list[bool] = []  # of all parameters, at that time
         self._buckets: list[_Bucket] = []
         self._extra: Tensor | None = None  # the weight, the loss and the flags, in the last bucket; None without it
@@ -174,8 +203,8 @@ class GradientSums:
             bucket.waiting.update(bucket.members)
         self._listens = True
 
-    def reduce(self, weight: float | Tensor, loss: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-        """Replace the gradients by the sums over all ranks.
+    def reduce(self, weight: float | Tensor, loss: Tensor | None = None, rows: int = 1) -> Tensor:
+        """Replace the gradients by their sums over all ranks, divided by the sum of the weights unless this is 0.
 
         Args:
             weight: the weight of the examples of this rank in the window.
@@ -183,21 +212,22 @@ class GradientSums:
             rows: the number of these examples.
 
         Returns:
-            The sum of the weights of all ranks, and the mean of their losses, both of shape ().
+            The mean of the losses of all ranks, of shape ().
 
         Raises:
             ArgumentError: a gradient is sparse.
             StreamError: no rank has an example.
         """
-        if self._listens and not self._has_looked:
+        if not self._listens:
+            self._lay_out()
+        elif not self._has_looked:
             self._has_looked = self._sends = True
         self._listens = False
-        self._lay_out()
         count = len(self._trained)
         extra = self._extra if self._extra is not None else torch.zeros(_EXTRA + count, dtype=torch.float64)
-        grads = list(map(_gradient_of, self._trained))
+        grads = list(map(gradient_of, self._trained))
         extra[0] = weight
-        extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
+        extra[1] = 0.0 if loss is None else weighted(loss, weight)
         extra[2] = rows
         is_complete = NoneType not in set(map(type, grads))
         extra[_EXTRA:] = 1.0 if is_complete else torch.tensor([each is not None for each in grads])
@@ -210,28 +240,16 @@ class GradientSums:
         self._next = 0
         if not rows and not extra[2]:  # this waits for the device, on ranks without rows
             raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
+        sums = self._views
         if not is_complete:  # another rank may have a gradient where this one has none
-            self._take_given((extra[_EXTRA:] > 0).tolist())
-        else:
-            for bucket in self._buckets:
-                for parameter, view in zip(bucket.members, bucket.views, strict=True):
-                    parameter.grad = view
+            are_given = (extra[_EXTRA:] > 0).tolist()
+            sums = [each if is_given else None for each, is_given in zip(sums, are_given, strict=True)]
+        set_gradients(self._trained, sums)
         total = extra[0].clone()
-        return total, extra[1] / total
-
-    def divide(self, divisor: Tensor) -> None:
-        """Divide the sums in place; a divisor of 0, of gradients that are 0, is 1."""
-        divisor = divisor.where(divisor != 0, 1)
+        divisor = total.where(total != 0, 1)  # of gradients that are 0, it is 1
         for bucket in self._buckets:
             bucket.sums.div_(divisor)
-
-    def _take_given(self, is_given: list[bool]) -> None:
-        """Take the sums of those parameters that have a gradient on any rank."""
-        given = {id(each) for each, is_one in zip(self._trained, is_given, strict=True) if is_one}
-        for bucket in self._buckets:
-            for parameter, view in zip(bucket.members, bucket.views, strict=True):
-                if id(parameter) in given:
-                    parameter.grad = view
+        return extra[1] / total
 
     def _lay_out(self) -> None:
         """Lay out the buckets for the parameters that are trained now: a hook may freeze some, or thaw them."""
@@ -239,7 +257,7 @@ class GradientSums:
         if are_trained == self._are_trained:
             return
         self._are_trained = are_trained
-        trained = self._trained = list(compress(self._parameters, are_trained))
+        trained = list(compress(self._parameters, are_trained))
         for handle in self._handles:
             handle.remove()
         size = sum(each.numel() * each.element_size() for each in trained)
@@ -259,6 +277,8 @@ class GradientSums:
         if last is not None:
             groups = [*(each for each in groups if each is not last), last]
         self._buckets = [_Bucket(each, (_EXTRA + len(trained)) * (each is last)) for each in groups]
+        self._trained = [each for group in groups for each in group]
+        self._views = [view for bucket in self._buckets for view in bucket.views]
         self._extra = self._buckets[-1].extra if last is not None else None
         self._handles = [
             each.register_post_accumulate_grad_hook(partial(self._take, bucket))  # type: ignore[no-untyped-call]
@@ -270,8 +290,8 @@ class GradientSums:
         """Note that the gradient of a parameter is calculated; send what is complete, but not the last bucket."""
         if self._listens and parameter in bucket.waiting:
             bucket.waiting.remove(parameter)
-            if not bucket.waiting:
-                self._send_complete()
+            while self._sends and self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
+                self._send()
         elif self._listens:
             self._take_again(bucket)
 
@@ -285,10 +305,6 @@ class GradientSums:
                 "call torch.utils.checkpoint with use_reentrant=False",
             )
         self._sends = False
-
-    def _send_complete(self) -> None:
-        while self._sends and self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
-            self._send()
 
     def _send(self) -> None:
         self._buckets[self._next].send(self._ranks)

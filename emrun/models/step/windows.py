@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,31 +10,10 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import examples_of
 from emrun.base.types import Batch
-from emrun.models.laziness import in_evaluation_mode
 from emrun.models.step.gradients import divide_gradients
-from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
-from emrun.ranks.shares import rows_in
-
-
-class Gradients:
-    """The gradients of a window: the losses are weighted, and the gradients divided by the sum of the weights."""
-
-    def backward(self, loss: Tensor, weight: float | Tensor, of: Parameters, *, is_last: bool) -> None:
-        """Add the gradients of a part of the window, whose loss has a weight."""
-        backward(loss * weight, of)
-
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor, rows: int) -> bool:
-        """Make the gradients those of the mean loss of the window; return whether they can be used."""
-        divide_gradients(optimizer, weight)
-        return True
-
-    def end(self) -> None:
-        """End the window."""
-
-    def clear(self) -> None:
-        """Forget a window that has begun."""
 
 
 class Windows(Plain):
@@ -44,41 +24,29 @@ class Windows(Plain):
     know before.
 
     Args:
-        gradients: what is done with the gradients.
         accumulate: the number of batches of a window.
-        parts: runs a batch in parts; None to run it at once.
-        exchanges: whether forward and backward exchange messages, so that a rank without rows runs both, too.
     """
 
-    def __init__(
-        self, *arguments: Any, gradients: Gradients, accumulate: int, parts: MicroBatches | None, exchanges: bool
-    ) -> None:
+    def __init__(self, *arguments: Any, accumulate: int) -> None:
         super().__init__(*arguments)
-        self._gradients, self._accumulate, self._parts = gradients, accumulate, parts
-        self.exchanges = exchanges
+        self._accumulate = accumulate
         self.weight: float | Tensor = 1.0
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self.is_ending = False
         """Whether the window ends with the current part."""
         self._batches = 0  # of the window that have begun
-        self._examples = self._rows = 0  # of the current part, and of the window so far
-        self._pending: dict[torch.optim.Optimizer, float | Tensor] = {}  # those to step at the end, and their weights
+        self._pending: dict[torch.optim.Optimizer, float | Tensor] = defaultdict(float)
+        """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
-        begun = {"is_open": False, "is_ending": False, "_batches": 0, "_pending": {}, "_asked": set()}
+        begun = {"is_open": False, "is_ending": False, "_batches": 0, "_pending": defaultdict(float), "_asked": set()}
         return {**super().__getstate__(), **begun}
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
-        """Run the train step on a batch, or on each of its parts."""
-        examples = rows_in(batch)
-        if not examples and not self.exchanges and self._model.module.training:
-            with in_evaluation_mode(self._model.module):  # no statistics of a row that counts nothing
-                return self.run_part(train_step, inputs, examples)
-        if self._parts is not None and self._parts.splits(examples):
-            return self._parts.run(self, train_step, inputs, examples)
-        return self.run_part(train_step, inputs, examples)
+        """Run the train step on a batch."""
+        return self.run_part(train_step, inputs, examples_of(batch))
 
     def run_part(
         self, train_step: TrainStep, inputs: Mapping[str, Tensor], examples: int, *, is_last: bool = True
@@ -94,10 +62,7 @@ class Windows(Plain):
         if not self.is_open:
             self.clear()
             self.is_open = True
-            self._rows = 0
         self._batches += is_last
-        self._rows += examples
-        self._examples = examples
         self._asked.clear()
         self.is_ending = self._batches == self._accumulate
         self.weight = float(examples)
@@ -107,14 +72,9 @@ class Windows(Plain):
         return outputs
 
     def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
-        """Take the sum of the examples' weights, if they have any, for the weight of the current part.
-
-        Hooks get the outputs of the whole batch, not only those of its last part.
-        """
+        """Take the sum of the examples' weights, if they have any, for the weight of the current part."""
         if name in outputs and isinstance(weights := outputs[name], Tensor) and self.weight:
             self.weight = weights.detach().sum()
-        if self._parts is not None:
-            self._model.step_outputs = self._parts.seen(outputs, self)
 
     def look_at_loss(self, outputs: Mapping[str, Any]) -> None:
         """Take the weights of the loss alone; for a stream whose first batch has them."""
@@ -122,8 +82,7 @@ class Windows(Plain):
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss to those of some parameters; of all by default."""
-        if self._examples or self.exchanges:
-            self._gradients.backward(loss, self.weight, of, is_last=self.is_ending)
+        backward(loss * self.weight, of)
 
     def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
         """Note that the window makes an update at its end; make it now if this is the last part.
@@ -132,8 +91,7 @@ class Windows(Plain):
             ArgumentError: there is no such optimizer, or a window gets two updates of it.
         """
         key = "accumulate" if self._accumulate > 1 else "micro_batch_size"
-        several_ranks = self._accumulate == 1 and self._parts is None
-        refuse_closure(closure, *(("optimizer", "several ranks") if several_ranks else (key,)))
+        refuse_closure(closure, key)
         optimizer = self._optimizers.named(optimizer)
         if optimizer in self._asked:
             name = next((each.name for each in self._optimizers.members if each.optimizer is optimizer), "")
@@ -149,13 +107,18 @@ class Windows(Plain):
         """Note, once for each part, that the window makes an update; make it now if this is the last part."""
         if optimizer is None:
             optimizer = self._optimizers.named(None)  # raises the error
-        self._pending[optimizer] = self._pending.get(optimizer, 0.0) + self.weight
+        self._pending[optimizer] += self.weight
         if self.is_ending:
             self._make(optimizer)
 
     def _make(self, optimizer: torch.optim.Optimizer) -> None:
-        self.is_skipping = not self._gradients.complete(optimizer, self._pending.pop(optimizer), self._rows)
-        super().update(optimizer, reason=NOT_FINITE if self.is_skipping else None)
+        self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
+        Plain.update(self, optimizer, None, NOT_FINITE if self.is_skipping else None)
+
+    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
+        """Make the gradients those of the mean loss of the window; return whether they can be used."""
+        divide_gradients(optimizer, weight)
+        return True
 
     def finish(self) -> None:
         """End the window, if one is open: make the updates that are due."""
@@ -164,12 +127,10 @@ class Windows(Plain):
         self.is_ending, self.is_open, self._batches = False, False, 0
         while self._pending:
             self._make(next(iter(self._pending)))
-        self._gradients.end()
         self.step_schedules()
 
     def clear(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
         super().clear()
-        self._gradients.clear()
         self.is_open, self._batches = False, 0
         self._pending.clear()
