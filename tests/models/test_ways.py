@@ -22,13 +22,13 @@ def test_each_way_is_off_in_the_block_and_on_again_after_an_error(model):
     call, compiled = model._call, model.module._compiled_call_impl
     with pytest.raises(RuntimeError, match="in the block"), model.ways.without(keys):
         assert model.module._compiled_call_impl is None
-        assert not model._parts.splits(4)
+        assert model._parts.size is None
         assert recomputed(model.module) == []
         with model._autocast.on():
             assert part(torch.ones(1, 2)).dtype is torch.float32
         raise RuntimeError("in the block")
     assert (model._call, model.module._compiled_call_impl) == (call, compiled)
-    assert model._parts.splits(4)
+    assert model._parts.size == 2
     assert recomputed(model.module) == [part]
     with model._autocast.on():
         assert part(torch.ones(1, 2)).dtype is torch.bfloat16
