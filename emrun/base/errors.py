@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -282,9 +283,35 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
         inputs: its inputs as they are shown, e.g. `x: float32 (32, 10)`.
     """
     if not isinstance(error, EmrunError) and not getattr(error, "has_inputs", False):
-        limit = _limit_of(error) if str(error).startswith(("Target ", "index out of range in self")) else ""
-        error.add_note(f"{what} got {listed(list(inputs))}{limit}")
+        shown = list(inputs)
+        error.add_note(f"{what} got {listed(shown)}{_way_out(error, shown)}")
         error.__dict__["has_inputs"] = True
+
+
+_FLOAT32 = "make {0} float32 in the dataset, or write {{PARAMETER: {{source: {0}, dtype: float32}}}} in model.inputs"
+_WAYS_OUT = (
+    ("expected target dtype to be Long|scalar type Long but found", "float", -1,
+     "classes are whole numbers: make {0} int64 in the dataset"),
+    ("following scalar types: Long", "float", 0, "indices are whole numbers: make {0} int64 in the dataset"),
+    ("multi-target not supported", "", -1, "classes have the shape (B,), not (B, 1): write {0}[:, 0] in the dataset"),
+    ("cast to the desired output type Long|Found dtype Long but", "int", -1, "{0} has whole numbers: " + _FLOAT32),
+    (r"got Long and|found Long|type \(long|mixed dtype|for 'Long'|input dtype \(torch.int64", "int", 0,
+     "{0} has whole numbers: " + _FLOAT32),
+    (r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x", "", 0,
+     "a linear layer with in_features {2} got a last axis of {1}: set in_features: {1}, or change what it gets"),
+    (r"arget size \(torch.Size\(\[(.*)\]\)\) .* input size \(torch.Size\(\[(.*)\]\)", "", -1,
+     "in the dataset, give {0} the shape ({2}) of the output"),
+)  # fmt: skip
+"""Pattern of a message of torch, the dtype of the input that it is about, which of several it is, and what to write."""
+
+
+def _way_out(error: Exception, inputs: Sequence[str]) -> str:
+    """Return what to write after an error of torch about its inputs; nothing for other errors."""
+    for pattern, dtype, index, advice in _WAYS_OUT:
+        names = [each.partition(":")[0] for each in inputs if f": {dtype}" in each]
+        if names and (found := re.search(pattern, str(error))):
+            return f"; {advice.format(names[index], *found.groups())}"
+    return _limit_of(error) if str(error).startswith(("Target ", "index out of range in self")) else ""
 
 
 _LIMITS = {"cross_entropy": ("input", 1), "nll_loss": ("input", 1), "embedding": ("weight", 0)}

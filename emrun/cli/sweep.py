@@ -17,7 +17,7 @@ from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
 from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
-from emrun.cli.failures import tell_json
+from emrun.cli.failures import tell_json, users_code
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
 
@@ -93,7 +93,7 @@ def sweep(
     search = _search(trials, loaded)
     command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
     if dry_run:
-        return _print_commands(trials, search, command, as_json=as_json)
+        return _print_commands(trials, search, command, loaded, as_json=as_json)
     ending = None
     if not shows_status:
         with only_json(as_json):
@@ -165,8 +165,32 @@ def command_of(command: Sequence[str], trial: Trial) -> list[str]:
     return [*command, *trial.overrides, "--output-dir", str(trial.directory), "--auto-resume"]
 
 
-def _print_commands(trials: Trials, search: Search | None, command: Sequence[str], *, as_json: bool) -> int:
-    """Print the commands of the trials that are not finished."""
+def _place_of_objective(loaded: Config) -> str:
+    node = loaded.root.get("sweep", "objective")
+    return str(Problem(None if node is None else node.position, "sweep.objective", ""))
+
+
+def _build_one(loaded: Config, trial: Trial, objective: str) -> None:
+    """Build a trial, without a run, and check that one of its hooks writes the objective.
+
+    Raises:
+        UsageError: no hook does.
+    """
+    from emrun.cli.trial_checks import check_objective
+    from emrun.config.plan import with_statistics
+
+    import_torch()
+    from emrun.diagnosis.tryout import build_apart
+
+    with users_code():
+        training = build_apart(with_statistics(loaded.without("sweep").overridden(trial.overrides)))
+    check_objective(training, objective, _place_of_objective(loaded))
+
+
+def _print_commands(
+    trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, as_json: bool
+) -> int:
+    """Print the commands of the trials that are not finished; an objective must be one that the first of them has."""
     from emrun.launch.jobs import THREADS, threads_per_job
     from emrun.launch.results import DONE, result_of
     from emrun.launch.sweep import planned
@@ -177,7 +201,10 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
     threads = threads_per_job(settings.jobs)
     before = "" if threads is None else f"{THREADS}={threads} "
     every = (trial for experiment in planned(trials, settings, search) for trial in experiment.trials)
-    left = [command_of(command, trial) for trial in every if result_of(trial, settings).status not in DONE]
+    missing = [trial for trial in every if result_of(trial, settings).status not in DONE]
+    if settings.objective is not None and missing:
+        _build_one(loaded, missing[0], settings.objective)
+    left = [command_of(command, trial) for trial in missing]
     if as_json:
         print_json({"commands": [["emrun", *each] for each in left]})
     for each in () if as_json else left:
@@ -191,8 +218,7 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: 
 
     first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
-    node = loaded.root.get("sweep", "objective")
-    place = str(Problem(None if node is None else node.position, "sweep.objective", ""))
+    place = _place_of_objective(loaded)
 
     def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
         return arguments(command_of(command, trial), trial.directory, trials.settings.objective, place, ends_sweep)

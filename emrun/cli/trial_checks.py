@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emrun.base.errors import EmrunError, HookError, StorageError
+from emrun.base.errors import EmrunError, HookError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from emrun.config.config import Config
@@ -29,6 +29,22 @@ class Sweep:
 
     def __init__(self, objective: str) -> None:
         self.monitors = (objective,)
+
+
+def check_objective(training: Training, objective: str | None, place: str) -> None:
+    """Check that a hook of a training writes the objective of a sweep, which stands at a place.
+
+    Raises:
+        UsageError: no hook does.
+    """
+    from emrun.epoch_data import check_monitors
+
+    loop = training.main_loop
+    try:
+        streams = [loop.train_stream_name, *loop.extra_streams]
+        check_monitors([*loop.hooks, training.model, *([Sweep(objective)] if objective is not None else [])], streams)
+    except HookError as error:
+        raise UsageError(f"{place}: {error}") from error
 
 
 class TrialChecks:
@@ -56,19 +72,14 @@ class TrialChecks:
 
     def check_training(self, training: Training) -> None:
         """Check that a hook writes the objective of the sweep, before the training begins."""
-        from emrun.epoch_data import check_monitors
         from emrun.training.create import remove
 
-        loop = training.main_loop
-        if self._objective is None:
-            return
         try:
-            streams = [loop.train_stream_name, *loop.extra_streams]
-            check_monitors([*loop.hooks, training.model, Sweep(self._objective)], streams)
-        except HookError as error:
-            if loop.run is not None:
-                remove(loop.run)
-            raise _WrongSweep(f"{self._place}: {error}") from error
+            check_objective(training, self._objective, self._place)
+        except UsageError as error:
+            if (run := training.main_loop.run) is not None:
+                remove(run)
+            raise _WrongSweep(str(error)) from error
 
     def note_failure(self, error: BaseException) -> None:
         """Tell the sweep if the other trials would fail with the error, too."""

@@ -105,6 +105,17 @@ def try_out(config: Config) -> dict[str, Any]:
         return {**report, "schedule": shown, "initial_weights": initial}
 
 
+def build_apart(config: Config) -> Training:
+    """Return what a config builds, apart from any run: its directory is temporary and gone.
+
+    Raises:
+        ConfigError: the config cannot be used.
+        BaseException: any error that the dataset, the model or a hook raises.
+    """
+    with _apart(), TemporaryFolder("check") as place:
+        return assemble(Plan.of(config.with_defaults({"seed": 0}), Imported()), place, Run(place))
+
+
 def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping[str, Any] | None]:
     """Build the model once more, in a separate main loop, so that no hook gets its events.
 

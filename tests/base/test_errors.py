@@ -1,9 +1,11 @@
 """Errors: positions, messages, exit statuses."""
 
 import pytest
+import torch
+from torch.nn import functional
 
 from emrun.base import errors
-from emrun.base.errors import ConfigError, Position, Problem, exit_status
+from emrun.base.errors import ConfigError, Position, Problem, add_inputs, exit_status
 from emrun.hook import TrainingAborted
 from emrun.loop.outcome import Outcome
 
@@ -103,3 +105,43 @@ def test_a_failure_of_the_disk_is_an_os_error():
 def test_an_argument_error_names_the_argument():
     error = errors.ArgumentError("lr", "is wrong")
     assert (error.argument, error.message, str(error)) == ("lr", "is wrong", "lr: is wrong")
+
+
+FLOATS, WHOLE = torch.ones(4, 3), torch.ones(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "way_out"),
+    [
+        (lambda: functional.cross_entropy(FLOATS, torch.ones(4)), "classes are whole numbers: make y int64"),
+        (
+            lambda: functional.cross_entropy(FLOATS, WHOLE[:, None]),
+            "classes have the shape (B,), not (B, 1): write y[:, 0]",
+        ),
+        (lambda: torch.nn.Linear(1, 2)(WHOLE[:, None]), "y has whole numbers: make y float32 in the dataset, or write"),
+        (lambda: torch.nn.LayerNorm(1)(WHOLE[:, None]), "y has whole numbers: make y float32 in the dataset, or write"),
+        (
+            lambda: functional.binary_cross_entropy_with_logits(torch.ones(4), WHOLE),
+            "y has whole numbers: make y float32 in the dataset, or write {PARAMETER: {source: y, dtype: float32}} in",
+        ),
+        (
+            lambda: torch.nn.Linear(5, 2)(FLOATS),
+            "a linear layer with in_features 5 got a last axis of 3: set in_features: 3",
+        ),
+        (
+            lambda: functional.binary_cross_entropy_with_logits(torch.ones(4, 1), torch.ones(4)),
+            "in the dataset, give y the shape (4, 1) of the output",
+        ),
+        (lambda: functional.embedding(FLOATS, FLOATS), "indices are whole numbers: make z int64"),
+        (lambda: FLOATS @ "x", None),
+    ],
+)
+def test_an_error_of_torch_about_its_inputs_says_the_way_out(call, way_out):
+    with pytest.raises((RuntimeError, ValueError, TypeError)) as raised:
+        call()
+    is_whole = way_out is not None and "whole numbers: make y float32" in way_out
+    shown = ["z: float32 (4, 3)", "y: int64 (4,) from 1 to 1" if is_whole else "y: float32 (4,)"]
+    add_inputs(raised.value, "model.loss", shown)
+    (note,) = raised.value.__notes__
+    assert note.startswith(f"model.loss got {shown[0]}, {shown[1]}; {way_out}" if way_out else "model.loss got z")
+    assert way_out is not None or note.endswith(shown[1])

@@ -195,7 +195,8 @@ WRONG_CALLS = {
     ),
     "without code of one's own": (
         ["model.module={class: torch.nn.Linear, in_features: 64, out_features: 1}"],
-        "forward of Linear got x: float32 (10, 11)",
+        "forward of Linear got x: float32 (10, 11); a linear layer with in_features 64 got a last axis of 11: set "
+        "in_features: 11, or change what it gets",
         "RuntimeError: mat1 and mat2",
         [],
     ),

@@ -105,6 +105,8 @@ def test_an_objective_that_no_hook_writes_is_an_error_before_the_first_trial(pro
     assert "no hook writes 'los/mean'; did you mean 'loss/mean'?" in done.stderr
     assert done.stdout == ""
     assert trials(project) == []
+    dry = emrun("sweep", "config.yaml", "sweep.objective=valid/los/mean", "--dry-run")
+    assert (dry.returncode, dry.stdout, dry.stderr) == (2, "", done.stderr)
 
 
 def test_equal_values_have_no_interval(project, emrun):

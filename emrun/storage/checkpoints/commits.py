@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
-from emrun.base.wording import listed
+from emrun.base.wording import did_you_mean, listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
     FILE,
@@ -120,8 +120,9 @@ def find(root: Path, name: str | None = None) -> Path:
         if named:
             return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    wanted = f"no checkpoint {name!r}" if name else "no checkpoint"
-    raise UsageError(f"{root}: {wanted}; available: {listed([each for each in names if not each.startswith('.')])}")
+    names = [each for each in names if not each.startswith(".")]
+    wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"
+    raise UsageError(f"{root}: {wanted} available: {listed(names)}")
 
 
 def newest(root: Path) -> Path | None:

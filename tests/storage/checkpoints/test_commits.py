@@ -327,6 +327,8 @@ def test_an_unknown_name_lists_what_there_is(named):
     there = "epoch-1, it-00000001, it-00000002, latest"
     assert str(raised.value) == f"{named}: no checkpoint 'bset'; available: {there}"
     assert exit_status(raised.value) == 2
+    with pytest.raises(UsageError, match=r"no checkpoint 'lastest'; did you mean 'latest'\? available: epoch-1, "):
+        find(named, "lastest")
 
 
 @pytest.mark.parametrize("exists", [False, True])
