@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_134,
     "cli": 2_889,
     "config": 2_804,
-    "diagnosis": 2_690,
+    "diagnosis": 2_694,
     "launch": 1_255,
     "loop": 2_928,
     "models": 5_213,

@@ -121,6 +121,14 @@ class Centred(Net):
         return self.last(self.first(x) - self.first(x).mean(0))
 
 
+class ByName(Net):
+    """Gives its parts their inputs by name."""
+
+    def forward(self, x):
+        hidden = self.first(input=x)
+        return self.last(input=hidden - hidden.mean(0))
+
+
 class Tokens(nn.Module):
     """A loss over tokens: a plain mean, a sum, or with the weights of the examples."""
 

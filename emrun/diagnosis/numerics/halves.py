@@ -67,7 +67,9 @@ def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn
         seen[name, calls[name]] = tuple(_rows(each, count) for each in values)
 
     handles = [
-        part.register_forward_hook(lambda _, given, output, name=name: note(name, given, output))
+        part.register_forward_hook(
+            lambda _, given, named, output, name=name: note(name, (*given, *named.values()), output), with_kwargs=True
+        )
         for name, part in module.named_modules()
     ]
     try:
@@ -87,17 +89,21 @@ def _rows(values: Any, count: int) -> list[Tensor]:
 def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
     """Return the first part of the module that makes, of the same rows, other rows of the batch than of its half."""
     for key, values in whole.items():
-        given, made = (_are_apart(*each) for each in zip(values, *(seen[key] for seen in parts), strict=True))
-        if made and not given:
-            return key[0]
+        if all(key in seen for seen in parts):
+            given, made = (_are_apart(*each) for each in zip(values, *(seen[key] for seen in parts), strict=True))
+            if made and not given:
+                return key[0]
     return None
 
 
 def _are_apart(whole: list[Tensor], *halves: list[Tensor]) -> bool:
+    if any(len(each) != len(whole) for each in halves):
+        return False
     for one, *both in zip(whole, *halves, strict=True):
-        joined = torch.cat(both) if both[0].shape[1:] == both[1].shape[1:] else both[0]
-        if joined.shape == one.shape and (one - joined).norm() > rounding(one) * one.norm():
-            return True
+        if {each.shape[1:] for each in both} == {one.shape[1:]}:
+            joined = torch.cat(both)
+            if (one - joined).norm() > rounding(one) * one.norm():
+                return True
     return False
 
 

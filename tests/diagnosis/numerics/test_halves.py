@@ -35,6 +35,7 @@ def test_a_sum_over_examples_differs():
     [
         ({"class": "planted.Net", "part": {"class": "torch.nn.BatchNorm1d", "num_features": 5}}, "part"),
         ({"class": "planted.Centred"}, "Centred"),
+        ({"class": "planted.ByName"}, "ByName"),
     ],
 )
 def test_a_part_that_looks_at_the_batch_is_named(module, name):
