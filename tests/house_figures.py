@@ -30,7 +30,7 @@ CEILINGS = {
     "record": 1_285,
     "runs": 2_223,
     "storage": 2_226,
-    "streams": 1_207,
+    "streams": 1_214,
     "training": 1_090,
     "hooks": 4_903,
     "datasets": 2_415,

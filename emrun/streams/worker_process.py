@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -120,9 +120,20 @@ def _message(batch: Any) -> memoryview:
         raise
     except Exception as error:
         raise StreamError(
-            f"a batch cannot be sent from a worker process to the loop ({type(error).__name__}: {error}); yield "
-            "arrays, tensors, numbers and strings, or replace `workers` by `main_loop.buffer`, which reads in a thread"
+            f"a batch cannot be sent from a worker process to the loop ({_unsendable(batch)}{type(error).__name__}: "
+            f"{error}); yield arrays, tensors, numbers and strings, or replace `workers` by `main_loop.buffer`, which "
+            "reads in a thread"
         ) from error
+
+
+def _unsendable(batch: Any) -> str:
+    """Return which source of a batch cannot be pickled, for a message."""
+    for name, values in batch.items() if isinstance(batch, Mapping) else ():
+        try:
+            pickle.dumps(values)
+        except Exception:
+            return f"source {name!r}: "
+    return ""
 
 
 def _sendable(error: BaseException, worker: int) -> BaseException:

@@ -6,7 +6,7 @@ KINDS = 4  # of nodes
 
 
 def molecule(rng):
-    """Return the nodes, the edges and the label of a random graph: whether a ring has two nodes of kind 0 side by side."""
+    """Return nodes and edges of a random graph, and whether its ring has two nodes of kind 0 side by side."""
     size, ring = rng.integers(8, 20), rng.integers(3, 7)
     kinds = rng.integers(KINDS, size=size)
     edges = [(node, (node + 1) % ring) for node in range(ring)]

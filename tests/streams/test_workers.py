@@ -492,7 +492,10 @@ def test_no_process_and_no_file_is_left_behind(taken, monkeypatch, tmp_path):
 @pytest.mark.parametrize("method", SLOW)
 def test_a_batch_that_cannot_be_sent_is_an_error(method):
     stream = wrap(Unsendable().train_stream, 2, start_method=method)
-    with stream, pytest.raises(StreamError, match=r"a batch cannot be sent from a worker process .*lock") as caught:
+    with (
+        stream,
+        pytest.raises(StreamError, match=r"a batch cannot be sent .*source 'x': .*lock") as caught,
+    ):
         list(stream)
     assert "in stream 'train', batch 1 of the pass" in caught.value.__notes__
 
