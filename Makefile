@@ -11,7 +11,7 @@ COVER := PYTHONPATH=tests/contexts COVERAGE_FILE=$(CURDIR)/$(COVERAGE)/data
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup train test test-fast test-changed campaign coverage guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders wheel clean
+.PHONY: setup train test test-fast test-changed campaign coverage test-gpu guards check format bench bench-loop bench-step bench-updates bench-bytecodes bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts bench-peers bench-loaders wheel clean
 
 setup: $(INSTALLED)
 
@@ -36,6 +36,10 @@ test-fast: setup
 # the folders of the packages that differ from a commit, and of those above them: make test-changed BASE=main~3
 test-changed: setup
 	tests=$$($(BIN)/python tests/changed.py $(BASE)) && if [ -n "$$tests" ]; then $(BIN)/pytest -n 2 --dist worksteal $$tests; fi
+
+# by hand, on a machine with a GPU; elsewhere all are skipped, with their count
+test-gpu: setup
+	$(BIN)/pytest tests/gpu
 
 campaign: setup
 	$(BIN)/pytest -n 2 -m 'campaign or fault' --campaign $(MINUTES)
