@@ -27,8 +27,15 @@ model:
 
 def test_the_page_names_the_hooks_of_all_five():
     headings = re.findall(r"^## (.*)$", TEXT, re.MULTILINE)
-    assert headings == ["emloop", "LibKGE", "Blocks", "AIToolbox", "xlstm-jax"]
+    assert headings == ["emloop", "LibKGE", "Blocks", "AIToolbox", "xlstm-jax", "What is left out"]
     assert len(OF_HOOKS) > 70
+
+
+def test_the_samples_that_the_page_names_are_there():
+    cells = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \|$", TEXT, re.MULTILINE)
+    there = {path.stem for path in (ROOT / "sample_configs").iterdir()}
+    assert {*cells} <= there
+    assert len({*cells}) > 7
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in OF_HOOKS}))

@@ -112,7 +112,7 @@ def build_apart(config: Config) -> Training:
         ConfigError: the config cannot be used.
         BaseException: any error that the dataset, the model or a hook raises.
     """
-    with _apart(), TemporaryFolder("check") as place:
+    with apart(), TemporaryFolder("check") as place:
         return assemble(Plan.of(config.with_defaults({"seed": 0}), Imported()), place, Run(place))
 
 
