@@ -64,7 +64,7 @@ class AgreedEndings(Endings):
         self._agreed_checkpoint = False
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
         self._every = 1  # iterations between two reductions
-        self._looks = 0
+        self._batches = 0
         self._began = perf_counter()
         self.news = True
 
@@ -100,10 +100,16 @@ class AgreedEndings(Endings):
         else:
             self.request(name, on_failure, instead_of)
 
+    def count(self, *_: object) -> None:
+        """Count a batch; make the loop call `look` now and then. All ranks count alike, so that they exchange alike."""
+        self._batches += 1
+        if self._batches >= self._every:
+            self.news = True
+
     def look(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
-        self._looks += 1
-        if self._looks >= self._every:
+        self.news = False
+        if self._batches >= self._every:
             if self._end_reduction():
                 self.agree()
             self._begin_reduction()
@@ -117,8 +123,8 @@ class AgreedEndings(Endings):
         import torch
 
         now = perf_counter()
-        proposed = min(_LONGEST, max(1, int(self._looks * _SECONDS / max(now - self._began, 1e-6))))
-        self._looks, self._began = 0, now
+        proposed = min(_LONGEST, max(1, int(self._batches * _SECONDS / max(now - self._began, 1e-6))))
+        self._batches, self._began = 0, now
         has_wishes = self._wishes() != _NOTHING
         tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
         self._reduction = self._ranks.begin_maximum(tensor), tensor
@@ -144,13 +150,14 @@ class AgreedEndings(Endings):
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
         self._end_reduction()
-        self._looks, self._began = 0, perf_counter()
+        self._batches, self._began = 0, perf_counter()
         all_wishes = self._ranks.all_gathered(self._wishes())
         self._interrupts.wants_checkpoint = False
         own, self._requests, self._wish = self._requests, [], None
         endings = [each.ending for each in all_wishes if each.ending is not None]
         self._agreed_ending = max(endings, key=lambda each: each.after_batch, default=self._agreed_ending)
         self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
+        self.news = True
         for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):

@@ -21,7 +21,7 @@ from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.endings import switched_on
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import Joined, rows_of, weight_of
-from emrun.ranks.shares import Share, rows_in, total_in
+from emrun.ranks.shares import Share, rows_in
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
@@ -80,18 +80,21 @@ class RankEvents:
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
-        name, run, accept = stream.name, calls.run, calls.accept
+        name, run, accept, loop = stream.name, calls.run, calls.accept, self.loop
         empty: set[int] = set()  # the batches without rows of this rank
         number = 0
 
-        def noted(batch: Mapping[str, Any], train: bool, stream: str) -> Any:
+        def noted(batch: Any, train: bool, stream: str) -> Any:
             nonlocal number
-            self.share = rows_in(batch), total_in(batch)
-            if not self.share[0]:
+            rows = total = loop.batch_length
+            if batch.__class__ is Share:
+                rows, total = rows * batch.counts, batch.total
+                if batch.whole is not None:
+                    self._compare(batch.whole, stream)
+            self.share = rows, total
+            if not rows:
                 empty.add(number)
             number += 1
-            if isinstance(batch, Share) and batch.whole is not None:
-                self._compare(batch.whole, stream)
             if train and not self._is_told:
                 self._is_told = True
                 self._tell()
@@ -106,6 +109,7 @@ class RankEvents:
         calls.batches = map(partial(self.filled, name), calls.batches)
         calls.accept = lambda batch: accept(self.filled(name, batch, is_changed=True))
         calls.run = noted
+        calls.after.append(self.endings.count)
         calls.end.append(end)
 
     def filled(self, stream: str, batch: Any, *, is_changed: bool = False) -> Any:
@@ -123,7 +127,9 @@ class RankEvents:
             batch.__class__ is Share
             and not self.checks.leaves_out
             and (stream, is_changed) in self._spare
-            and batch.rows
+            and batch.counts
+            and batch
+            and examples_of(batch)
         ):
             return batch  # the usual case
         rows = rows_in(batch) if isinstance(batch, Mapping) else -1

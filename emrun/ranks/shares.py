@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
+from emrun.base.encoding import digest
 from emrun.base.sources import examples_of
 from emrun.ranks.group import Ranks
+
+_ARRAY = frozenset((np.ndarray,))
 
 
 class Share(dict[str, Any]):
@@ -25,11 +31,6 @@ class Share(dict[str, Any]):
         self.total = total
         self.whole = whole
 
-    @property
-    def rows(self) -> int:
-        """The number of rows that are there and count."""
-        return examples_of(self) if self.counts and self else 0
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Share, (dict(self), self.counts, self.total, self.whole)
 
@@ -42,21 +43,23 @@ def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False)
         ranks: the ranks.
         compares: whether the share has a checksum of the whole batch.
     """
-    from emrun.base.encoding import digest
-    from emrun.ranks.parts import rows_of
-
     total = examples_of(batch) if batch else 0
     if total <= 0 or isinstance(batch, Share):  # the loop reports it; a stream that the stream is made of has shared it
         return batch
-    whole = digest(batch) if compares else None
     begin, end = ranks.share(total)
-    own = (begin, end) if begin < end else (0, 1)
-    return Share({name: rows_of(values, *own) for name, values in batch.items()}, begin < end, total, whole)
+    own = slice(begin, end) if begin < end else slice(1)
+    if _ARRAY.issuperset(map(type, batch.values())):  # the usual case
+        sources = dict(zip(batch, map(itemgetter(own), batch.values()), strict=True))
+    else:
+        from emrun.ranks.parts import rows_of
+
+        sources = {name: rows_of(values, own.start or 0, own.stop) for name, values in batch.items()}
+    return Share(sources, begin < end, total, digest(batch) if compares else None)
 
 
 def rows_in(batch: Mapping[str, Any]) -> int:
     """Return how many examples of a batch count: its number of examples, or of those of the rank."""
-    return batch.rows if isinstance(batch, Share) else examples_of(batch) if batch else 0
+    return examples_of(batch) if batch and (batch.__class__ is not Share or batch.counts) else 0
 
 
 def total_in(batch: Mapping[str, Any]) -> int:

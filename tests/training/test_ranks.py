@@ -13,6 +13,7 @@ from in_ranks import in_ranks, results_of
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.errors import RankFailed
 from emrun.ranks.group import ranks
+from emrun.ranks.shares import rows_in
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
@@ -183,7 +184,7 @@ class Rows(AbstractHook):
 
     def before_batch(self, stream_name, batch):
         if self.main_loop.training:
-            self.rows.append((batch["row"].tolist(), getattr(batch, "rows", len(batch["row"]))))
+            self.rows.append((batch["row"].tolist(), rows_in(batch)))
             if len(self.rows) == self.at and self.rank in (None, ranks().rank):
                 os.kill(os.getpid(), self.how)
 
