@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from emrun.base.wording import from_here, sure
 from emrun.config.names import NoModule, no_dotted_path, no_member
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.hook import AbstractHook
@@ -115,6 +118,21 @@ def locate(path: str) -> Any:
                 raise  # the module exists, but a module that it imports does not
             raise (NoModule(module) if found is None else _missing(found, part, path)) from error
     return found
+
+
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow", "cv2": "opencv-python", "yaml": "PyYAML"}
+"""Module -> the package that has it, where the names differ."""
+
+
+def not_installed(error: ModuleNotFoundError, path: str) -> str:
+    """Return what to do if a module that a dotted path names imports one that does not exist."""
+    top = str(error.name).partition(".")[0]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    near = sure(top, [each.stem for each in Path(place.filename).parent.glob("*.py")])
+    advice = f": pip install {_PACKAGES.get(top, top)}; or, if it is a module of yours, put it beside the others"
+    advice = f"; did you mean {near!r}?" if near else advice
+    where = f"{from_here(Path(place.filename))}:{place.lineno}"
+    return f"{path} imports {error.name!r} in {where}, which is not installed{advice}"
 
 
 def _missing(owner: Any, part: str, path: str) -> LookupError:

@@ -94,7 +94,7 @@ class _Overriding:
         self._position = here = Position(f"override {text!r}")
         key, equals, value = (text[1:], "", "") if text.startswith("~") else text.partition("=")
         if not equals and not text.startswith("~"):
-            raise self._error("", "an override must be key=value, or ~key to delete a key")
+            raise self._error("", f"an override must be key=value, or ~key to delete a key{self._example(text)}")
         if key.startswith("+"):
             raise self._error("", f"keys that are missing are added without a '+': write {text.lstrip('+')}")
         new = replace(parse(value, here.source), position=here, key=here) if equals else None
@@ -114,6 +114,16 @@ class _Overriding:
         self.tree = self._changed(self.tree, path, new, ())
         if new is not None:
             self._earlier[here.source] = path
+
+    def _example(self, key: str) -> str:
+        """Return what to write for a key without a value, if the config has the key."""
+        if key.startswith("hooks.") and key.count(".") == 1:
+            return f"; write {key}={{}}, or {key}.ARGUMENT=VALUE"
+        if (node := self.tree.get(*key.split("."))) is None:
+            return ""
+        if isinstance(node.value, dict):
+            return f"; write {key}.{next(iter(node.value), 'KEY')}=VALUE"
+        return f"; write {key}=VALUE, which is {node.shown()!r} now"
 
     def check_vars(self, before: Node) -> None:
         """Check that overrides add no free values that are never used: such a mistake would be silent."""

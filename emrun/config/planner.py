@@ -10,7 +10,7 @@ from emrun.base.errors import HookError, MissingExtra, Problem
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import Elsewhere, check_call, nowhere
-from emrun.config.import_finder import Imported
+from emrun.config.import_finder import Imported, not_installed
 from emrun.config.names import NoModule, NotThere, beside_config, dotted_path, instead, nearest_class, short_names
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
@@ -311,6 +311,8 @@ class Planner:
             self._problem(name, key, message, "config.unknown-class")
         except MissingExtra as error:
             self._problem(name, key, str(error), error.code, error.fix)
+        except ModuleNotFoundError as error:  # of what the module imports
+            self._problem(name, key, not_installed(error, str(name.spelling or path)), "extra.missing")
         except BaseException as error:
             error.add_note(f"while importing {path} for {key} ({name.position})")
             raise

@@ -206,6 +206,20 @@ def test_a_hook_takes_a_mapping_of_arguments(value):
     assert problem.message.endswith("; without arguments, write hooks.StopAfter={}") is (value == "null")
 
 
+@pytest.mark.parametrize(
+    ("override", "example"),
+    [
+        ("a.b", "; write a.b=VALUE, which is 3 now"),
+        ("a", "; write a.b=VALUE"),
+        ("hooks.StopAfter", "; write hooks.StopAfter={}, or hooks.StopAfter.ARGUMENT=VALUE"),
+        ("other", ""),
+    ],
+)
+def test_a_key_without_a_value_is_told_what_to_write(override, example):
+    problem = override_problem("a: {b: 3}", override)
+    assert problem.message == f"an override must be key=value, or ~key to delete a key{example}"
+
+
 def test_the_whole_list_of_hooks_can_be_replaced():
     assert changed(HOOKS, "hooks=[A]") == {"hooks": ["A"]}
 

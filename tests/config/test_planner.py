@@ -100,7 +100,6 @@ def test_values_from_the_environment_are_in_no_problem(prepare, make, monkeypatc
 @pytest.mark.parametrize(
     "code, kind",
     [
-        ("import not_there_at_all", ModuleNotFoundError),
         ("from os import not_there_at_all", ImportError),
         ("1 / 0", ZeroDivisionError),
         ("def (", SyntaxError),
@@ -111,6 +110,19 @@ def test_an_error_within_a_users_module_is_not_swallowed(write_module, code, kin
     with pytest.raises(kind) as caught:
         Planner(Imported()).value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
     assert caught.value.__notes__ == ["while importing mine.Thing for it (c.yaml:1:13)"]
+
+
+def test_a_missing_library_of_a_users_module_says_what_to_install_or_what_was_meant(write_module):
+    for library, advice in (
+        ("nobody_has", ": pip install nobody_has; or, if it is"),
+        ("minee", "; did you mean 'mine'?"),
+    ):
+        write_module(f"import os\nimport {library}\n")
+        planner = Planner(Imported())
+        planner.value(parse("it: {class: mine.Thing}", "c.yaml").get("it"), "it", ())
+        (problem,) = map(str, planner.problems)
+        assert problem.startswith(f"c.yaml:1:6: it: mine.Thing imports '{library}' in ")
+        assert f"mine.py:2, which is not installed{advice}" in problem
 
 
 # Sections
