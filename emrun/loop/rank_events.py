@@ -19,7 +19,7 @@ from emrun.loop.agreement import AgreedEndings, one_rank
 from emrun.loop.batch_calls import Calls
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.endings import switched_on
-from emrun.ranks.group import Ranks
+from emrun.ranks.group import Ranks, answered
 from emrun.ranks.parts import Joined, rows_of, weight_of
 from emrun.ranks.shares import Share, rows_in
 from emrun.streams.stream import StreamWrapper
@@ -76,11 +76,12 @@ class RankEvents:
         end_collected()
         if event == "after_epoch" and self.ranks.is_first:
             found.append(self._exchange)
-        return found
+        return list(map(answered(), found)) if self.loop.model.is_sharded else found
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
-        name, run, accept, loop = stream.name, calls.run, calls.accept, self.loop
+        name, accept, loop = stream.name, calls.accept, self.loop
+        run = answered()(calls.run) if loop.model.is_sharded else calls.run  # it exchanges weights
         empty: set[int] = set()  # the batches without rows of this rank
         number = 0
 

@@ -143,9 +143,7 @@ class ModuleModel(AbstractModel):
         }
         if found := next((each for each, is_there in refused.items() if is_there), None):
             raise ArgumentError("strategy", f"cannot be used with {found} yet; remove one of them")
-        sharding = Sharding(self.module, strategy, ranks(), self._is_alone)
-        self._call = partial(sharding.call, self._call)
-        return sharding
+        return Sharding(self.module, strategy, ranks(), self._is_alone)
 
     def _is_alone(self) -> bool:
         """Return whether a hook is called on this rank only."""

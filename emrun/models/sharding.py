@@ -18,7 +18,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
-from emrun.ranks.group import Ranks, answered
+from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces
 
 _LOG = logging.getLogger(__name__)
@@ -62,7 +62,9 @@ class Sharding:
                 raise ArgumentError(
                     f"strategy.{key}", f"unknown key{did_you_mean(str(key), ['shard'])}; allowed: shard"
                 )
-        parts = {id(part): (name, part) for name, part in matching_parts(module, KEY, value["shard"]).items()}
+        parts: dict[int, tuple[str, torch.nn.Module]] = {}
+        for name, part in matching_parts(module, KEY, value["shard"]).items():
+            parts.setdefault(id(part), (name, part))  # a part may have several names
         self._check(module, {key: name for key, (name, _) in parts.items()})
         _LOG.info(
             "strategy: %s of %s, and the rest of it, are sharded over %s",
@@ -106,15 +108,16 @@ class Sharding:
                 look(child, f"{path}{key}.", owner)
 
         look(module, "", "")
+        if not owners:
+            raise ArgumentError(KEY, f"{type(module).__name__} has no parameters to shard; remove strategy")
 
     def _divide(self, module: torch.nn.Module, parts: Sequence[tuple[str, torch.nn.Module]], ranks: Ranks) -> None:
         """Divide the parts, each after those within it."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
-        copy_from_first(tensors, ranks)
-        mesh = init_device_mesh(next(iter(tensors.values())).device.type, (ranks.size,))
+        copy_from_first(dict(chain(module.named_parameters(), module.named_buffers())), ranks)
+        mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:
             shard: Any = fully_shard(part, mesh=mesh, reshard_after_forward=True)
             shard.set_force_sum_reduction_for_comms(True)  # the losses are weighted, and a mean would divide them
@@ -147,12 +150,3 @@ class Sharding:
                 each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, name=name: self.given.add(name)
                 )
-
-    def call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Run the module.
-
-        Raises:
-            RankFailed: another rank has ended.
-        """
-        with answered():
-            return call(*arguments)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from emrun.ranks.group import answered, ranks
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,8 +17,15 @@ def is_in_pieces(tensor: object) -> bool:
 
 
 def whole(tensor: Any) -> Any:
-    """Return a tensor with all its rows, which its ranks exchange: all of them call this; another value as it is."""
-    return tensor.detach().full_tensor() if is_in_pieces(tensor) else tensor
+    """Return a tensor with all its rows, which its ranks exchange: all of them call this; another value as it is.
+
+    Raises:
+        RankFailed: another rank has ended.
+    """
+    if not is_in_pieces(tensor):
+        return tensor
+    with answered(()):
+        return tensor.detach().full_tensor()
 
 
 def whole_on_first(tensor: Any) -> Any:
@@ -47,8 +56,6 @@ def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]
         tensors: the tensors, in pieces or not.
     """
     import torch
-
-    from emrun.ranks.group import ranks
 
     divided = [index for index, each in enumerate(tensors) if is_in_pieces(each)]
     if not divided:

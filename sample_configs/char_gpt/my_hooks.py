@@ -8,6 +8,8 @@ from emrun import AbstractHook
 class LogText(AbstractHook):
     """Logs `prompt` and the text with which the model continues it, each time that `valid` was evaluated."""
 
+    every_rank = True  # a model whose weights are sharded is run by all ranks together
+
     def __init__(self, prompt="def ", length=300, temperature=0.8):
         super().__init__()
         self.prompt, self.length, self.temperature = prompt, length, temperature

@@ -16,6 +16,7 @@ from projects import SEVERAL, SEVERAL_PARTS
 from warm import stand_by
 
 PATIENCE = 60  # seconds that the others have to end
+SHARDED = ["model.strategy.shard=^0$"]
 
 CONFIG = f"""{SEVERAL}
 hooks:
@@ -42,8 +43,17 @@ def ranks_of(command):
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list the children of a process")
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("a random one of two or three ranks, or the command, is killed, and the run is resumed", share=6)
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.campaign)])
-def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, small, trials, size):
+@pytest.mark.parametrize(
+    ("size", "overrides"),
+    [
+        (2, []),
+        pytest.param(3, [], marks=pytest.mark.campaign),
+        pytest.param(2, SHARDED, marks=pytest.mark.campaign),
+        pytest.param(3, SHARDED, marks=pytest.mark.campaign),
+    ],
+    ids=["2", "3", "2 sharded", "3 sharded"],
+)
+def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, small, trials, size, overrides):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS)
     (tmp_path / "config.yaml").write_text(CONFIG)
     errors = None
@@ -51,6 +61,7 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, smal
     def start(directory):
         """Start the command; its ranks are processes that stand by, since each would import PyTorch."""
         words = ["train", "-q", "config.yaml", "--nproc", str(size), "--output-dir", directory, "--auto-resume"]
+        words += overrides
         child, place, _ = small.began(words, tmp_path, prepare=partial(stand_by, size))
         nonlocal errors
         errors = place / "err"

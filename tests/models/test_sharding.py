@@ -3,13 +3,18 @@
 import pytest
 import torch
 from in_ranks import Failed, in_ranks, results_of
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import SGD
 
 from emrun import TorchModel
 from emrun.base.errors import ArgumentError
 from emrun.models.sharding import Sharding
+from emrun.models.weights.init_from import InitFrom
+from emrun.models.weights.saving import collect_weights, load_weights
 from emrun.ranks.group import Ranks, join
+from emrun.ranks.pieces import whole
+from emrun.storage.checkpoints.weights import FILE, write_weights
 
 
 class Net(nn.Module):
@@ -85,6 +90,11 @@ def test_what_cannot_be_sharded_is_an_error_in_one_process_too(value, change, me
     assert message in str(error.value)
 
 
+def test_a_module_without_parameters_is_an_error():
+    with pytest.raises(ArgumentError, match="Sequential has no parameters to shard; remove strategy"):
+        Sharding(nn.Sequential(nn.ReLU()), {"shard": "0"}, Ranks())
+
+
 def test_weights_that_are_tied_in_one_shard_are_allowed():
     net = Net()
     tied(net)
@@ -150,14 +160,39 @@ def test_what_does_not_work_with_shards_yet_is_refused_by_name(kind, module, arg
     assert message in str(error.value)
 
 
+def saved_and_loaded(place):
+    """Save a module with tied weights, and load it in two ways; return all three, and what is tied in the file."""
+    ranks = join()
+    nets = [Net(), Net(), Net()]
+    for net in nets:
+        tied(net)
+        Sharding(net, BLOCKS, ranks)
+    weights, same = collect_weights(nets[0], copied=True)
+    if ranks.is_first:
+        write_weights(weights, same, place)
+    ranks.all_gathered(None)
+    load_weights(nets[1], place)
+    InitFrom.read(place / FILE).load(nets[2])
+    return [{name: whole(each) for name, each in net.state_dict().items()} for net in nets], same
+
+
+def test_tied_weights_are_saved_once_and_loaded(tmp_path):
+    found = in_ranks(2, saved_and_loaded, tmp_path)
+    for (saved, loaded, begun), _ in found:
+        torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+        torch.testing.assert_close(begun, saved, rtol=0, atol=0)
+    assert found[0][1] == {"head.weight": "embed.weight"}
+    assert "head.weight" not in load_file(tmp_path / FILE)
+
+
 def one_forward(is_alone):
     """Return the loss on this rank, with weights that were drawn on each rank, and what rank 0 gets alone."""
     ranks = join()
     torch.manual_seed(ranks.rank)
     net = Net()
-    sharding = Sharding(net, BLOCKS, ranks, lambda: is_alone)
+    Sharding(net, BLOCKS, ranks, lambda: is_alone)
     rows = torch.arange(4).view(2, 2)
-    return sharding.call(net, rows)["loss"].tolist()
+    return net(rows)["loss"].tolist()
 
 
 def test_all_ranks_have_the_weights_of_the_first():

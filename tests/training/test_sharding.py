@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from in_ranks import in_ranks
+from in_ranks import in_ranks, results_of
 from safetensors.torch import load_file
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
@@ -171,17 +171,74 @@ def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(pro
     expected = result_of(project / "whole")
     [(_, status), _] = in_ranks(2, trained, config, project / "run", Rows(at=3))
     assert status == "interrupted"
-    copies = {name: shutil.copytree(project / "run", project / name) for name in ("one", "three", "other")}
+    copies = {name: shutil.copytree(project / "run", project / name) for name in ("one", "three")}
     in_ranks(2, trained, None, project / "run", None, True)
     found = result_of(project / "run")
     assert found[:2] == expected[:2]
     assert all(torch.equal(value, found[2][name]) for name, value in expected[2].items())
     trained(None, copies["one"], resumes=True)
-    in_ranks(3, trained, None, copies["three"], None, True, ["~model.strategy"])
-    in_ranks(2, trained, None, copies["other"], None, True, ["model.strategy.shard=inner"])
+    in_ranks(3, trained, None, copies["three"], None, True, ["model.strategy.shard=inner"])
     for each in copies.values():
         assert_close(expected, result_of(each))
     of_one, rows = evaluated(project / "run")
     for metrics, count in in_ranks(3, evaluated, project / "run"):
         assert dict(flat(metrics)) == pytest.approx(dict(flat(of_one)), abs=1e-9)
         assert count == rows == 11
+
+
+class Fails(AbstractHook):
+    """Fails on rank 0: in an evaluation, or before an update."""
+
+    every_rank = True
+    reads = ()
+
+    def __init__(self, event):
+        super().__init__()
+        self.event = event
+
+    def fail(self, event):
+        if event == self.event and self.main_loop.iterations_done == 10 and ranks().is_first:
+            raise ValueError("as asked")
+
+    def before_update(self):
+        self.fail("before_update")
+
+    def after_stream(self, stream_name):
+        if stream_name == "valid":
+            self.fail("after_stream")
+
+    def before_epoch(self, epoch_id):
+        if epoch_id == 2:
+            self.main_loop.request_checkpoint("kept")
+
+
+@pytest.mark.parametrize(
+    ("event", "size"), [("after_stream", 10), ("before_update", None)], ids=["an evaluation", "a step"]
+)
+def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size):
+    config = config_of("SaveLatest", updates=20)
+    config["main_loop"]["fixed_epoch_size"] = size or 8
+    failed, other = results_of(2, trained, config, project / "run", Fails(event))
+    assert (failed.kind, failed.message) == ("ValueError", "as asked")
+    assert other.kind == "RankFailed"
+    log = (project / "run/train.log").read_text()
+    if event == "after_stream":
+        assert "the epoch is not saved before its evaluation: the weights lie on several ranks" in log
+    else:
+        assert "cannot save the weights: the weights lie on several ranks (model.strategy)" in log
+        [capsule] = (project / "run/failures").iterdir()
+        assert json.loads((capsule / "failure.json").read_text())["weights"] == "lost"
+    trained(None, project / "run", resumes=True)
+    trained(config, project / "one")
+    assert_close(result_of(project / "one"), result_of(project / "run"))
+
+
+def test_weights_to_begin_with_are_those_of_one_process(project):
+    config = config_of(updates=1)
+    trained(config, project / "first")
+    weights = load_file(project / "first/checkpoints/latest/model.safetensors")
+    torch.save({name.replace("blocks", "parts"): each.float() for name, each in weights.items()}, "weights.pt")
+    config["model"]["init_from"] = {"path": "weights.pt", "rename": {"parts": "blocks"}}
+    trained(config, project / "one")
+    in_ranks(3, trained, config, project / "three")
+    assert_close(result_of(project / "one"), result_of(project / "three"))

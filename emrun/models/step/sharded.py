@@ -12,7 +12,7 @@ from emrun.models.optimizer import parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.plain import Parameters, backward
 from emrun.models.step.summed import SummedWindows
-from emrun.ranks.group import Ranks, answered
+from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
 from emrun.ranks.pieces import piece
 
@@ -32,8 +32,7 @@ class ShardedWindows(SummedWindows):
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss; a rank without rows takes part with the weight 0."""
-        with answered():
-            backward(weighted(loss, torch.as_tensor(self.weight)), of)
+        backward(weighted(loss, torch.as_tensor(self.weight)), of)
 
     def clear(self) -> None:
         """Clear the gradients, and forget a window that has begun."""

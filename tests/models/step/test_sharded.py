@@ -19,7 +19,8 @@ class Chooses(nn.Module):
     def __init__(self):
         super().__init__()
         self.one, self.two, self.never = (nn.Linear(3, 3, bias=False) for _ in range(3))
-        self.layers = nn.Sequential(nn.Linear(3, 3))
+        layer = nn.Linear(3, 3)
+        self.layers = nn.Sequential(layer, nn.Tanh(), layer)  # used twice, and has two names
         self.last = nn.Linear(3, 3)
         self.double()
 
@@ -35,7 +36,7 @@ def gradients(weights, uses_two):
     module = Chooses()
     names = [name for name, _ in module.named_parameters()]
     if ranks.several:
-        sharding = Sharding(module, {"shard": "layers$"}, ranks)
+        sharding = Sharding(module, {"shard": "layers.*"}, ranks)
     weight = weights[ranks.rank]
     loss = module(torch.eye(3, dtype=torch.float64)[ranks.rank : ranks.rank + 1], uses_two[ranks.rank]).sum()
     (loss * weight).backward()
