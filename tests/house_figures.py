@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_134,
     "cli": 2_889,
     "config": 2_826,
-    "diagnosis": 2_694,
+    "diagnosis": 2_695,
     "launch": 1_255,
     "loop": 2_938,
     "models": 5_210,

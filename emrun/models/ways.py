@@ -55,25 +55,29 @@ class Ways:
             yield
 
     @contextmanager
-    def in_float64(self) -> Iterator[None]:
-        """Run the model in float64 in the block, instead of in float32: its weights, buffers, sources and losses."""
+    def in_float64(self, rounded: torch.dtype = torch.float32) -> Iterator[None]:
+        """Run the model in float64 in the block, instead of in float32: its weights, buffers, sources and losses.
+
+        Args:
+            rounded: the dtype to whose values all of them are rounded.
+        """
         model = self.model
         parts = [model.module, *(each for each in model.losses.values() if isinstance(each, torch.nn.Module))]
         tensors = [each for part in parts for each in (*part.parameters(), *part.buffers())]
         tensors = [each for each in tensors if each.dtype is torch.float32]
-        convert = model._tensors
-        model._tensors = lambda batch: _doubled(convert(batch))
+        before, convert = [each.data for each in tensors], model._tensors
+        model._tensors = lambda batch: _doubled(convert(batch), rounded)
         try:
             for each in tensors:
-                each.grad, each.data = None, each.data.double()
+                each.grad, each.data = None, _doubled(each.data, rounded)
             yield
         finally:
             model._tensors = convert
-            for each in tensors:
-                each.grad, each.data = None, each.data.float()
+            for each, data in zip(tensors, before, strict=True):
+                each.grad, each.data = None, data
 
 
-def _doubled(value: Any) -> Any:
+def _doubled(value: Any, rounded: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.double() if value.dtype is torch.float32 else value
-    return {name: _doubled(each) for name, each in value.items()} if isinstance(value, dict) else value
+        return value.to(rounded).double() if value.dtype is torch.float32 else value
+    return {name: _doubled(each, rounded) for name, each in value.items()} if isinstance(value, dict) else value

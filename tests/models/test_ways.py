@@ -48,4 +48,8 @@ def test_in_float64_weights_buffers_and_sources_are_float64_and_have_their_value
     for name, value in model.module.state_dict().items():
         assert value.dtype == before[name].dtype
         assert torch.equal(value, before[name])
+    with model.ways.in_float64(torch.bfloat16):
+        assert torch.equal(model.module[0].weight, before["0.weight"].bfloat16().double())
+        assert not torch.equal(model.module[0].weight, before["0.weight"].double())
+    assert torch.equal(model.module[0].weight, before["0.weight"])
     assert model._tensors({"x": torch.ones(4, 2)})["x"].dtype is torch.float32

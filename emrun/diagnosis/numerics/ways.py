@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from emrun.base.types import Batch
@@ -17,7 +15,7 @@ WAYS = {
     "recompute": "recomputed activations",
 }
 """Key of the model -> what is compared."""
-_SAFETY = 4  # times the error that is expected
+_SAFETY = 4  # times the error of rounded weights: activations are rounded, too
 
 
 def way(step: Step, key: str, batch: Batch) -> Row:
@@ -38,23 +36,21 @@ def way(step: Step, key: str, batch: Batch) -> Row:
         found = step.measure(batch, dropout=has_dropout).gradients
     with model.ways.without(WAYS):
         plain = step.measure(batch, dropout=has_dropout).gradients
-    apart = difference(plain, found, _bounds(step, batch, plain) if key == "precision" else None)
+    apart = difference(plain, found, _bounds(step, batch) if key == "precision" else None)
     return Row(what, SAME) if apart is None else Row(what, DIFFERS, f"{apart[0]} by {apart[1]:.2g}", *apart)
 
 
-def _bounds(step: Step, batch: Batch, plain: Any) -> dict[str, float]:
-    """Return the error that each gradient may have in 16 bits: that in float32, times the ratio of the resolutions."""
-    model = step.model
-    with model.ways.without(WAYS), model.ways.in_float64():
-        exact = step.measure(batch).gradients
-    dtype = torch.float16 if model.precision == "fp16" else torch.bfloat16
-    rough, fine = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
-    largest = max(each.norm().item() for each in exact.values())
+def _bounds(step: Step, batch: Batch) -> dict[str, float]:
+    """Return the error that each gradient may have in 16 bits: that of a run in float64 with rounded weights."""
+    ways, dtype = step.model.ways, torch.float16 if step.model.precision == "fp16" else torch.bfloat16
+    with ways.without(WAYS):
+        with ways.in_float64():
+            exact = step.measure(batch).gradients
+        with ways.in_float64(dtype):
+            rounded = step.measure(batch).gradients
+    eps = torch.finfo(dtype).eps
+    least = eps * eps * max(each.norm().item() for each in exact.values())
     return {
-        name: _SAFETY
-        * (
-            rough / fine * (plain[name].double() - exact[name]).norm().item()
-            + rough * (exact[name].norm().item() + rough * largest)
-        )
-        for name in exact
+        name: _SAFETY * ((rounded[name] - each).norm().item() + eps * each.norm().item() + least)
+        for name, each in exact.items()
     }
