@@ -18,12 +18,16 @@ from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
+from emrun.models.scheduled_optimizer import ScheduledOptimizer
 from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces
 
 _LOG = logging.getLogger(__name__)
 
 KEY = "strategy.shard"
+
+
+_OF_MATRICES = ("Adafactor", "Muon")  # optimizers of torch that calculate with whole weights
 
 
 class StrategyForm(TypedDict, total=False):
@@ -150,3 +154,16 @@ class Sharding:
                 each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, name=name: self.given.add(name)
                 )
+
+
+def check_by_rows(members: Sequence[ScheduledOptimizer]) -> None:
+    """Check that the optimizers of a sharded model can update some rows of a weight without the others.
+
+    Raises:
+        ArgumentError: one of them cannot, or has other weights for evaluations.
+    """
+    for each in members:
+        kind = type(each.optimizer).__name__
+        has = "needs whole weights" if kind in _OF_MATRICES else "has other weights for evaluations"
+        if kind in _OF_MATRICES or each.has_modes:
+            raise ArgumentError("strategy", f"cannot be used with {kind}, which {has}, yet; take another optimizer")

@@ -25,7 +25,7 @@ from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
-from emrun.models.sharding import StrategyForm
+from emrun.models.sharding import StrategyForm, check_by_rows
 from emrun.models.step.halves import compare_halves
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.own import FirstWindow, InAutocast, Own
@@ -232,9 +232,8 @@ class TorchModel(ModuleModel):
         self._choose_step(accumulate, micro_batch_size)
         if not self.is_lazy:
             self._build_optimizers()
-        if strategy is not None and self._optimizers.has_modes:
-            message = "cannot be used with an optimizer that has other weights for evaluations yet"
-            raise ArgumentError("strategy", message)
+        if strategy is not None:
+            check_by_rows(self._optimizers.members)
         self._loadable = Loadable(self)
         self.list_work()
 

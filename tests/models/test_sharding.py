@@ -5,7 +5,7 @@ import torch
 from in_ranks import Failed, in_ranks, results_of
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Muon
 
 from emrun import TorchModel
 from emrun.base.errors import ArgumentError
@@ -116,6 +116,16 @@ class WithModes(SGD):
     def eval(self): ...
 
 
+class Muons:
+    """The form of an optimizer of the parameters that match."""
+
+    def __init__(self, match):
+        self.options = {"match": match}
+
+    def __call__(self, parameters):
+        return Muon(parameters)
+
+
 class Pictures(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Conv2d(1, 1, 1))
@@ -143,7 +153,13 @@ class Normed(nn.Sequential):
             TorchModel,
             Net,
             {"optimizer": WithModes},
-            "strategy: cannot be used with an optimizer that has other weights",
+            "strategy: cannot be used with WithModes, which has other",
+        ),
+        (
+            TorchModel,
+            Net,
+            {"optimizer": Muons("blocks.*weight")},
+            "strategy: cannot be used with Muon, which needs whole",
         ),
         (OwnStep, Net, {}, "strategy: cannot be used with a train_step or an update of OwnStep yet"),
         (
