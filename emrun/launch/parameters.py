@@ -213,7 +213,7 @@ def _several(name: str, node: Node, paths: Sequence[str]) -> dict[str, Node]:
 def _not_a_key(name: str, paths: Sequence[str]) -> str:
     found = [each for each in paths if each.rpartition(".")[2] == name]
     near = f"; did you mean {found[0]!r}?" if len(found) == 1 else did_you_mean(name, SECTIONS)
-    return f"is not a key of the config{near}; a name for several keys has a list of mappings: [{{KEY: VALUE}}]"
+    return f"is not a key of the config{near or ';'} a name for several keys has a list of mappings: [{{KEY: VALUE}}]"
 
 
 def _span(name: str, node: Node) -> Span:
