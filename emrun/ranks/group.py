@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -202,7 +203,7 @@ class Ranks:
 
     def _group_of(self, tensor: torch.Tensor) -> ProcessGroup | None:
         """Return the process group for a tensor; None for the default one, that of the GPUs if there are any."""
-        return self.group if tensor.device.type == "cpu" else None
+        return self.group if tensor.is_cpu else None
 
     def begin_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Begin to replace a tensor, on any device, by the sum of those of all ranks; call the result to end this."""
@@ -227,12 +228,7 @@ class Ranks:
 
         with answered(()):
             work: Work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), group=group, async_op=True)
-
-        def end() -> None:
-            with answered(()):
-                work.wait()
-
-        return end
+        return partial(_await, work)
 
     def limit_waits(self, seconds: float) -> None:
         """Set how long this rank waits for the others before it raises an error."""
@@ -277,6 +273,11 @@ class Ranks:
                 exchange(None, error)
             raise
         exchange(None)
+
+
+def _await(work: Work) -> None:
+    with answered(()):
+        work.wait()
 
 
 @contextmanager

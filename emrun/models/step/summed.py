@@ -223,16 +223,16 @@ class GradientSums:
         elif not self._has_looked:
             self._has_looked = self._sends = True
         self._listens = False
-        count = len(self._trained)
-        extra = self._extra if self._extra is not None else torch.zeros(_EXTRA + count, dtype=torch.float64)
-        grads = list(map(gradient_of, self._trained))
+        extra, grads = self._extra, list(map(gradient_of, self._trained))
+        if extra is None:
+            extra = torch.zeros(_EXTRA + len(grads), dtype=torch.float64)
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss, weight)
         extra[2] = rows
         is_complete = NoneType not in set(map(type, grads))
         extra[_EXTRA:] = 1.0 if is_complete else torch.tensor([each is not None for each in grads])
-        while self._next < len(self._buckets):
-            self._send()
+        for bucket in self._buckets[self._next :]:
+            bucket.send(self._ranks)
         if self._extra is None:
             self._ranks.add_up(extra)
         for bucket in self._buckets:
@@ -291,7 +291,8 @@ class GradientSums:
         if self._listens and parameter in bucket.waiting:
             bucket.waiting.remove(parameter)
             while self._sends and self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
-                self._send()
+                self._buckets[self._next].send(self._ranks)
+                self._next += 1
         elif self._listens:
             self._take_again(bucket)
 
@@ -305,7 +306,3 @@ class GradientSums:
                 "call torch.utils.checkpoint with use_reentrant=False",
             )
         self._sends = False
-
-    def _send(self) -> None:
-        self._buckets[self._next].send(self._ranks)
-        self._next += 1
