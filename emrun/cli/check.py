@@ -13,7 +13,7 @@ import click
 
 from emrun.base.censor import for_terminal
 from emrun.base.tables import folded_line, width
-from emrun.base.wording import IN_TABLE, few, in_one_line, size_of
+from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.console import terminal_log, with_tracebacks
@@ -253,6 +253,11 @@ def _show(contract: dict[str, Any]) -> None:
     if seconds:
         parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
         click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}")
+    rows = [
+        [what, size_of(each["bytes"]) if "bytes" in each else span(each["seconds"]), each["how"]]
+        for what, each in contract["forecast"].items()
+    ]
+    click.echo("\n" + table(rows, ["forecast", "", "how it is known"]))
     for note in contract["notes"]:
         click.echo(f"warning: {note}", err=True)
 

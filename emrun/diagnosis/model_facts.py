@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import resource
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from emrun.base.types import Batch
 from emrun.model import AbstractModel
@@ -89,6 +93,49 @@ def memory(model: AbstractModel) -> dict[str, int]:
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds the most bytes that tensors take which are made in a block; a compiled function counts as one operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._living: dict[int, weakref.ref[Any]] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return that the mode does not change results, so that compiled functions stay compiled."""
+        return True
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {each._cdata for each in _storages((args, kwargs))}
+        found = function(*args, **(kwargs or {}))
+        for each in _storages(found):
+            if each._cdata not in known:
+                self._add(each)
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._living:  # a view of a tensor that an operation keeps for itself
+            return
+
+        def drop(reference: object) -> None:
+            self._now -= size
+            del self._living[key]
+
+        self._living[key] = weakref.ref(storage, drop)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+
+
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of tensors in values at any depth; sparse and nested tensors have none of their own."""
+    for each in tree_leaves(values):
+        if isinstance(each, torch.Tensor):
+            with suppress(NotImplementedError, RuntimeError):
+                yield each.untyped_storage()
 
 
 def timed_run(model: Any, batch: Batch, train: bool, stream: str) -> tuple[Mapping[str, Any], float]:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
-from emrun.diagnosis.model_facts import memory, parameter_groups, parameters, timed_run
+from emrun.diagnosis.model_facts import StepMemory, memory, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.samples import sorted_sources
@@ -35,7 +35,7 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
-from emrun.storage.run import Run
+from emrun.storage.run import CHECKPOINTS, Run
 from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import closable
 from emrun.training.build import Training, assemble, plan_schedule
@@ -64,7 +64,9 @@ def try_out(config: Config) -> dict[str, Any]:
         as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
         `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `precision`: that of the
         model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
-        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `initial_weights`: what
+        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `forecast`: what a
+        run takes (`training`, `tensors of a step`, `checkpoint`) -> {`seconds` or `bytes`, `how`}, see `StepMemory`;
+        `initial_weights`: what
         `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
@@ -87,7 +89,7 @@ def try_out(config: Config) -> dict[str, Any]:
         try:
             copy, initial = _build_model(plan, training)
             round_trip = RoundTrip(copy, training.model)
-            tryout = Tryout(training, copy, round_trip, notes)
+            tryout = Tryout(training, copy, round_trip, notes, compiles=bool(plan.get("model", {}).get("compile")))
             tryout.run()
             round_trip.check(place / "checkpoint")
             notes.extend(round_trip.lost_state(partial(begin, known=training.main_loop)))
@@ -102,6 +104,8 @@ def try_out(config: Config) -> dict[str, Any]:
         del training, copy, round_trip, tryout  # the memory of two models
         rehearse(plan, place, dataset, lengths)
         notes[:] = dict.fromkeys(notes)
+        files = (place / CHECKPOINTS / "latest").resolve().iterdir()
+        report["forecast"]["checkpoint"] = {"bytes": sum(each.stat().st_size for each in files), "how": "measured"}
         return {**report, "schedule": shown, "initial_weights": initial}
 
 
@@ -166,7 +170,15 @@ def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
 class Tryout:
     """Runs a model on the first batches of every stream and collects the contract."""
 
-    def __init__(self, training: Training, model: AbstractModel, round_trip: RoundTrip, notes: list[str]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        model: AbstractModel,
+        round_trip: RoundTrip,
+        notes: list[str],
+        *,
+        compiles: bool = True,
+    ) -> None:
         self._loop = training.main_loop
         self._dataset = training.dataset
         self._hooks = training.hooks
@@ -180,6 +192,7 @@ class Tryout:
         self._seconds: dict[str, float] = {}  # for a batch, including reading
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
+        self._step_memory = None if compiles else StepMemory()
 
     def run(self) -> None:
         """Try all streams: first those of the main loop; of the others, only the batches are read."""
@@ -299,7 +312,8 @@ class Tryout:
             self._round_trip.begin()
         seconds = math.inf
         for _ in range(_TIMED if index else 1):
-            outputs, taken = timed_run(self._model, batch, train, name)
+            with self._step_memory if train and not index and self._step_memory is not None else nullcontext():
+                outputs, taken = timed_run(self._model, batch, train, name)
             seconds = min(seconds, taken)
         self._loop.check_outputs(outputs)
         for output, values in outputs.items():
@@ -320,6 +334,11 @@ class Tryout:
         lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
+        seconds = {
+            name: taken * lengths[name] / (extra[name].every or 1 if name in extra else 1)
+            for name, taken in self._seconds.items()
+            if lengths.get(name)
+        }
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,
@@ -330,13 +349,26 @@ class Tryout:
             "parameter_groups": list(parameter_groups(self._model)),
             "precision": getattr(self._model, "precision", None),
             "memory": memory(self._model),
-            "seconds_per_epoch": {
-                name: seconds * lengths[name] / (extra[name].every or 1 if name in extra else 1)
-                for name, seconds in self._seconds.items()
-                if lengths.get(name)
-            },
+            "seconds_per_epoch": seconds,
+            "forecast": self._forecast(seconds, lengths.get(self._loop.train_stream_name)),
             "notes": self._notes,
         }
+
+    def _forecast(self, seconds: Mapping[str, float], length: int | None) -> dict[str, Any]:
+        """Return what a run will take: what -> {`seconds` or `bytes`, `how` it is known}."""
+        found: dict[str, Any] = {}
+        if length:
+            iterations = {"epochs": length, "passes": length, "iterations": 1}
+            iterations["updates"] = self._model.iterations_per_update
+            limits = [
+                (unit, limit) for hook in self._hooks for unit, limit in hook.limits.items() if unit in iterations
+            ]
+            epochs = min((limit * iterations[unit] / length for unit, limit in limits), default=None)
+            if epochs is not None and {*seconds} >= {*self._loop.streams.extra}:
+                found["training"] = {"seconds": epochs * sum(seconds.values()), "how": "estimated"}
+        if self._step_memory is not None:
+            found["tensors of a step"] = {"bytes": self._step_memory.peak, "how": "measured"}
+        return found
 
 
 def call_event(listening: Any, event: str, **arguments: Any) -> None:

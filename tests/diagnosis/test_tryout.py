@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from emrun import create_training
 from emrun.base.errors import StateError
 from emrun.config.config import load_config
+from emrun.diagnosis.model_facts import StepMemory
 from emrun.diagnosis.tryout import try_out
+from emrun.training.create import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +62,7 @@ def test_the_same_config_gives_the_same_contract(tmp_path):
     config = load_config(ROOT / "sample_configs" / "majority.yaml")
     one, other = try_out(config), try_out(config)
     for found in (one, other):
-        del found["seconds_per_epoch"], found["memory"]
+        del found["seconds_per_epoch"], found["memory"], found["forecast"]["training"]
     assert one == other
 
 
@@ -109,3 +112,66 @@ def test_the_groups_of_each_optimizer_are_there_with_their_rates_and_parameters(
     assert (first["optimizer"], first["class"], first["group"]) == ("weights", "AdamW", 0)
     assert (first["lr"], first["weight_decay"], first["parameters"], first["count"]) == (0.5, 0.01, ["weight"], 11)
     assert (second["lr"], second["weight_decay"], second["parameters"]) == (0.1, None, ["bias"])
+
+
+class Wide(torch.nn.Module):
+    """Makes tensors of known sizes in a step: two at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        for _ in range(3):
+            held = torch.ones(1000, 1000)  # 4 MB; the one before ends when this one is made
+        return {"loss": (x.float().mean(1) * self.weight + 0 * held[0, 0])}
+
+
+def test_the_forecast_says_how_each_value_is_known(tmp_path):
+    config = {
+        "dataset": {"class": "Majority", "n": 100, "batch_size": 10},
+        "model": {"module": {"class": f"{__name__}.Wide"}, "inputs": ["x"], "optimizer": {"class": "SGD", "lr": 0.1}},
+        "hooks": [{"StopAfter": {"epochs": 7}}, {"StopAfter": {"iterations": 100_000}}],
+    }
+    found = try_out(load_config(config))
+    forecast, seconds = found["forecast"], found["seconds_per_epoch"]
+    assert {what: each["how"] for what, each in forecast.items()} == {
+        "training": "estimated", "tensors of a step": "measured", "checkpoint": "measured",
+    }  # fmt: skip
+    assert forecast["training"]["seconds"] == pytest.approx(7 * sum(seconds.values()))
+    assert 8_000_000 <= forecast["tensors of a step"]["bytes"] < 8_100_000
+    train(create_training(config, output_dir=tmp_path / "run", overrides=["hooks.0.StopAfter.epochs=1"]))
+    latest = (tmp_path / "run" / "checkpoints" / "latest").resolve()
+    size = sum(each.stat().st_size for each in latest.iterdir())
+    assert forecast["checkpoint"]["bytes"] == pytest.approx(size, rel=0.05)
+
+
+def test_sparse_gradients_do_not_disturb_the_forecast():
+    config = {
+        "dataset": {"class": "Majority", "n": 100, "batch_size": 10},
+        "model": {
+            "module": {"class": f"{__name__}.Sparse"}, "inputs": ["x"], "optimizer": {"class": "SparseAdam"},
+        },
+        "hooks": [{"StopAfter": {"minutes": 7}}],
+    }  # fmt: skip
+    forecast = try_out(load_config(config))["forecast"]
+    assert forecast["tensors of a step"]["bytes"] > 1000 * 100 * 4
+    assert "training" not in forecast  # it ends at a time
+
+
+class Sparse(torch.nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, 100, sparse=True)
+
+    def forward(self, x):
+        return {"loss": self.embedding(x.long().abs() % 1000).mean((1, 2))}
+
+
+def test_a_compiled_function_of_a_module_is_measured_as_it_is_run():
+    linear = torch.compile(torch.nn.Linear(4, 4), backend="aot_eager", fullgraph=True)
+    with StepMemory() as found:
+        linear(torch.ones(2, 4)).sum().backward()
+    assert 100 < found.peak < 1000
