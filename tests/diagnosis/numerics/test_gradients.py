@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from planted import HALVES, row_of
+from faulty_models import HALVES, row_of
 
 from emrun.base.encoding import random_state
 from emrun.diagnosis.numerics.gradients import Catch, Step, difference, without_dropout
@@ -27,14 +27,14 @@ def test_a_module_that_gives_other_gradients_each_time_is_random(module):
 
 
 def test_a_train_step_that_steps_its_optimizer_is_left_out():
-    result, _, text = row_of({"class": "planted.OwnSteps", "module": {"class": "planted.Net"}}, HALVES)
+    result, _, text = row_of({"class": "faulty_models.OwnSteps", "module": {"class": "faulty_models.Net"}}, HALVES)
     assert result == "not applicable"
     assert "train_step makes its updates itself" in text
 
 
 def test_a_loss_without_gradients_is_left_out():
     loss = {"import": "torch.nn.functional.mse_loss", "inputs": ["x", "x"]}
-    result, _, text = row_of({"module": {"class": "planted.Net"}, "loss": loss}, HALVES)
+    result, _, text = row_of({"module": {"class": "faulty_models.Net"}, "loss": loss}, HALVES)
     assert result == "not applicable"
     assert "the loss does not depend on any parameter" in text
 

@@ -1,22 +1,22 @@
 """The gradient of a batch against those of its halves: what is the same, what differs, what depends on the batch."""
 
 import pytest
-from planted import HALVES, TOKENS, row_of
+from faulty_models import HALVES, TOKENS, row_of
 
 
 def test_halves_of_a_mean_over_examples_are_the_same_with_dropout_off():
     part = {"class": "torch.nn.LayerNorm", "normalized_shape": 5}
-    assert row_of({"module": {"class": "planted.Net", "part": part, "rate": 0.5}}, HALVES) == ("same", None, "")
-    assert row_of({"module": {"class": "planted.DropRate"}}, HALVES) == ("same", None, "")
+    assert row_of({"module": {"class": "faulty_models.Net", "part": part, "rate": 0.5}}, HALVES) == ("same", None, "")
+    assert row_of({"module": {"class": "faulty_models.DropRate"}}, HALVES) == ("same", None, "")
 
 
 def test_weights_of_examples_are_weights_of_halves():
-    model = {"module": {"class": "planted.Tokens", "how": "weighted"}, **TOKENS}
+    model = {"module": {"class": "faulty_models.Tokens", "how": "weighted"}, **TOKENS}
     assert row_of(model, HALVES)[0] == "same"
 
 
 def test_a_mean_over_tokens_differs_and_the_weights_are_named():
-    model = {"module": {"class": "planted.Tokens", "how": "mean"}, **TOKENS}
+    model = {"module": {"class": "faulty_models.Tokens", "how": "mean"}, **TOKENS}
     result, name, text = row_of(model, HALVES)
     assert (result, name) == ("differs", "table.weight")
     assert "the loss weighs the halves 28.6 : 71.4, and emrun 50 : 50" in text  # 1 + 2 + 3 and 4 + 5 + 6 tokens
@@ -24,7 +24,7 @@ def test_a_mean_over_tokens_differs_and_the_weights_are_named():
 
 
 def test_a_sum_over_examples_differs():
-    model = {"module": {"class": "planted.Tokens", "how": "sum"}, **TOKENS}
+    model = {"module": {"class": "faulty_models.Tokens", "how": "sum"}, **TOKENS}
     result, _, text = row_of(model, HALVES)
     assert result == "differs"
     assert "the loss is a sum over the examples" in text
@@ -33,9 +33,9 @@ def test_a_sum_over_examples_differs():
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ({"class": "planted.Net", "part": {"class": "torch.nn.BatchNorm1d", "num_features": 5}}, "part"),
-        ({"class": "planted.Centred"}, "Centred"),
-        ({"class": "planted.ByName"}, "ByName"),
+        ({"class": "faulty_models.Net", "part": {"class": "torch.nn.BatchNorm1d", "num_features": 5}}, "part"),
+        ({"class": "faulty_models.Centred"}, "Centred"),
+        ({"class": "faulty_models.ByName"}, "ByName"),
     ],
 )
 def test_a_part_that_looks_at_the_batch_is_named(module, name):
@@ -43,13 +43,14 @@ def test_a_part_that_looks_at_the_batch_is_named(module, name):
 
 
 @pytest.mark.parametrize(
-    ("loss", "name"), [({"import": "planted.contrastive"}, "contrastive"), ({"class": "planted.Hardest"}, "Hardest")]
+    ("loss", "name"),
+    [({"import": "faulty_models.contrastive"}, "contrastive"), ({"class": "faulty_models.Hardest"}, "Hardest")],
 )
 def test_a_loss_that_looks_at_the_batch_is_named(loss, name):
-    model = {"module": {"class": "planted.Net"}, "loss": {**loss, "inputs": ["logits", "y"]}}
+    model = {"module": {"class": "faulty_models.Net"}, "loss": {**loss, "inputs": ["logits", "y"]}}
     assert row_of(model, HALVES)[:2] == ("depends on the batch", name)
 
 
 def test_a_batch_of_one_example_is_left_out():
-    result, _, text = row_of({"module": {"class": "planted.Net"}}, HALVES, dataset={"batch_size": 1})
+    result, _, text = row_of({"module": {"class": "faulty_models.Net"}}, HALVES, dataset={"batch_size": 1})
     assert (result, text) == ("not applicable", "the batch has one example")

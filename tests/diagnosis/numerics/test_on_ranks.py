@@ -1,8 +1,8 @@
 """Processes that share a batch have the gradients of one; here they are forks, in tests/cli/test_check.py new ones."""
 
 import pytest
+from faulty_models import TOKENS, config_of
 from in_ranks import in_ranks
-from planted import TOKENS, config_of
 
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
@@ -20,10 +20,10 @@ NORM = {"class": "torch.nn.BatchNorm1d", "num_features": 5}
 @pytest.mark.parametrize(
     ("model", "result"),
     [
-        ({"module": {"class": "planted.Net", "rate": 0.5}, "accumulate": 2}, "same"),
-        ({"module": {"class": "planted.Tokens", "how": "weighted"}, **TOKENS}, "same"),
-        ({"module": {"class": "planted.Net", "part": NORM}}, "differs"),
-        ({"module": {"class": "planted.Net", "part": NORM}, "sync_batch_norm": True}, "same"),
+        ({"module": {"class": "faulty_models.Net", "rate": 0.5}, "accumulate": 2}, "same"),
+        ({"module": {"class": "faulty_models.Tokens", "how": "weighted"}, **TOKENS}, "same"),
+        ({"module": {"class": "faulty_models.Net", "part": NORM}}, "differs"),
+        ({"module": {"class": "faulty_models.Net", "part": NORM}, "sync_batch_norm": True}, "same"),
     ],
 )
 def test_ranks_have_the_gradients_of_one_process(tmp_path, model, result):

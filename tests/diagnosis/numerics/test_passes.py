@@ -1,9 +1,9 @@
 """A second pass of an evaluated stream, and a model that is saved and loaded: what differs is named."""
 
 import pytest
-from planted import AGAIN, LOADED, row_of
+from faulty_models import AGAIN, LOADED, row_of
 
-NET = {"module": {"class": "planted.Net", "rate": 0.5}}
+NET = {"module": {"class": "faulty_models.Net", "rate": 0.5}}
 
 
 def of(module):
@@ -37,7 +37,7 @@ def test_a_source_that_is_changed_in_place_is_named(streams):
 
 
 def test_dropout_that_is_on_in_evaluation_is_named():
-    found, name, text = row_of({"module": {"class": "planted.AlwaysDropping", "rate": 0.5}}, AGAIN)
+    found, name, text = row_of({"module": {"class": "faulty_models.AlwaysDropping", "rate": 0.5}}, AGAIN)
     assert (found, name) == ("differs", "logits")
     assert "in evaluation mode, drop (Dropout) drops" in text
 
@@ -47,7 +47,7 @@ def test_noise_in_evaluation_is_random():
 
 
 def test_a_metric_that_keeps_state_is_named():
-    metrics = {"listed": {"class": "planted.ListedMean", "inputs": ["logits"]}}
+    metrics = {"listed": {"class": "faulty_models.ListedMean", "inputs": ["logits"]}}
     found, name, text = row_of({**NET, "metrics": metrics}, AGAIN)
     assert (found, name) == ("differs", "listed")
     assert "which its reset() leaves" in text

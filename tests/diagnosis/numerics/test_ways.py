@@ -1,14 +1,14 @@
 """Compiled, in 16 bits, in micro batches and recomputed, a step has the gradients of the plain one."""
 
 import pytest
-from planted import COMPILED, PARTS, PRECISION, RECOMPUTED, TOKENS, row_of, rows_of
+from faulty_models import COMPILED, PARTS, PRECISION, RECOMPUTED, TOKENS, row_of, rows_of
 
 AOT = {"backend": "aot_eager"}
 NORM = {"class": "torch.nn.BatchNorm1d", "num_features": 5}
 
 
 def net(**more):
-    return {"module": {"class": "planted.Net", "rate": 0.5}, **more}
+    return {"module": {"class": "faulty_models.Net", "rate": 0.5}, **more}
 
 
 def test_all_ways_at_once_are_the_same():
@@ -25,7 +25,7 @@ def test_what_the_config_does_not_have_is_left_out():
 
 
 def test_a_compiled_backward_with_other_gradients_differs():
-    model = net(module={"class": "planted.Doubled"}, compile=AOT)
+    model = net(module={"class": "faulty_models.Doubled"}, compile=AOT)
     result, name, text = row_of(model, COMPILED)
     assert (result, name) == ("differs", "first.weight")
     assert text == "first.weight by 0.5"
@@ -34,26 +34,26 @@ def test_a_compiled_backward_with_other_gradients_differs():
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_16_bits_that_compute_another_thing_differ(precision):
     assert row_of(net(precision=precision), PRECISION)[0] == "same"
-    result, _, text = row_of(net(module={"class": "planted.WrongInAutocast"}, precision=precision), PRECISION)
+    result, _, text = row_of(net(module={"class": "faulty_models.WrongInAutocast"}, precision=precision), PRECISION)
     assert result == "differs", text
 
 
 def test_parts_of_a_batch_depend_on_it_as_halves_do():
-    model = net(module={"class": "planted.Net", "part": NORM}, micro_batch_size=2)
+    model = net(module={"class": "faulty_models.Net", "part": NORM}, micro_batch_size=2)
     assert row_of(model, PARTS)[:2] == ("depends on the batch", "part")
 
 
 def test_parts_of_a_batch_without_the_weights_of_tokens_differ():
-    model = {"module": {"class": "planted.Tokens", "how": "mean"}, **TOKENS, "micro_batch_size": 2}
+    model = {"module": {"class": "faulty_models.Tokens", "how": "mean"}, **TOKENS, "micro_batch_size": 2}
     assert row_of(model, PARTS)[:2] == ("differs", "table.weight")
 
 
 def test_another_value_when_an_activation_is_computed_again_differs():
-    result, name, _ = row_of(net(module={"class": "planted.Forgetful"}, recompute="part"), RECOMPUTED)
+    result, name, _ = row_of(net(module={"class": "faulty_models.Forgetful"}, recompute="part"), RECOMPUTED)
     assert result == "differs"
     assert name.startswith("first.")
 
 
 def test_recomputed_noise_is_the_same_noise():
-    model = net(module={"class": "planted.FunctionalDropout"}, recompute="first")
+    model = net(module={"class": "faulty_models.FunctionalDropout"}, recompute="first")
     assert row_of(model, RECOMPUTED)[0] == "same"

@@ -22,7 +22,7 @@ def config_of(model, dataset=None, **more):
     usual["loss"] = {"class": "torch.nn.CrossEntropyLoss", "inputs": ["logits", "y"]}
     model = {name: value for name, value in {**usual, **model}.items() if value is not None}
     config = {
-        "dataset": {"class": "planted.Data", **(dataset or {})},
+        "dataset": {"class": "faulty_models.Data", **(dataset or {})},
         "model": model,
         "main_loop": {"extra_streams": ["valid"], "on_unused_sources": "ignore"},
         "hooks": [{"StopAfter": {"epochs": 1}}],
