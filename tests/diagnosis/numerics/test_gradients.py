@@ -14,14 +14,14 @@ from emrun.models.torch_model import TorchModel
 
 @pytest.mark.parametrize(("module", "text"), [("Noisy", "random numbers"), ("FunctionalDropout", "random numbers")])
 def test_noise_is_random(module, text):
-    result, _, said = row_of({"module": {"class": f"planted.{module}"}}, HALVES)
+    result, _, said = row_of({"module": {"class": f"faulty_models.{module}"}}, HALVES)
     assert result == "random"
     assert text in said
 
 
 @pytest.mark.parametrize("module", ["OwnNoise", "Counting"])
 def test_a_module_that_gives_other_gradients_each_time_is_random(module):
-    result, _, text = row_of({"module": {"class": f"planted.{module}"}}, HALVES)
+    result, _, text = row_of({"module": {"class": f"faulty_models.{module}"}}, HALVES)
     assert result == "random"
     assert "a step repeated with the same random states" in text
 

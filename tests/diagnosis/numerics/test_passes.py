@@ -7,7 +7,7 @@ NET = {"module": {"class": "faulty_models.Net", "rate": 0.5}}
 
 
 def of(module):
-    return {"module": {"class": f"planted.{module}"}}
+    return {"module": {"class": f"faulty_models.{module}"}}
 
 
 def test_the_same_twice():
