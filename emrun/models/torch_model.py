@@ -455,7 +455,7 @@ class TorchModel(ModuleModel):
             found = self._parts.prepare(inputs, examples_of(batch))
             if found is not None and self.write_setting is not None:
                 self.write_setting("micro_batch_size", found)
-        if not self._is_compared and isinstance(self._updates, Windows):
+        if not self._is_compared and (self._parts is not None or self._summed is not None):
             self._is_compared = True
             gathers = compare_halves(self, inputs, examples_of(batch))
             if self._summed is not None:

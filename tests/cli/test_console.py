@@ -153,7 +153,8 @@ def classes(logit, y):
 WRONG_CALLS = {
     "shape": (
         ["model.module={class: my_net.Net}"],
-        "forward of Net got x: float32 (10, 11)",
+        "forward of Net got x: float32 (10, 11); a linear layer with in_features 64 got a last axis of 11: set "
+        "in_features: 11, or change what it gets",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (10x11 and 64x1)",
         ['my_net.py", line 16, in forward', "return self.layer(x) if"],
     ),

@@ -81,7 +81,7 @@ def test_another_config_can_evaluate_the_weights(tmp_path):
     ("arguments", "message"),
     [
         ({"stream": "vaild"}, "no method 'vaild_stream'; did you mean 'valid'? (its streams: train, valid)"),
-        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; available: best"),
+        ({"checkpoint_name": "bset"}, "no checkpoint 'bset'; did you mean 'best'? available: best"),
     ],
 )
 def test_an_evaluation_of_what_is_not_there_leaves_nothing_behind(tmp_path, arguments, message):

@@ -1,6 +1,7 @@
 """Compiled, in 16 bits, in micro batches and recomputed, a step has the gradients of the plain one."""
 
 import pytest
+import torch
 from faulty_models import COMPILED, PARTS, PRECISION, RECOMPUTED, TOKENS, row_of, rows_of
 
 AOT = {"backend": "aot_eager"}
@@ -25,6 +26,7 @@ def test_what_the_config_does_not_have_is_left_out():
 
 
 def test_a_compiled_backward_with_other_gradients_differs():
+    torch.compiler.reset()  # what other tests of the process have compiled
     model = net(module={"class": "faulty_models.Doubled"}, compile=AOT)
     result, name, text = row_of(model, COMPILED)
     assert (result, name) == ("differs", "first.weight")
