@@ -19,6 +19,8 @@ def shorter(config):
     """Return overrides with which a short run of a sample, a path in `SAMPLES`, is fast and ends successfully."""
     if config.parent.name == "char_gpt":
         return SMALL_GPT
+    if config.parent.name in ("detection", "reinforce"):
+        return ["main_loop.extra_streams=[{valid: {batches: 2}}]"]
     if config.parent.name == "language_model":
         return [*SMALL, "dataset.valid=my_model.py"]  # a short text
     return ["~hooks.Check"] if "Check:" in (SAMPLES / config).read_text() else []
