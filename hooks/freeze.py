@@ -96,6 +96,9 @@ class Freeze(AbstractHook):
         if self._is_due():
             how_long = f"for the first {until}" if until is not None else "always"
             _LOG.info("Freeze: %s frozen %s", counted(len(self._parameters), "parameter"), how_long)
+        if self._was_held or (self._is_due() and not loop.model.is_accumulating):
+            for each in self._parameters:
+                each.requires_grad = False  # checkpoints before the first batch have the files of later ones
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Freeze the parameters, or end that; only between updates, so that no update has half of the gradients."""

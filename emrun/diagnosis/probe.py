@@ -37,7 +37,10 @@ from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
+from emrun.storage.checkpoints.manifest import FROZEN
 from emrun.storage.checkpoints.state_file import FILE, load_state
+from emrun.storage.checkpoints.weights import FILE as WEIGHTS
+from emrun.storage.checkpoints.weights import INDEX, UNFROZEN
 from emrun.storage.run import CHECKPOINTS
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training
@@ -241,9 +244,9 @@ def _final(directory: Path) -> dict[str, Any]:
     weights: dict[str, str] = {}
     for path in sorted(place.iterdir()):
         if path.suffix == _WEIGHTS:
-            kind = "" if path.stem == "model" else f"{path.stem}: "
+            kind = "" if path.name in (WEIGHTS, FROZEN, UNFROZEN) else f"{path.stem}: "
             weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
-        elif path.name not in (FILE, "manifest.json"):
+        elif path.name not in (FILE, INDEX, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
     hooks = {}
     for each in state["hooks"]:

@@ -46,7 +46,7 @@ from emrun.ranks.shares import rows_in
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS
-from emrun.storage.checkpoints.weights import write_weights
+from emrun.storage.checkpoints.weights import Collected, write_apart, write_weights
 
 
 class ModuleModel(AbstractModel):
@@ -324,38 +324,33 @@ class ModuleModel(AbstractModel):
         if self.is_sharded:
             raise StateError("the weights lie on several ranks (model.strategy), and are in the checkpoints only")
         with self._optimizers.mode_of_evaluations():
-            for write in self._writers(copied=False):
-                write(directory)
+            for name, weights in self._collected(copied=False).items():
+                write_weights(*weights, directory, name)
 
     def stage(self) -> Callable[[Path], None] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`.
+
+        The function writes large frozen parameters to a file of their own; see `write_apart`.
 
         If the weights are sharded, all ranks call this, and rank 0 gets the whole of them.
         """
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
         with self._optimizers.mode_of_evaluations():
-            writers = self._writers(copied=True)
+            found = self._collected(copied=True)
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        return partial(write_apart, found, [name for name, each in parameters if not each.requires_grad])
 
-        def write_all(directory: Path) -> None:
-            for write in writers:
-                write(directory)
-
-        return write_all
-
-    def _writers(self, *, copied: bool) -> list[Callable[[Path], None]]:
-        """Return functions that write the weights of evaluations, and those of the training if they are others."""
+    def _collected(self, *, copied: bool) -> dict[str, Collected]:
+        """Return file -> the weights of evaluations, and those of the training if they are others."""
         others, module = self._evaluation_weights, self.module
         if others is None:
-            return [partial(write_weights, *collect_weights(module, copied=copied))]
-        of_both = (
-            (FILE_OF_WEIGHTS, others.replaced(evaluation=True)),
-            (TRAINED, others.replaced(evaluation=False)),
-        )
-        return [
-            partial(write_weights, *collect_weights(module, copied=copied, replaced=replaced), name=name)
-            for name, replaced in of_both
-        ]
+            return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}
+        of_both = {
+            FILE_OF_WEIGHTS: others.replaced(evaluation=True),
+            TRAINED: others.replaced(evaluation=False),
+        }
+        return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
 
     @property
     def evaluation_weights(self) -> Mapping[str, Tensor] | None:

@@ -55,12 +55,13 @@ class Removal:
 
     @property
     def size(self) -> int:
-        """How many bytes this frees; 0 if there is nothing to remove."""
-        found = 0
+        """How many bytes this frees; 0 if there is nothing to remove. A file under several names counts once."""
+        found = {}
         for path in self.files:
             with suppress(OSError):
-                found += path.lstat().st_size
-        return found
+                each = path.lstat()
+                found[each.st_dev, each.st_ino] = each.st_size
+        return sum(found.values())
 
     def refusal(self) -> str | None:
         """Return why the run must not be touched: it runs, or it is not surely a run; None if it may."""

@@ -272,16 +272,20 @@ def numbers_of(epoch: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def size_below(directory: Path) -> int:
-    """Return the size of all files below a directory in bytes; what cannot be read is left out."""
-    total, waiting = 0, [str(directory)]
+    """Return the size of all files below a directory in bytes, each once; what cannot be read is left out."""
+    waiting, linked, total = [str(directory)], set(), 0
     while waiting:
         with suppress(OSError), os.scandir(waiting.pop()) as entries:
             for each in entries:
                 with suppress(OSError):
                     if each.is_dir(follow_symlinks=False):
                         waiting.append(each.path)
-                    else:
-                        total += each.stat(follow_symlinks=False).st_size
+                        continue
+                    found = each.stat(follow_symlinks=False)
+                    if found.st_nlink == 1 or (found.st_dev, found.st_ino) not in linked:
+                        total += found.st_size
+                    if found.st_nlink > 1:
+                        linked.add((found.st_dev, found.st_ino))
     return total
 
 

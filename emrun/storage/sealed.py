@@ -20,18 +20,19 @@ _DEPTH = 3  # a folder is in another one in the run directory: see `opened_regul
 _CHUNK = 2**24  # bytes; large, because a thread waits for the interpreter lock between two chunks
 
 
-def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
+def seal(folder: Path, name: str, content: Mapping[str, Any], known: Mapping[str, Any] | None = None) -> None:
     """Flush the files of a folder to disk, then write the file that describes the folder.
 
     Args:
         folder: the folder, under its temporary path.
         name: the name of the file that is written.
         content: the content of this file, besides `files` and its own `sha256`.
+        known: the entries of files that have been described before; see `describe`.
     """
     files = {}
     for path in sorted(folder.iterdir()):
         flush_file(path)
-        files[path.name] = describe(path)
+        files[path.name] = (known or {}).get(path.name) or describe(path)
     (folder / name).write_text(_text_of({**content, "files": files}), encoding="utf-8")
     flush_file(folder / name)
     flush_directory(folder)

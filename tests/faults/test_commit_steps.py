@@ -11,8 +11,14 @@ import shutil
 import signal
 
 import pytest
+import torch
 
-STEPS = ("fsync", "mkdir", "rename", "replace", "symlink", "unlink", "rmdir", "truncate")
+from emrun.storage.checkpoints import weights
+from emrun.storage.checkpoints.commits import commit, find, newest
+from emrun.storage.checkpoints.manifest import Contents, verify
+from emrun.storage.checkpoints.saved_weights import read_saved
+
+STEPS = ("fsync", "link", "mkdir", "rename", "replace", "symlink", "unlink", "rmdir", "truncate")
 HOW = ("kill", "kill after", "ENOSPC", "EIO", "EACCES")
 EPOCHS = 1
 
@@ -99,3 +105,50 @@ def test_a_step_that_fails_leaves_the_old_or_the_new(tmp_path, small, straight, 
                 with trial.reading():
                     assert ended(small.start_or_resume, directory, EPOCHS) == 0
             assert small.result(directory) == expected
+
+
+def commit_frozen(root, iteration):
+    """Commit weights of which one is frozen and shared with the checkpoint before."""
+    found = {"frozen": torch.ones(2**18), "trained": torch.full((3,), float(iteration))}
+    commit(
+        root,
+        lambda place: weights.write_apart({weights.FILE: (found, {})}, ["frozen"], place),
+        epoch=0,
+        iteration=iteration,
+        names=["latest"],
+    )
+
+
+@pytest.mark.fault("a step of a commit that shares a file with the checkpoint before fails")
+@pytest.mark.parametrize("how", HOW)
+def test_a_checkpoint_that_shares_a_file_is_whole_after_each_step(tmp_path, small, ended, trials, how):
+    first, root = tmp_path / "first", tmp_path / "root"
+    commit_frozen(first, 1)
+
+    def run(at, count_file=None):
+        fail_at(at, getattr(errno, how, how), lambda: commit_frozen(root, 2), count_file)
+
+    shutil.copytree(first, root, symlinks=True)
+    inode = (root / "latest" / "frozen.safetensors").stat().st_ino
+    assert ended(run, 0, tmp_path / "count") == 0
+    assert Contents.of(root).own == ["it-00000002"]
+    assert (root / "latest" / "frozen.safetensors").stat().st_ino == inode
+    steps = int((tmp_path / "count").read_text())
+    assert steps > 8
+    for trial in trials(range(1, steps + 1), small=2):
+        with trial:
+            shutil.rmtree(root)
+            shutil.copytree(first, root, symlinks=True)
+            status = ended(run, trial.case)
+            with trial.telling():
+                assert status in ((0, -signal.SIGKILL) if "kill" in how else (0, 74))
+            with trial.reading():
+                there = newest(root)
+                tensors = read_saved(there).tensors
+                assert tensors["frozen"].equal(torch.ones(2**18))
+                assert tensors["trained"].tolist() == [float(there.name.split("-")[1])] * 3
+            commit_frozen(root, 3)
+            place = find(root, "latest")
+            verify(place)
+            assert Contents.of(root).own == ["it-00000003"]
+            assert read_saved(place).tensors["trained"].tolist() == [3.0] * 3

@@ -154,3 +154,9 @@ def test_the_size_does_not_count_what_links_lead_to(tmp_path):
     (tmp_path / "run" / "link").symlink_to(tmp_path / "large")
     (tmp_path / "run" / "up").symlink_to(tmp_path)
     assert size_below(tmp_path / "run") < 1000
+
+
+def test_the_size_counts_a_file_with_several_names_once(tmp_path):
+    (tmp_path / "first").write_bytes(b"x" * 1000)
+    (tmp_path / "second").hardlink_to(tmp_path / "first")
+    assert size_below(tmp_path) == 1000

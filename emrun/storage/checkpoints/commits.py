@@ -202,7 +202,8 @@ def copy_up_to(place: Path, root: Path) -> Path | None:
 
 
 def _copied(place: Path, root: Path) -> Path | None:
-    if not _copy(place, root / place.name):
+    files: dict[tuple[int, ...], Path] = {}
+    if not _copy(place, root / place.name, files):
         return None
     own = read_manifest(root / place.name).commit
     here = Contents.of(place.parent)
@@ -211,7 +212,7 @@ def _copied(place: Path, root: Path) -> Path | None:
             continue
         if manifest.commit < own:
             try:
-                _copy(place.parent / name, root / name)
+                _copy(place.parent / name, root / name, files)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # a file is missing, a link or a pipe
                     raise
@@ -224,10 +225,15 @@ def _copied(place: Path, root: Path) -> Path | None:
     return root / place.name
 
 
-def _copy(place: Path, target: Path) -> bool:
+def _copy(place: Path, target: Path, files: dict[tuple[int, ...], Path]) -> bool:
     """Copy a checkpoint; return whether the directory was there all the time, and leave nothing otherwise.
 
     A checkpoint of the same iteration may have been committed under the name of one that was deleted.
+
+    Args:
+        place: the checkpoint.
+        target: the directory that is made.
+        files: what identifies a file that several checkpoints have -> its copy, which the copies have too.
     """
     before = _identity(place)
     if before is None:
@@ -235,6 +241,13 @@ def _copy(place: Path, target: Path) -> bool:
     target.mkdir()
     try:
         for name in files_of(place / FILE):
+            found = (place / name).lstat()
+            key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+            same = files.setdefault(key, target / name)
+            with suppress(OSError):
+                if same != target / name:
+                    os.link(same, target / name)
+                    continue
             copy_regular(place / name, target / name, depth=3)
     except FileNotFoundError:
         if _identity(place) == before:

@@ -20,7 +20,7 @@ from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
 FORMAT = 2
 FILE = "manifest.json"
-STATE, TRAINED = "state.pt", "training.safetensors"
+STATE, TRAINED, FROZEN = "state.pt", "training.safetensors", "frozen.safetensors"
 TO_RESUME = (STATE, TRAINED)
 """The files of a checkpoint that a resume needs and an evaluation does not, with few exceptions; see `leave_out`."""
 ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
@@ -89,7 +89,19 @@ def seal_manifest(folder: Path, commit: int, epoch: int, iteration: int, names: 
     """Flush the files of a checkpoint and write its manifest."""
     content = {"format": FORMAT, "commit": commit, "epoch": epoch, "iteration": iteration, "names": names}
     record({name: kind for name, kind in MANIFEST.items() if name != "files"}).check(content)
-    seal(folder, FILE, content)
+    seal(folder, FILE, content, _known_of_linked(folder))
+
+
+def _known_of_linked(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the entry of the frozen tensors in the manifest of a checkpoint with the same file."""
+    frozen = folder / FROZEN
+    if frozen.exists() and frozen.stat().st_nlink > 1:
+        for place in (folder.with_name(name) for name in Contents.of(folder.parent).own):
+            with suppress(OSError):  # another process deletes the checkpoint
+                manifest = readable_manifest(place) if frozen.samefile(place / FROZEN) else None
+                if manifest is not None and FROZEN in manifest.files:
+                    return {FROZEN: manifest.files[FROZEN]}
+    return {}
 
 
 def read_manifest(place: Path) -> Manifest:

@@ -23,11 +23,10 @@ from emrun.base.wording import in_one_line, listed, nearest
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST
 from emrun.storage.checkpoints.manifest import verify
-from emrun.storage.checkpoints.weights import FILE, read_safetensors
+from emrun.storage.checkpoints.weights import FILE, INDEX, read_safetensors
 from emrun.storage.files import refuse_timeout, storing
 from emrun.storage.run import CHECKPOINTS, holds_run
 
-_INDEX = f"{FILE}.index.json"
 _INDEX_ENDING = ".index.json"
 _LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
 _NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
@@ -76,19 +75,24 @@ def read_saved(path: Path) -> SavedWeights:
         return _of_run(path)
     if (path / MANIFEST).exists():
         verify(path.resolve())
-        if not (path / FILE).exists():
+        if not _weights_in(path).exists():
             raise UsageError(f"checkpoint {path} has no {FILE}: its model saves its weights in another way")
-    found = next((path / name for name in (FILE, _INDEX) if (path / name).exists()), None)
-    if found is None:
+    found = _weights_in(path)
+    if not found.exists():
         with storing(path, "read"):
             there = sorted(each.name for each in path.iterdir())
         files = [each for each in there if each.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt"))]
         advice = "; write the path of one of its files" if files else ""
         raise UsageError(
-            f"{path} is neither a run nor a checkpoint, and has no {FILE} or {_INDEX}{advice} (it has "
+            f"{path} is neither a run nor a checkpoint, and has no {FILE} or {INDEX}{advice} (it has "
             f"{_first(files or there)})"
         )
     return _of_file(found)
+
+
+def _weights_in(directory: Path) -> Path:
+    """Return the file that has or lists the weights; `model.safetensors` if neither is there."""
+    return next((directory / name for name in (FILE, INDEX) if (directory / name).exists()), directory / FILE)
 
 
 def _first(names: list[str]) -> str:
@@ -122,7 +126,7 @@ def _of_run(path: Path) -> SavedWeights:
             place, which = commits.find(root), "the run has no best; latest"
         try:
             verify(place)
-            found = _of_file(place / FILE)
+            found = _of_file(_weights_in(place))
         except StorageError as error:
             if commits.find(root) == place:
                 commits.note_intact(error, root)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from emrun.base.errors import StorageError, reason_of
+from emrun.storage.checkpoints.manifest import FROZEN, Contents
 from emrun.storage.files import opened_regular, refuse_timeout, storing
 
 FILE = "model.safetensors"
-"""The weights that evaluations use."""
+"""The weights that evaluations use, unless frozen tensors lie apart."""
+INDEX = f"{FILE}.index.json"
+"""Which file has which tensor, in the format of transformers, if frozen tensors lie apart."""
+UNFROZEN = "unfrozen.safetensors"
+"""The other tensors of the weights that evaluations use, if frozen tensors lie apart."""
+LEAST_APART = 2**20  # bytes of frozen tensors that are worth a file
+
+Collected = tuple[Mapping[str, Tensor], Mapping[str, str]]
+"""The weights and the names of tied weights, as `write_weights` takes them."""
 
 _TIED = "tied"  # the only key of the metadata: safetensors writes several in random order, and files would differ
 
@@ -51,14 +62,78 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
         raise StorageError(code, f"cannot write {path}: {'the disk is full' if full else error}") from error
 
 
-def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
-    """Return the weights that `write_weights` wrote; a tied weight is returned under each of its names.
+def write_apart(found: Mapping[str, Collected], frozen: Collection[str], directory: Path) -> None:
+    """Write weights to files, the frozen tensors to one of their own if they are large: `frozen.safetensors`.
+
+    The file is a hard link to that of the newest checkpoint in the parent directory if this has the same bytes, and is
+    written where the file system has no hard links. The bytes are compared, because a frozen tensor may be changed by
+    hand, such as the average of another one.
+
+    Args:
+        found: name of a file, `model.safetensors` first -> what it holds.
+        frozen: the names of frozen tensors. Those with other values in one of the files do not lie apart.
+        directory: the directory of the files.
 
     Raises:
-        StorageError: the file cannot be read.
+        StorageError: a file cannot be written.
     """
-    with opened_regular(directory / name):  # a pipe would wait for a writer
-        return read_safetensors(directory / name)
+    (first, _), *others = found.values()
+    apart = {name: first[name] for name in frozen if name in first}
+    for weights, _ in others:
+        apart = {name: each for name, each in apart.items() if name in weights and _has_same_bytes(weights[name], each)}
+    if sum(each.nbytes for each in apart.values()) < LEAST_APART:
+        apart = {}
+    tied = {name: of for _, each in found.values() for name, of in each.items() if of in apart}
+    if apart and not _link_frozen(apart, tied, directory):
+        write_weights(apart, tied, directory, FROZEN)
+    for name, (weights, names) in found.items():
+        rest = {each: tensor for each, tensor in weights.items() if each not in apart}
+        tied_rest = {each: of for each, of in names.items() if of in rest}
+        file = UNFROZEN if apart and name == FILE else name
+        write_weights(rest, tied_rest, directory, file)
+        if file == UNFROZEN:
+            size = sum(each.nbytes for each in weights.values())
+            places = dict.fromkeys((*apart, *tied), FROZEN) | dict.fromkeys((*rest, *tied_rest), UNFROZEN)
+            text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
+            with storing(directory / INDEX, "write"):
+                (directory / INDEX).write_text(text + "\n", encoding="utf-8")
+
+
+def _link_frozen(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> bool:
+    """Link the newest file of frozen tensors of another checkpoint if it has these bytes; return whether it has."""
+    with suppress(OSError):  # such as no file, another process deletes it, or no hard links here
+        paths = [directory.with_name(name) / FROZEN for name in Contents.of(directory.parent).own]
+        there = [each for each in paths if each.exists()]
+        path = max(there, key=lambda each: (each.parent.stat().st_mtime_ns, each), default=directory / FROZEN)
+        with opened_regular(path, depth=2):
+            tensors = read_safetensors(path)
+        wanted = {**weights, **{name: weights[of] for name, of in tied.items()}}
+        if tensors.keys() == wanted.keys() and all(
+            _has_same_bytes(tensors[name], each) for name, each in wanted.items()
+        ):
+            os.link(path, directory / FROZEN, follow_symlinks=False)
+            return True
+    return False
+
+
+def _has_same_bytes(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout) or one.layout != torch.strided:
+        return False
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def read_weights(directory: Path, name: str = FILE) -> dict[str, Tensor]:
+    """Return the weights that `write_weights` or `write_apart` wrote; a tied weight under each of its names.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    frozen = [FROZEN] if (directory / FROZEN).exists() else []
+    found: dict[str, Tensor] = {}
+    for each in (*frozen, UNFROZEN if frozen and name == FILE else name):
+        with opened_regular(directory / each):  # a pipe would wait for a writer
+            found |= read_safetensors(directory / each)
+    return found
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
