@@ -103,7 +103,9 @@ class Images:
             width, height = image.size
             if width * height > _MAX_PIXELS:
                 raise ValueError(f"an image of {width} x {height} pixels is too large")
-            deep = re.search(r";16|;32", str(image.tile)) or (image.format == "PPM" and _is_deep(image.tile))
+            deep = re.search(r";16|;32", str(image.tile)) or (
+                image.format == "PPM" and any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in image.tile)
+            )
             if image.mode not in _EIGHT_BITS or deep:  # Pillow cuts colours of 16 bits off without a word
                 message = f"an image of mode {image.mode} has more than 8 bits per channel; convert the image first"
                 raise ValueError(message)
@@ -193,10 +195,6 @@ def _centre(side: int, part: int, each: float) -> tuple[float, float]:
     whole = max(part, int(side / each))  # rounded as torchvision's Resize and CenterCrop
     first = round((whole - part) / 2)
     return first * (side / whole), (first + part) * (side / whole)
-
-
-def _is_deep(tiles: list[Any]) -> bool:
-    return any(isinstance(tile[3], tuple) and tile[3][-1] > 255 for tile in tiles)  # the largest value of a channel
 
 
 def write_image(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:

@@ -173,7 +173,10 @@ class _Sources(Part):
 
     def read(self, rows: Rows, ctx: StreamContext) -> dict[str, _Array]:
         """Return the batch of these rows."""
-        batch = {source: _native(values[rows]) for source, values in self._sources.items()}
+        batch = {
+            source: values[rows].astype(values.dtype.newbyteorder("="), copy=False)
+            for source, values in self._sources.items()
+        }
         for source, names in self._texts.items():
             batch[source] = self._forms.numbers(
                 source, names, batch[source], f"stream {ctx.stream_name!r}: {self._where}", rows
@@ -257,11 +260,6 @@ def _read_npz(argument: str, path: Path) -> dict[str, _Array]:
                 argument, f"{path}: its member {source!r} is not an array; write the file with numpy.savez"
             )
     return sources
-
-
-def _native(values: _Array) -> _Array:
-    """Return values in the byte order of the machine, the only order that torch supports."""
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
 def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:

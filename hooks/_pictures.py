@@ -95,7 +95,8 @@ def sheet(cells: Sequence[Cell], title: str) -> Pixels:
             if isinstance(cell.shown, np.ndarray):
                 box = (x / total, (y - above) / height, (width - 0.15) / total, above / height)
                 axes = drawing.add_axes(box, anchor="SW")
-                axes.imshow(cell.shown, cmap="gray", vmin=0, vmax=255, interpolation=_smooth(cell.shown))
+                how = "nearest" if max(cell.shown.shape[:2]) <= 64 else "antialiased"  # small ones keep their pixels
+                axes.imshow(cell.shown, cmap="gray", vmin=0, vmax=255, interpolation=how)
                 axes.set_xticks([])
                 axes.set_yticks([])
                 for spine in axes.spines.values():
@@ -106,11 +107,6 @@ def sheet(cells: Sequence[Cell], title: str) -> Pixels:
             color = "#b00020" if cell.is_wrong else "0.25"
             drawing.text(x / total, lower / height, "\n".join(lines), fontsize=7.5, color=color, **style)
         return drawn(drawing)
-
-
-def _smooth(pixels: Pixels) -> str:
-    """Return how a picture is resized: small ones keep their pixels."""
-    return "nearest" if max(pixels.shape[:2]) <= 64 else "antialiased"
 
 
 def _short(line: str, longest: int = _LONGEST) -> str:

@@ -119,10 +119,7 @@ class WriteCSV(FileSink):
         """Return whether a row is one to write: with an interval of epochs, the end of a run is too."""
         if row.every is not None or self._every is None or self._every.is_within_epochs or row.at_end:
             return row.every in (None, self._interval)
-        return self._every.is_epoch_due(row.epoch) or self._is_evaluation()
-
-    def _is_evaluation(self) -> bool:
-        return hasattr(self, "main_loop") and self.main_loop.evaluating
+        return self._every.is_epoch_due(row.epoch) or (hasattr(self, "main_loop") and self.main_loop.evaluating)
 
     def begin(self, facts: Facts, identity: Any) -> bool:
         """Begin the file anew, or cut it down to its content at a place."""

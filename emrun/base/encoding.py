@@ -109,10 +109,6 @@ def _numpy_state() -> Any:
     return state
 
 
-def _torch_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
 def _cuda_states() -> list[bytes]:
     states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return [state.numpy().tobytes() for state in states]
@@ -121,7 +117,7 @@ def _cuda_states() -> list[bytes]:
 GENERATORS: Mapping[str, Callable[[], Any]] = {
     "python": _python_state,
     "numpy": _numpy_state,
-    "torch": _torch_state,
+    "torch": lambda: torch.get_rng_state().numpy().tobytes(),
     "cuda": _cuda_states,
 }
 """Name of a global generator -> the function that returns its state in plain types; `cuda` is for all devices."""

@@ -108,7 +108,8 @@ class Table:
                 first = next(n for n in range(len(sizes) - 1, 1, -1) if n == 2 or _sum(least[:n]) <= space)
                 parts = range(first), [0, *range(first, len(sizes))]
                 return "\n\n".join(self._with(part).folded(space) for part in parts)
-            caps = (_capped(sizes, least, cap) for cap in range(max(sizes), 0, -1))
+            both = list(zip(sizes, least, strict=True))
+            caps = ([max(low, min(size, cap)) for size, low in both] for cap in range(max(sizes), 0, -1))
             sizes = next((each for each in caps if _sum(each) <= space), least)
         lines = [line for row in rows for line in _lines(row, sizes, align)]
         if self.headers:
@@ -124,10 +125,6 @@ class Table:
 
 def _sum(sizes: Sequence[int]) -> int:
     return sum(sizes) + _GAP * (len(sizes) - 1)
-
-
-def _capped(sizes: Sequence[int], least: Sequence[int], cap: int) -> list[int]:
-    return [max(low, min(size, cap)) for size, low in zip(sizes, least, strict=True)]
 
 
 def _lines(row: Sequence[str], sizes: Sequence[int], align: Sequence[str]) -> Iterator[str]:

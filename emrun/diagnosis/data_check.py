@@ -219,7 +219,8 @@ class _Look:
 
     def _judge_order(self) -> None:
         """Read pass 1 of the train stream until the labels are mixed."""
-        sources = [source for source, seen in self._labels(self._train).items() if 2 <= len(seen) <= _most_groups(seen)]
+        counts = {source: seen for source, seen in self._labels(self._train).items() if seen.total() >= _FEWEST}
+        sources = [source for source, seen in counts.items() if 2 <= len(seen) <= seen.total() // 2]
         groups: dict[str, set[Any]] = {source: set() for source in sources}
         last: dict[str, Any] = {}
         done = 0
@@ -312,11 +313,6 @@ def _ids(values: Any, first: int, count: int) -> list[str]:
     """Return the ids of the examples of a batch; without a source of ids, their numbers in the stream."""
     found = None if values is None else scalars(values)
     return list(map(str, range(first, first + count) if found is None else found))
-
-
-def _most_groups(labels: Counter[Any]) -> int:
-    """Return how many labels a source has at most whose order can be judged: their examples must be enough."""
-    return labels.total() // 2 if labels.total() >= _FEWEST else 0
 
 
 def _label(value: Any) -> str:

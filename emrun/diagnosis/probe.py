@@ -116,7 +116,11 @@ def _run(job: Job, record: _Record) -> None:
         return
     probe = Probe(record, job)
     probe.limits, loop._length.ends = loop.limits, False  # the schedules are those of the config
-    hooks = [each for each in loop.hooks if not _is_left_out(each)]
+    hooks = [
+        each
+        for each in loop.hooks
+        if not (is_tracker(each) or f"{type(each).__module__}.{type(each).__qualname__}" == _STOPS)
+    ]
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
     if not probe.is_too_long:
@@ -129,11 +133,6 @@ def _record_end(job: Job, record: _Record) -> None:
     """Record the final state of the run, once for all ranks."""
     if ranks().is_first:
         record("final", **_final(job.directory))
-
-
-def _is_left_out(hook: AbstractHook) -> bool:
-    """Return whether a hook does not run here."""
-    return is_tracker(hook) or f"{type(hook).__module__}.{type(hook).__qualname__}" == _STOPS
 
 
 class Probe(AbstractHook):

@@ -36,21 +36,17 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) 
         BaseException: any error that the dataset, the model or a hook raises.
     """
     for is_resumed in (False, True):
-        _train(plan, place, dataset, lengths, is_resumed=is_resumed)
-
-
-def _train(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *, is_resumed: bool) -> None:
-    loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
-    try:
-        if is_resumed:
-            loop.restore(place / CHECKPOINTS / "latest")
-        outcome = train_shortly(loop, lengths, after_epoch=is_resumed)
-    except BaseException as error:
-        error.__dict__.pop("kept_in", None)  # the log will be deleted
-        error.add_note("while training on 2 batches of each stream, in a temporary directory")
-        raise
-    if outcome.status == "interrupted":
-        signal.raise_signal(outcome.signal_number or signal.SIGTERM)
+        loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
+        try:
+            if is_resumed:
+                loop.restore(place / CHECKPOINTS / "latest")
+            outcome = train_shortly(loop, lengths, after_epoch=is_resumed)
+        except BaseException as error:
+            error.__dict__.pop("kept_in", None)  # the log will be deleted
+            error.add_note("while training on 2 batches of each stream, in a temporary directory")
+            raise
+        if outcome.status == "interrupted":
+            signal.raise_signal(outcome.signal_number or signal.SIGTERM)
 
 
 def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bool) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,38 +48,54 @@ class RoundTrip:
         self._before = unsaved_state(self.trained)
 
     def check(self, directory: Path) -> None:
-        """Save, load and compare.
-
-        Args:
-            directory: the checkpoint directory to create.
+        """Save, load and compare; see `difference`.
 
         Raises:
             StateError: an output or a state dict of the loaded model differs.
         """
+        found = self.difference(directory)
+        if found is None:
+            return
+        what, name, stream, *_ = found
+        if not stream:
+            raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
+        _evaluated(self.trained, dict(reversed(self.batches))[stream], stream)  # the last batch of both is the same
+        suspects = self._suspects()
+        cause = f". Changed by training, but in no checkpoint: {'; '.join(suspects)}" if suspects else ""
+        raise StateError(
+            f"a checkpoint does not restore the model exactly: {what} {name!r} of stream {stream!r} "
+            "differs after loading; state that save(), load() and state_dict() leave out must be a "
+            f"parameter, a buffer or part of get_extra_state(){cause}"
+        )
+
+    def difference(
+        self, directory: Path, train: Callable[[], object] = lambda: None
+    ) -> tuple[str, str, str, Any, Any] | None:
+        """Save, load and compare; return what differs first, its name, its stream and both values, or None.
+
+        What differs is an output or a metric, or the state dict, which has no stream.
+
+        Args:
+            directory: the checkpoint directory to create.
+            train: is called before the checkpoint is loaded; may train a model that is both.
+        """
         directory.mkdir()
         self.trained.save(directory)
-        saved = encode(self.trained.state_dict(), "state of the model")
+        saved = encode(self.trained.state_dict(), "state of the model", copied=True)
         save_state({"model": saved}, directory)
+        batches = dict(reversed(self.batches))  # the first batch of each stream
+        before = {stream: _evaluated(self.trained, batch, stream) for stream, batch in batches.items()}
+        train()
         self.other.load(directory)
         self.other.load_state_dict(decode(load_state(directory)["model"]))
         came_back = encode(self.other.state_dict(), "state of the model", copied=True)
-        for stream, batch in dict(reversed(self.batches)).items():  # the first batch of each stream
-            before, after = (
-                {**run_alike(each, batch, stream, train=False), **statistics_of(each, stream)}
-                for each in (self.trained, self.other)
-            )
-            for name, value in before.items():
+        for stream, batch in batches.items():
+            after = _evaluated(self.other, batch, stream)
+            for name, value in before[stream].items():
                 if not equal(value, after.get(name)):
                     what = "metric" if name in self.trained.writes else "output"
-                    suspects = self._suspects()
-                    cause = f". Changed by training, but in no checkpoint: {'; '.join(suspects)}" if suspects else ""
-                    raise StateError(
-                        f"a checkpoint does not restore the model exactly: {what} {name!r} of stream {stream!r} "
-                        "differs after loading; state that save(), load() and state_dict() leave out must be a "
-                        f"parameter, a buffer or part of get_extra_state(){cause}"
-                    )
-        if not equal(saved, came_back):
-            raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
+                    return what, name, stream, value, after.get(name)
+        return None if equal(saved, came_back) else ("state_dict", "state_dict", "", saved, came_back)
 
     def lost_state(self, begin: Callable[[AbstractModel], MainLoop]) -> Iterator[str]:
         """Yield messages on state that training has changed and that is neither in a checkpoint nor a cache of a batch.
@@ -115,6 +132,17 @@ def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -
     with preserved_randomness():
         seed_everything(0, "round trip", stream)
         return model.run(batch, train, stream)
+
+
+def _evaluated(model: AbstractModel, batch: Batch, stream: str) -> dict[str, Any]:
+    """Return copies of the outputs of a model for a copy of a batch, and its statistics of the batch as a stream."""
+    outputs = run_alike(model, copied(batch), stream, train=False)
+    return {**copied(outputs), **statistics_of(model, stream)}
+
+
+def copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return deep copies of values."""
+    return {name: copy.deepcopy(value) for name, value in values.items()}
 
 
 def statistics_of(model: AbstractModel, stream: str) -> Mapping[str, Any]:

@@ -82,7 +82,11 @@ def try_out(config: Config) -> dict[str, Any]:
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
         schedule = plan_schedule(training, plan)
-        notes.extend(_streams_of_no_dataset(plan, training.dataset))
+        notes.extend(
+            f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, stream_names(training.dataset))}"
+            for name in plan.get("eval", {})
+            if not hasattr(training.dataset, f"{name}_stream")
+        )
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
         copy: AbstractModel | None = None
@@ -156,15 +160,6 @@ def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = Non
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return loop
-
-
-def _streams_of_no_dataset(plan: Plan, dataset: Any) -> list[str]:
-    """Return warnings about streams under `eval` that a dataset does not have."""
-    return [
-        f"eval.{name}: the dataset has no stream {name!r}{meant_of(name, stream_names(dataset))}"
-        for name in plan.get("eval", {})
-        if not hasattr(dataset, f"{name}_stream")
-    ]
 
 
 class Tryout:

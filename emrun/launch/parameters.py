@@ -186,16 +186,13 @@ def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
     else:
         choices = [_several(name, each, paths) for each in node.value]
     plain = tuple({key: each.plain() for key, each in choice.items()} for choice in choices)
-    for index, choice in enumerate(plain):
-        if any(_same_choice(choice, each) for each in plain[:index]):
+    looks = [{key: repr(value) for key, value in choice.items()} for choice in plain]
+    for index, choice in enumerate(looks):
+        if choice in looks[:index]:
             raise ConfigError(
                 Problem(node.value[index].position, name, "the list has this value twice", "config.sweep")
             )
     return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
-
-
-def _same_choice(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(repr(one[key]) == repr(other[key]) for key in one)
 
 
 def _several(name: str, node: Node, paths: Sequence[str]) -> dict[str, Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -207,7 +207,10 @@ class StepRecord:
         names = next((each for each in self._rates if isinstance(each, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
-        columns |= {name: self._read_rates(values) for name, values in by_name.items()}
+        columns |= {
+            name: read([each if each.__class__ is float else self._rate(each) for each in values])
+            for name, values in by_name.items()
+        }
         for name, added in self._added.items():
             columns[name] = read([*added, *[None] * (count - len(added))])
         columns = {name: values for name, values in columns.items() if values.count(None) < count}
@@ -216,9 +219,6 @@ class StepRecord:
         first = next(row for row in range(count) if any(values[row] is not None for values in columns.values()))
         columns = {name: values[first:] for name, values in columns.items()}
         return Chunk(self._first + self._step * first, self._step, columns)
-
-    def _read_rates(self, rates: Iterable[Any]) -> list[float | None]:
-        return read([rate if rate.__class__ is float else self._rate(rate) for rate in rates])
 
     def _rate(self, rate: Any) -> float | Tensor | None:
         with suppress(TypeError):  # None, of an iteration without this group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -114,12 +114,9 @@ def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
         return forward(*arguments, **keywords)
     if torch.compiler.is_compiling():  # a compiled graph changes buffers once, and has random numbers of its own
         return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
-    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=lambda: _contexts(self), **keywords)
-
-
-def _contexts(part: torch.nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of the forward of a part and of its second computation."""
-    return nullcontext(), _AsBefore(part)
+    return checkpoint(
+        forward, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), _AsBefore(self)), **keywords
+    )
 
 
 class _AsBefore:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -109,16 +108,12 @@ def _compare_epochs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
                     if address in sides[index] or len(sides[index]) < _MOST:
                         sides[index].setdefault(address, Summary()).add(value, epoch["epoch"])
         one, other = pair
-        if first is None and (one is None or other is None or not _same_epoch(one, other)):
+        if first is None and (not one or not other or any(one[key] != other[key] for key in ("epoch", "streams"))):
             first = (one or other or {})["epoch"]
     addresses = {**sides[0], **sides[1]}
     rows = {each: {"a": _shown(sides[0].get(each)), "b": _shown(sides[1].get(each))} for each in addresses}
     epochs = None if first is None else {"first": first, "a": last[0], "b": last[1]}
     return {"epochs": epochs, "statistics": rows}
-
-
-def _same_epoch(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool(one["epoch"] == other["epoch"] and one["streams"] == other["streams"])
 
 
 def _shown(found: Summary | None) -> dict[str, Any] | None:

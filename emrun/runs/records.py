@@ -45,7 +45,7 @@ class Records:
         """
         found: dict[str, None] = {}
         for run in self.runs.values():
-            for keys in _keys_of_steps(run) if self.by_step else map(_keys_of_epoch, run.epochs()):
+            for keys in (each.columns for each in run.steps()) if self.by_step else map(_record_of, run.epochs()):
                 found.update(dict.fromkeys(keys))
         first = [ITERATION] if self.by_step else [each for each in _OF_EPOCH if each in found]
         others = [each for each in found if each not in first]
@@ -107,15 +107,6 @@ class Records:
                 raise UsageError(
                     f"no run has recorded the {what} {in_one_line(name)!r}{near} (there are {listed(known)})"
                 )
-
-
-def _keys_of_epoch(epoch: Mapping[str, Any]) -> list[str]:
-    return list(_record_of(epoch))
-
-
-def _keys_of_steps(run: StoredRun) -> Iterator[list[str]]:
-    for chunk in run.steps():
-        yield list(chunk.columns)
 
 
 def _record_of(epoch: Mapping[str, Any]) -> dict[str, Any]:

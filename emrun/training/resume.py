@@ -415,11 +415,8 @@ def _shown(changed: Mapping[str, Any]) -> list[str]:
 
     Of a list with more or fewer items, only these are shown: `hooks: added 'ShowProgress'`.
     """
-    return [f"{key}: {_shown_items(*pair) or ' -> '.join(map(_shown_value, pair))}" for key, pair in changed.items()]
-
-
-def _shown_value(value: Any) -> str:
-    return "not set" if value is None else repr(value)
+    shown = {key: ["not set" if each is None else repr(each) for each in pair] for key, pair in changed.items()}
+    return [f"{key}: {_shown_items(*pair) or ' -> '.join(shown[key])}" for key, pair in changed.items()]
 
 
 def _shown_items(old: Any, new: Any) -> str:

@@ -96,7 +96,8 @@ class Activations:
             if not name:
                 self.see_outputs(returned)
             for index, value in enumerate(_tensors(returned)):
-                if not _has_numbers(value) or (module._modules and self._is_of_producer(value)):
+                made = self._producer is not None and self._producer[0]() is value  # by the last layer
+                if not _has_numbers(value) or (module._modules and made):
                     continue
                 found = Range.of(value.detach())
                 self.finite.append((label, found.low.amin(), found.high.amax()))
@@ -122,10 +123,6 @@ class Activations:
         is_more = before is not None and before.shape == zero.shape
         values = value.numel() // max(1, len(zero))
         self.zeros[label] = (zero & before, count + values) if before is not None and is_more else (zero, values)
-
-    def _is_of_producer(self, value: Tensor) -> bool:
-        """Return whether the last layer has returned this very tensor."""
-        return self._producer is not None and self._producer[0]() is value
 
 
 @dataclass

@@ -98,7 +98,8 @@ class CsvFile(_Stream):
             self._check(name, values)
         text = io.StringIO()
         if not self.columns:
-            self.columns = [each for name, shape in self._shapes.items() for each in _flat_names(name, shape)]
+            cells = [(name, *map(str, index)) for name, shape in self._shapes.items() for index in np.ndindex(shape)]
+            self.columns = [".".join(cell) for cell in cells]
             twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
             if twice is not None:
                 raise self._cannot(twice, "two columns would have this name; choose another format")
@@ -116,10 +117,6 @@ class CsvFile(_Stream):
         if self._shapes.setdefault(name, shape) != shape:
             was = self._shapes[name]
             raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
-
-
-def _flat_names(name: str, shape: tuple[int, ...]) -> list[str]:
-    return [".".join((name, *map(str, index))) for index in np.ndindex(shape)]
 
 
 def _flat(values: Column) -> list[list[Any]]:

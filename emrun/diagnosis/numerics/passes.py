@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from emrun.base.encoding import decode, encode
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
 from emrun.diagnosis.numerics.rows import DIFFERS, LEFT_OUT, RANDOM, SAME, Row
-from emrun.diagnosis.round_trip import equal, run_alike, statistics_of
-from emrun.storage.checkpoints.state_file import load_state, save_state
+from emrun.diagnosis.round_trip import RoundTrip, copied, equal, statistics_of
 
 AGAIN, LOADED = "a second pass of evaluated streams", "saved and loaded"
 Read = Callable[[str], Iterable[tuple[Batch, Batch, float]]]
@@ -61,30 +58,14 @@ def saved_and_loaded(model: Any, batches: Mapping[str, Batch], directory: Path, 
         directory: the checkpoint directory to create.
         train: trains the model.
     """
-    directory.mkdir()
-    before = {stream: _evaluated(model, stream, batch) for stream, batch in batches.items()}
-    model.save(directory)
-    saved = encode(model.state_dict(), "state of the model", copied=True)
-    save_state({"model": saved}, directory)
-    train()
-    model.load(directory)
-    model.load_state_dict(decode(load_state(directory)["model"]))
-    came_back = encode(model.state_dict(), "state of the model", copied=True)
-    for stream, batch in batches.items():
-        after = _evaluated(model, stream, batch)
-        for name, value in before[stream].items():
-            if not equal(value, after.get(name)):
-                why = ": a checkpoint does not have all state that training changes"
-                what = "metric" if name in model.writes else "output"
-                return _row(LOADED, DIFFERS, what, name, stream, value, after.get(name), why)
-    if not equal(saved, came_back):
-        return Row(LOADED, DIFFERS, "state_dict() after load_state_dict() of the same state", "state_dict")
-    return Row(LOADED, SAME)
-
-
-def _evaluated(model: Any, stream: str, batch: Batch) -> dict[str, Any]:
-    outputs = run_alike(model, copy.deepcopy(batch), stream, train=False)
-    return {**_copied(outputs), **statistics_of(model, stream)}
+    found = RoundTrip(model, model, list(batches.items())[::-1]).difference(directory, train)
+    if found is None:
+        return Row(LOADED, SAME)
+    what, name, stream, one, other = found
+    if not stream:
+        return Row(LOADED, DIFFERS, "state_dict() after load_state_dict() of the same state", name)
+    why = ": a checkpoint does not have all state that training changes"
+    return _row(LOADED, DIFFERS, what, name, stream, one, other, why)
 
 
 _Pass = Sequence[tuple[str, Mapping[str, Any]]]  # the word for the values, and the values
@@ -100,8 +81,8 @@ def _pass(
     with preserved_randomness():
         seed_everything(seed, "numerics", stream)
         for _, batch, _ in batches:
-            read.append(_copied(batch))
-            outputs.append(_copied(model.run(batch, False, stream)))
+            read.append(copied(batch))
+            outputs.append(copied(model.run(batch, False, stream)))
             changed |= {name for name, value in read[-1].items() if not equal(value, batch.get(name))}
         statistics = dict(statistics_of(model, stream))
     return [("source", read), ("output", outputs), ("metric", [statistics])], changed
@@ -140,7 +121,3 @@ def _dropping(model: Any) -> list[str]:
     named: Iterator[tuple[str, Any]] = module.named_modules() if isinstance(module, torch.nn.Module) else iter(())
     kinds = torch.nn.modules.dropout._DropoutNd
     return [f"{name} ({type(each).__name__})" for name, each in named if isinstance(each, kinds) and each.training]
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: copy.deepcopy(value) for name, value in values.items()}
