@@ -168,7 +168,7 @@ def with_statistics(config: Config) -> Config:
     """
     hooks, model = config.root.get("hooks"), config.root.get("model", "class")
     entries = [] if hooks is None or hooks.value is None else hooks.value
-    is_plain = model is None or same_class(model.value, DEFAULT_MODEL)
+    is_plain = model is None or any(same_class(model.value, each) for each in (DEFAULT_MODEL, "Ensemble", "Sequence"))
     if not (is_plain and isinstance(entries, list)) or _lists(entries, "ComputeStats"):
         return config
     place = Position("emrun")

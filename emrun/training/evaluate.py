@@ -20,7 +20,7 @@ from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
-from emrun.config.plan import Plan
+from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
@@ -104,6 +104,8 @@ def evaluate(
         own = config_of(directory)
         base = own if config is None else read_config(config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
+        if merged.root.get("hooks") is None:
+            merged = with_statistics(merged)
         plan = Plan.of(merged, Imported())
         check_alike(plan, tell)
         if joined.is_first:

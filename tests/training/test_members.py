@@ -93,7 +93,7 @@ SGD = {"class": "torch.optim.SGD", "lr": 1.0}
 
 
 def config_of(model, **dataset):
-    return {"seed": 1, "dataset": {"class": "of_members.Data", **dataset}, "model": model, "hooks": ["ComputeStats"]}
+    return {"seed": 1, "dataset": {"class": "of_members.Data", **dataset}, "model": model}
 
 
 def net(**module):
