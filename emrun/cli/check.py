@@ -33,7 +33,7 @@ from emrun.cli.tables import MOST_ROWS, parameters_table, table
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="With --numerics: also compare N processes, which train together, with one.",
+    help="Also forecast the memory of each of N processes (model.strategy); with --numerics: compare them with one.",
 )
 @with_json
 @with_tracebacks
@@ -62,6 +62,8 @@ def check(
     streams are read twice, the model is saved and loaded, and its statistics are compared with those of a fresh
     process.
 
+    With --nproc N and `model.strategy`, the forecast has the memory that each of N processes needs; none is started.
+
     Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
     and every device, with a small computation.
 
@@ -76,13 +78,15 @@ def check(
     if static and (data or numerics):
         what, name = ("read data", "data") if data else ("run a step", "numerics")
         raise click.UsageError(f"--static imports nothing, so that it cannot {what}; leave out --{name} or --static")
-    if nproc > 1 and not numerics:
-        raise click.UsageError("--nproc needs --numerics")
+    if nproc > 1 and static:
+        raise click.UsageError("--static imports nothing, so that it cannot run a step; leave out --nproc or --static")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
             with only_json(as_json), unwound_by_sigterm():
-                contract = _check(config, overrides, static)  # so that what the user's code prints is not in the JSON
+                contract = _check(
+                    config, overrides, static, 1 if numerics else nproc
+                )  # so that what the user's code prints is not in the JSON
                 looked = _look(config, overrides, with_bar=not as_json) if data else None
                 rows = _prove(config, overrides, nproc) if numerics else None
         except KeyboardInterrupt:
@@ -200,7 +204,7 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     return table(rows, [in_one_line(source, 40), *having], ("left", *("right" for _ in having)))
 
 
-def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, Any] | None:
+def _check(path: Path, overrides: tuple[str, ...], static: bool, ranks: int) -> dict[str, Any] | None:
     from emrun.config.config import load_config
     from emrun.config.interpolation import unread_vars
     from emrun.config.plan import check_statically, with_statistics
@@ -211,7 +215,7 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool) -> dict[str, An
         import_torch()
         from emrun.diagnosis.tryout import try_out
 
-        return try_out(with_statistics(config))
+        return try_out(with_statistics(config), ranks)
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None

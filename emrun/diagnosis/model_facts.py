@@ -91,6 +91,20 @@ def memory(model: AbstractModel) -> dict[str, int]:
     return found
 
 
+def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """Return the memory that the first of several ranks needs, which has most: what -> {`bytes`, `how` it is known}.
+
+    Args:
+        model: the model with `strategy`, in one process, after a step.
+        ranks: the number of ranks.
+        forward: what the forward pass of a step took in one process, in bytes, and the rows of its batch.
+    """
+    taken, rows = forward
+    found = {what: {"bytes": size, "how": "exact"} for what, size in model.memory_of_rank(ranks).items() if size}
+    found["forward pass"] = {"bytes": taken * -(-rows // ranks) // rows, "how": "measured, for its share of the rows"}
+    return {f"rank: {what}": each for what, each in found.items()}
+
+
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -101,6 +115,9 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._now = 0
+        self.forward = 0
+        """The most bytes before the first operation of a backward pass."""
+        self._is_forward = True
         self._living: dict[int, weakref.ref[Any]] = {}
 
     @classmethod
@@ -128,6 +145,9 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._living[key] = weakref.ref(storage, drop)
         self._now += size
         self.peak = max(self.peak, self._now)
+        self._is_forward = self._is_forward and torch._C._current_graph_task_id() < 0
+        if self._is_forward:
+            self.forward = self.peak
 
 
 def _storages(values: Any) -> Iterator[torch.UntypedStorage]:

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import Any
 
 from emrun.base.encoding import pack_all
-from emrun.base.errors import ArgumentError, ConfigError, reason_of
+from emrun.base.errors import ArgumentError, ConfigError, UsageError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.sources import parts
+from emrun.base.sources import length, parts
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.types import Batch
 from emrun.base.wording import meant_of
@@ -24,7 +24,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import Plan
 from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
-from emrun.diagnosis.model_facts import StepMemory, memory, parameter_groups, parameters, timed_run
+from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.samples import sorted_sources
@@ -46,7 +46,7 @@ _MOST_BATCHES = 100  # batches that are read to find two that the loop would run
 _TIMED = 3  # runs of the second batch; the fastest counts
 
 
-def try_out(config: Config) -> dict[str, Any]:
+def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
     """Build the objects of a config and try them out; leave no file and no changed random state behind.
 
     The first two batches of every stream are read. A copy of the model makes a step with each of these batches of
@@ -56,6 +56,7 @@ def try_out(config: Config) -> dict[str, Any]:
 
     Args:
         config: the config.
+        ranks: the number of ranks whose memory is forecast too, if there are several.
 
     Returns:
         A tree of plain values. `streams`: stream -> {batches, runs, sources: source -> {dtype, shape, range, used_by}};
@@ -65,9 +66,9 @@ def try_out(config: Config) -> dict[str, Any]:
         `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `precision`: that of the
         model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
         -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `forecast`: what a
-        run takes (`training`, `tensors of a step`, `checkpoint`) -> {`seconds` or `bytes`, `how`}, see `StepMemory`;
-        `initial_weights`: what
-        `init_from` loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+        run takes (`training`, `tensors of a step`, `checkpoint`, and `rank: ...`, see `memory_per_rank`) -> {`seconds`
+        or `bytes`, `how`}, see `StepMemory`; `initial_weights`: what `init_from` loads, see
+        `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -77,6 +78,8 @@ def try_out(config: Config) -> dict[str, Any]:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
+    if ranks > 1 and plan.get("model", {}).get("strategy") is None:
+        raise UsageError("--nproc needs --numerics, or model.strategy, without which each process needs what one needs")
     with apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
@@ -105,6 +108,9 @@ def try_out(config: Config) -> dict[str, Any]:
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
         report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
+        if ranks > 1:
+            copy.finish_update()  # of a long window: the optimizer gets its state
+            report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
         del training, copy, round_trip, tryout  # the memory of two models
         rehearse(plan, place, dataset, lengths)
         notes[:] = dict.fromkeys(notes)
@@ -188,6 +194,12 @@ class Tryout:
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
         self._step_memory = None if compiles else StepMemory()
+        self._rows = 0
+
+    @property
+    def forward(self) -> tuple[int, int]:
+        """The most bytes of tensors that the forward pass of a step made, and the number of its rows."""
+        return (self._step_memory.forward if self._step_memory is not None else 0), self._rows
 
     def run(self) -> None:
         """Try all streams: first those of the main loop; of the others, only the batches are read."""
@@ -305,6 +317,7 @@ class Tryout:
             with preserved_randomness():
                 self._model.run(batch, False, name)  # as in the zeroth epoch
             self._round_trip.begin()
+            self._rows = length(batch)
         seconds = math.inf
         for _ in range(_TIMED if index else 1):
             with self._step_memory if train and not index and self._step_memory is not None else nullcontext():

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Required, TypedDict
 
 import torch
+from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean
@@ -70,6 +71,7 @@ class Sharding:
         for name, part in matching_parts(module, KEY, value["shard"]).items():
             parts.setdefault(id(part), (name, part))  # a part may have several names
         self._check(module, {key: name for key, (name, _) in parts.items()})
+        self._module, self._parts = module, [name for name, _ in parts.values()]
         _LOG.info(
             "strategy: %s of %s, and the rest of it, are sharded over %s",
             *(counted(len(parts), "part"), type(module).__name__, counted(ranks.size, "rank")),
@@ -131,6 +133,37 @@ class Sharding:
         root = f"FSDP2-wrapped module .{type(module).__name__}. returned a view"  # nothing changes outputs in place
         warnings.filterwarnings("ignore", message=root)
         shard.set_reduce_scatter_unused_params(True)  # a rank may have no gradient of a parameter
+
+    def memory_of_rank(self, count: int, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, int]:
+        """Return what rank 0 of several needs, which has most rows: what -> bytes; the module is whole and trained.
+
+        Args:
+            count: the number of ranks, among which the rows of each weight are divided.
+            optimizers: those of the module.
+        """
+        parameters = dict(self._module.named_parameters())
+        states = [(each, value) for one in optimizers for each, state in one.state.items() for value in state.values()]
+        own = dict.fromkeys(["", *self._parts], 0)  # bytes of the parameters of a part which are in no part within it
+        for name, each in parameters.items():
+            own[max((part for part in own if not part or name.startswith(f"{part}.")), key=len)] += each.nbytes
+        together = [
+            sum(size for outer, size in own.items() if not outer or f"{part}.".startswith(f"{outer}.")) for part in own
+        ]
+
+        def rows_of(tensor: Tensor) -> int:
+            return tensor.nbytes // len(tensor) * -(-len(tensor) // count) if tensor.numel() else 0
+
+        return {
+            "weights": sum(map(rows_of, parameters.values())),
+            "buffers": sum(each.nbytes for each in self._module.buffers()),
+            "gradients": sum(rows_of(each.grad) for each in parameters.values() if each.grad is not None),
+            "optimizer": sum(
+                rows_of(value) if value.shape == each.shape else value.nbytes
+                for each, value in states
+                if isinstance(value, Tensor)
+            ),
+            "weights of a part and of the rest, whole": max(together),
+        }
 
     def _refuse_alone(self, *_: Any) -> None:
         """Refuse a forward pass that the other ranks do not make.

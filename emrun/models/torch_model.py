@@ -611,6 +611,20 @@ class TorchModel(ModuleModel):
         if self._trained and not self._evaluates:
             self._updates.end_epoch(epoch_data)
 
+    def memory_of_rank(self, count: int) -> dict[str, int]:
+        """Return what the first of several ranks needs, which has most, for a model with `strategy` in one process.
+
+        Args:
+            count: the number of ranks.
+
+        Returns:
+            What needs memory -> bytes, after an update.
+        """
+        assert self._sharding is not None
+        return self._sharding.memory_of_rank(
+            count, [each.optimizer for each in self._optimizers.members if each.optimizer]
+        )
+
     @property
     def ways(self) -> Ways:
         """What changes how a step is calculated, and not what it calculates; to compare the two."""

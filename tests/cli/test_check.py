@@ -486,7 +486,7 @@ def test_numerics_are_a_table_in_which_what_differs_is_wrong(project, emrun):
     [
         (["--numerics"], "--numerics needs a CONFIG"),
         (["c.yaml", "--static", "--numerics"], "--static imports nothing, so that it cannot run a step"),
-        (["c.yaml", "--nproc", "2"], "--nproc needs --numerics"),
+        (["c.yaml", "--static", "--nproc", "2"], "--static imports nothing, so that it cannot run a step"),
     ],
 )
 def test_numerics_need_a_config_that_runs(arguments, message):

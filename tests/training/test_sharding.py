@@ -11,6 +11,9 @@ from in_ranks import in_ranks, results_of
 from safetensors.torch import load_file
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
+from emrun.base.errors import UsageError
+from emrun.config.config import read_config
+from emrun.diagnosis.tryout import try_out
 from emrun.ranks.group import join, ranks
 from emrun.ranks.pieces import piece
 from emrun.training.create import train
@@ -91,8 +94,12 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
+def size(tensor):
+    return piece(tensor).numel() * tensor.element_size()
+
+
 class Rows(AbstractHook):
-    """Notes how many values this rank has of the weights, and ends the run after some batches."""
+    """Notes what this rank has of the weights, and the bytes it needs, and ends the run after some batches."""
 
     every_rank = True
     reads = ()
@@ -100,9 +107,16 @@ class Rows(AbstractHook):
     def __init__(self, at=None):
         super().__init__()
         self.at, self.held = at, {}
+        self.bytes = {"weights": 0, "gradients": 0, "optimizer": 0}
 
     def after_batch(self):
-        self.held = {n: piece(each).numel() for n, each in self.main_loop.model.module.named_parameters()}
+        model = self.main_loop.model
+        self.held = {n: piece(each).numel() for n, each in model.module.named_parameters()}
+        if self.main_loop.iterations_done == 4:
+            weights, states = list(model.module.parameters()), model.optimizer.state.values()
+            self.bytes["weights"] = sum(map(size, weights))
+            self.bytes["gradients"] = sum(size(each.grad) for each in weights if each.grad is not None)
+            self.bytes["optimizer"] = sum(size(each) for state in states for each in state.values())
         if self.main_loop.iterations_done == self.at and ranks().is_first:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -113,7 +127,7 @@ def trained(config, directory, hook=None, resumes=False, changes=()):
     if ranks().several:
         training.main_loop.change_hooks([hook or (hook := Rows()), *training.hooks])
     outcome = train(training)
-    return hook and hook.held, outcome.status
+    return (hook and (hook.held, hook.bytes)), outcome.status
 
 
 def result_of(directory):
@@ -153,9 +167,16 @@ def test_updates_with_everything_are_those_of_one_process(project, updates, size
     for size in sizes:
         found = in_ranks(size, trained, config, project / f"run{size}")
         assert_close(expected, result_of(project / f"run{size}"))
-        rows = [held["embed.weight"] // 5 for held, _ in found]
+        rows = [held["embed.weight"] // 5 for (held, _), _ in found]
         assert rows == {2: [4, 3], 3: [3, 3, 1]}[size]
-        assert [held["head.bias"] for held, _ in found] == {2: [1, 1], 3: [1, 1, 0]}[size]
+        assert [held["head.bias"] for (held, _), _ in found] == {2: [1, 1], 3: [1, 1, 0]}[size]
+
+
+def test_the_memory_of_ranks_is_forecast_for_shards_only(project):
+    config = config_of()
+    del config["model"]["strategy"]
+    with pytest.raises(UsageError, match=r"--nproc needs --numerics, or model.strategy"):
+        try_out(read_config(config), 2)
 
 
 def evaluated(directory):
@@ -166,8 +187,15 @@ def evaluated(directory):
 
 def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(project):
     config = config_of({"AverageWeights": {"decay": 0.9}})
-    [(_, status), _] = in_ranks(2, trained, config, project / "whole")
+    [((_, needed), status), _] = in_ranks(2, trained, config, project / "whole")
     assert status == "finished"
+    forecast = try_out(read_config(config), 2)["forecast"]
+    assert needed == {what: forecast[f"rank: {what}"]["bytes"] for what in needed}
+    whole = 8 * (7 * 5 + 7 + 2 * 7 + 2) + 8 * (7 * 3 + 3 + 3 * 7 + 7)  # the first, the head and a block, in float64
+    assert forecast["rank: weights of a part and of the rest, whole"] == {"bytes": whole, "how": "exact"}
+    of_rows = forecast["rank: forward pass"]
+    assert of_rows["how"] == "measured, for its share of the rows"
+    assert 0 < of_rows["bytes"] < forecast["tensors of a step"]["bytes"]
     expected = result_of(project / "whole")
     [(_, status), _] = in_ranks(2, trained, config, project / "run", Rows(at=3))
     assert status == "interrupted"
