@@ -39,7 +39,8 @@ def check_events(checked: type) -> None:
 
     Raises:
         HookError: a method is one edit away from the name of an event, or from a method that emrun calls, or has the
-            name of one of other tools; or an event requires an argument that it does not have.
+            name of one of other tools, and no other method of the class uses it as a helper; or an event requires
+            an argument that it does not have.
     """
     ours = set().union(*(vars(each) for each in checked.__mro__ if each.__module__.partition(".")[0] == "emrun"))
     called = [*EVENTS, *(name for name in _CALLED if name in ours)]
@@ -50,9 +51,19 @@ def check_events(checked: type) -> None:
         elif not name.startswith("_") and name not in ours and callable(getattr(checked, name)):
             near = next((event for event in called if _one_edit_apart(name, event)), _OTHERS.get(name))
             hint = f"did you mean {near!r}?" if near is not None else "train_step" in ours and _STEPS.get(name)
-            if hint:
+            if hint and not _calls(checked, name):
                 what = "an event of the main loop" if near in EVENTS else "a method that emrun calls"
                 raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}")
+
+
+def _calls(checked: type, helper: str) -> bool:
+    """Return whether another method of a class, or of its bases outside of emrun, uses the name of a helper."""
+    classes = [each for each in checked.__mro__ if each.__module__.partition(".")[0] not in ("emrun", "torch")]
+    others = [method for cls in classes for name, method in vars(cls).items() if name != helper]
+    codes = [method.__code__ for method in others if inspect.isfunction(method)]
+    for code in codes:
+        codes.extend(each for each in code.co_consts if inspect.iscode(each))
+    return any(helper in code.co_names for code in codes)
 
 
 def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., Any] | None:

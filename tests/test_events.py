@@ -126,6 +126,43 @@ def test_other_methods_of_a_model_are_fine(name):
     check_events(type("Mine", (TorchModel,), {name: lambda self, batch=None: None}))
 
 
+class Helps(AbstractHook):
+    def after_batch(self):
+        return [self.on_step_end() for _ in range(2)]
+
+    def on_step_end(self):
+        """Help."""
+
+
+class Steps(TorchModel):
+    def train_step(self, inputs):
+        return self.validation_step(inputs)
+
+    def validation_step(self, inputs):
+        return inputs
+
+
+class Inherits(Steps):
+    """Overrides the helper of its base."""
+
+    def validation_step(self, inputs):
+        return {}
+
+
+@pytest.mark.parametrize("checked", [Helps, Steps, Inherits])
+def test_a_helper_that_the_class_calls_may_have_the_name_of_a_method_of_other_tools(checked):
+    check_events(checked)
+
+
+def test_a_method_of_other_tools_that_only_calls_that_of_its_base_is_an_error():
+    class Asks(with_method("on_epoch_end")):
+        def on_epoch_end(self):
+            super().on_epoch_end()
+
+    with pytest.raises(HookError, match=r"Asks.on_epoch_end is not an event of the main loop; did you mean"):
+        check_events(Asks)
+
+
 def test_a_hook_whose_state_has_another_name_is_an_error():
     with pytest.raises(HookError, match="is not a method that emrun calls; did you mean 'state_dict'"):
         check_events(with_method("statedict"))
