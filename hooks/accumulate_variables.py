@@ -13,14 +13,13 @@ from emrun.base.encoding import pack, unpack
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
 from emrun.base.wording import did_you_mean, listed
-from emrun.hook import AbstractHook, Loop
 from emrun.hooks._parts.columns import Column, column
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams, Streams
 
 _LOG = logging.getLogger(__name__)
 
 
-class AccumulateVariables(AbstractHook):
+class AccumulateVariables(OfStreams):
     """Keeps all values of variables until the end of the epoch; a base for hooks that look at them in `after_epoch`.
 
         hooks:
@@ -77,11 +76,6 @@ class AccumulateVariables(AbstractHook):
             stream: {name: [each for chunk in chunks for each in chunk] for name, chunks in variables.items()}
             for stream, variables in self._chunks.items()
         }
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the streams."""
-        super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the values of the previous epoch."""

@@ -10,9 +10,9 @@ from emrun.base.arguments import check_choice
 from emrun.base.errors import HookError
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean, listed
-from emrun.hook import AbstractHook, Loop
+from emrun.hook import Loop
 from emrun.hooks._parts.aggregations import ByVariable, read
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams, Streams
 from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 MissingVariable = Literal["error", "skip"]
 
 
-class ComputeStats(AbstractHook):
+class ComputeStats(OfStreams):
     """Computes statistics of variables over each stream and adds them to the data of the epoch.
 
         hooks:
@@ -102,7 +102,6 @@ class ComputeStats(AbstractHook):
                 has a metric.
         """
         super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
         self._set(read(["loss", *main_loop.model.metric_names]) if self._asks_model else self._aggregations)
         nowhere = next((name for name, streams in self.only_in.items() if not streams), None)
         if nowhere is not None and not self._asks_model:

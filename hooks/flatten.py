@@ -12,11 +12,10 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
-from emrun.hook import AbstractHook, Loop
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams, Streams
 
 
-class Flatten(AbstractHook):
+class Flatten(OfStreams):
     """Adds the entries of a variable in one sequence to each batch, for the hooks that follow.
 
         hooks:
@@ -54,11 +53,6 @@ class Flatten(AbstractHook):
         self._streams = Streams(streams)
         self.reads = self._streams.reads(tuple(variables))
         self.adds = tuple(names)
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the streams."""
-        super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Add the entries of the variables to a batch."""

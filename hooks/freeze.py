@@ -11,10 +11,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from emrun import AbstractHook
 from emrun.base.errors import ArgumentError
+from emrun.base.patterns import patterns
 from emrun.base.types import Batch, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, module_of, patterns
+from emrun.hooks._parts.parameters import check_matches, module_of
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ import sys
 from textwrap import dedent
 
 import pytest
-from doubles import LossOfOne, Numbers
-from doubles import run_numbers as run
+from doubles import LossOfOne, Numbers, run_numbers as run
 from projects import linear_with
 
 from emrun import AbstractHook, MainLoop, create_training

@@ -7,8 +7,7 @@ from textwrap import dedent
 
 import pytest
 import torch
-from doubles import LossOfOne, Numbers
-from doubles import run_numbers as run
+from doubles import LossOfOne, Numbers, run_numbers as run
 from projects import linear_with
 from ruamel.yaml import YAML
 

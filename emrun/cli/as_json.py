@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from pathlib import PurePath
 from typing import Any
 
 import click
@@ -72,8 +71,6 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each) for each in value]
-    if isinstance(value, PurePath):
-        return str(value)
     if callable(as_list := getattr(value, "tolist", None)):  # an array or a tensor
         return plain(as_list())
     return str(value)

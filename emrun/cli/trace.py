@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,12 @@ def trace(
     from emrun.runs.finding import find_run
     from emrun.runs.records import RUN, Records
 
+    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
     if follow:
         if len(runs) > 1 or kind == "table" or list_keys:
             raise click.UsageError("--follow prints the rows of one run as csv, tsv or jsonl")
-        return _follow(runs[0], (steps, streams, variables), keys, kind)
+        return _follow(runs[0], (steps, streams, variables), names, kind)
     found = Records(_named([find_run(expanded(each)) for each in runs]), steps, streams, variables)
-    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
     if names:
         found.check_keys(list(names.values()))
         names = names if len(found.runs) == 1 or RUN in names.values() else {RUN: RUN, **names}
@@ -68,21 +68,19 @@ def trace(
     if list_keys:
         click.echo("\n".join(in_one_line(name) for name in names))
     else:
-        rows = found.rows(list(names.values()))
-        _print(({new: row[old] for new, old in names.items() if old in row} for row in rows), list(names), kind)
+        _print(found.rows(list(names.values())), names, kind)
     for name, run in found.runs.items():
         for problem in run.problems:
             click.echo(f"warning: {in_one_line(name)}: {in_one_line(problem)}", err=True)
     return 0
 
 
-def _follow(place: Path, asked: tuple[Any, ...], keys: Sequence[str], kind: str) -> int:
+def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> int:
     """Print the rows of a run as they are recorded."""
     from emrun.runs.finding import find_run
     from emrun.runs.following import followed
     from emrun.runs.records import Records
 
-    names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
     printed, has_begun = 0, False
     for (run,), is_running in followed(lambda: [find_run(expanded(place))]):
         if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):
@@ -91,8 +89,7 @@ def _follow(place: Path, asked: tuple[Any, ...], keys: Sequence[str], kind: str)
         names = names or {key: key for key in found.keys()}  # noqa: SIM118 - not a mapping
         rows = list(found.rows(list(names.values())))
         printed = printed if printed <= len(rows) else 0
-        new = ({new: row[old] for new, old in names.items() if old in row} for row in rows[printed:])
-        _print(new, list(names), kind, with_heading=not has_begun)
+        _print(rows[printed:], names, kind, with_heading=not has_begun)
         sys.stdout.flush()
         printed, has_begun = len(rows), True
     return 0
@@ -110,7 +107,10 @@ def _renamed(text: str) -> tuple[str, str]:
     return (new, old) if sign else (new, new)
 
 
-def _print(rows: Iterator[dict[str, Any]], names: Sequence[str], kind: str, *, with_heading: bool = True) -> None:
+def _print(
+    found: Iterable[Mapping[str, Any]], names: Mapping[str, str], kind: str, *, with_heading: bool = True
+) -> None:
+    rows = ({new: row[old] for new, old in names.items() if old in row} for row in found)
     if kind == "jsonl":
         for row in rows:
             click.echo(json.dumps(plain(row)))

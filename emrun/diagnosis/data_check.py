@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from emrun.base.types import Batch
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
-from emrun.diagnosis.example_store import Alike, Entry, ExampleStore, in_words
+from emrun.diagnosis.example_store import Alike, ExampleStore, in_words
 from emrun.diagnosis.values import array_of, not_finite, scalars
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
@@ -168,14 +168,13 @@ class _Look:
         who = (ID, POSITION) if ID in rows else ()
         inputs = [source for source in rows if self._is_input(source)] or [each for each in rows if each not in who]
         labels = [source for source in rows if source not in inputs and source in self._targets]
-        self.store.add(_entries(ids, rows, inputs, labels))
+        self.store.add(
+            (each, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b"")
+            for index, each in enumerate(ids)
+        )
 
     def _is_input(self, source: str) -> bool:
         return source in self._inputs or source.partition(".")[0] in self._inputs
-
-    def _has_labels(self, stream: _Stream, source: str) -> bool:
-        is_known = bool(self._inputs) and self._is_input(source)
-        return source != ID and not is_known and stream.sources[source].labels is not None
 
     def _compare(self, names: Sequence[str]) -> None:
         for index, name in enumerate(names):
@@ -248,8 +247,12 @@ class _Look:
 
     def _labels(self, name: str) -> dict[str, Counter[Any]]:
         stream = self._streams[name]
-        found = {source: seen.labels for source, seen in stream.sources.items() if self._has_labels(stream, source)}
-        return {source: each for source, each in found.items() if each and 2 * len(each) <= stream.examples}
+        others = {source: seen.labels for source, seen in stream.sources.items() if not self._is_input(source)}
+        return {
+            source: each
+            for source, each in others.items()
+            if source != ID and each and 2 * len(each) <= stream.examples
+        }
 
     def _shown(self, name: str) -> dict[str, Any]:
         stream = self._streams[name]
@@ -282,13 +285,6 @@ def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[st
         found = scalars(values)
         seen.labels.update(found or ())
         seen.labels = seen.labels if found is not None and len(seen.labels) <= _MOST_LABELS else None
-
-
-def _entries(
-    ids: Sequence[str], rows: Mapping[str, Sequence[bytes]], inputs: Sequence[str], labels: Sequence[str]
-) -> Iterator[Entry]:
-    for index, name in enumerate(ids):
-        yield name, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b""
 
 
 def _checksum(rows: Mapping[str, Sequence[bytes]], sources: Sequence[str], index: int) -> bytes:

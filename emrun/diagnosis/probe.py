@@ -39,8 +39,7 @@ from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
 from emrun.storage.checkpoints.manifest import FROZEN
 from emrun.storage.checkpoints.state_file import FILE, load_state
-from emrun.storage.checkpoints.weights import FILE as WEIGHTS
-from emrun.storage.checkpoints.weights import INDEX, UNFROZEN
+from emrun.storage.checkpoints.weights import FILE as WEIGHTS, INDEX, UNFROZEN
 from emrun.storage.run import CHECKPOINTS
 from emrun.stream_context import StreamContext
 from emrun.training.build import Training

@@ -17,8 +17,7 @@ from emrun.base.encoding import set_random_state
 from emrun.base.errors import StateError
 from emrun.base.fields import reading
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.sources import is_nested, parts
-from emrun.base.sources import length as length_of
+from emrun.base.sources import is_nested, length as length_of, parts
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.types import Batch
 from emrun.config.config import read_config

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import StreamError
-from emrun.base.sources import ID, POSITION, parts
-from emrun.base.sources import length as length_of
+from emrun.base.sources import ID, POSITION, length as length_of, parts
 from emrun.base.types import Batch, Policy
 from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by

@@ -26,6 +26,10 @@ from emrun.storage.files import storing
 _LOG = logging.getLogger(__name__)
 
 _LATEST = "latest"  # the name of the checkpoint that every training saves at its end
+_USED = {
+    _LATEST: "SaveLatest and the end of every training use",
+    BEFORE_COOLDOWN: "schedules with a cool-down use",
+}
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
@@ -295,22 +299,11 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
     saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
     for number, (index, name) in enumerate(saved):
         kind = type(hooks[index]).__name__
-        if is_directory_name(_as_saved(name).replace("-*", "-10000000")):
+        is_directory = is_directory_name(_as_saved(name).replace("-*", "-10000000"))
+        use = "is reserved for the directories of checkpoints" if is_directory else _USED.get(_as_saved(name))
+        if use is not None:
             raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, which is reserved for the directories of "
-                "checkpoints; give the hook another model_name",
-                index,
-            )
-        if _as_saved(name) == _LATEST:
-            raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, which SaveLatest and the end of every "
-                "training use; give the hook another model_name",
-                index,
-            )
-        if _as_saved(name) == BEFORE_COOLDOWN:
-            raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, which schedules with a cool-down use; give "
-                "the hook another model_name",
+                f"{kind} (hooks[{index}]) saves under the name {name!r}, which {use}; give the hook another model_name",
                 index,
             )
         for earlier, other in saved[:number]:

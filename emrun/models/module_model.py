@@ -32,8 +32,7 @@ from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.sharding import Sharding
 from emrun.models.step.loss_scale import LossScale
-from emrun.models.step.skipped_updates import NAME as SKIPPED
-from emrun.models.step.skipped_updates import SkippedUpdates
+from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
 from emrun.models.weights.averages import EvaluationWeights
@@ -45,8 +44,7 @@ from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.state_file import FILE, load_state
-from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS
-from emrun.storage.checkpoints.weights import Collected, write_apart, write_weights
+from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS, Collected, write_apart, write_weights
 
 
 class ModuleModel(AbstractModel):

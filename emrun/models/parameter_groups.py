@@ -10,8 +10,8 @@ import torch
 from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
+from emrun.base.patterns import patterns
 from emrun.base.wording import few
-from emrun.models.patterns import patterns
 
 _BIASES_AND_NORMS = "biases_and_norms"
 _BIAS = re.compile(r"(^|_)bias(_|$)")  # also `in_proj_bias` and `bias_hh_l0`

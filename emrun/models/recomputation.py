@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from emrun.base.errors import ArgumentError
+from emrun.base.patterns import patterns
 from emrun.base.wording import did_you_mean, listed
-from emrun.models.patterns import patterns
 
 _KEY = "recompute"
 _MOST = 8  # names in a message

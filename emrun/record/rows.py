@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 
 from emrun.epoch_data import statistics
 from emrun.record.metrics import epoch_of, epochs_of
-from emrun.record.steps import Chunk, chunks_of
+from emrun.record.steps import NOT_FINITE, Chunk, chunks_of
 from emrun.shown import Counts, Picture, Text, Written
 from emrun.storage.files import opened_regular
 from emrun.storage.run import METRICS, ROWS, STEPS
 
 _LOG = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ def as_floats(value: Any) -> Any:
     """Return values of a file as numbers: the files have those that are not finite as strings."""
     if isinstance(value, Mapping):
         return {name: as_floats(each) for name, each in value.items()}
-    return float(value) if value in _NOT_FINITE else value
+    return float(value) if value in NOT_FINITE else value
 
 
 def line_of(name: str, shown: Written) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _OWN = b'{"format": 1, "from": '
 _BLOCK = 1 << 16  # bytes that are read of a line at once
 _FLOATS, _TEXTS = {float, type(None)}, {str, int, type(None)}
 _AS_TEXT = json.JSONDecoder(parse_float=str).decode
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _in_json(value: float | None) -> float | str | None:
 def _number(value: Any) -> float | None:
     if value is None or type(value) is float:
         return value
-    if type(value) is int or value in _NOT_FINITE:
+    if type(value) is int or value in NOT_FINITE:
         return float(value)
     raise ValueError(value)
 

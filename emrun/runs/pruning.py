@@ -14,8 +14,7 @@ from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
 from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.runs.summaries import Which
-from emrun.storage.checkpoints.manifest import ASIDE, TO_RESUME, Contents, leave_out
-from emrun.storage.checkpoints.manifest import FILE as MANIFEST
+from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, TO_RESUME, Contents, leave_out
 from emrun.storage.files import remove_files, storing
 from emrun.storage.lock import LOCK_FILES, RunLock, last_writer_elsewhere, process_of, writer_of
 from emrun.storage.run import CHECKPOINTS
@@ -45,7 +44,8 @@ class Removal:
     def of(cls, run: StoredRun, what: What) -> Removal:
         """Return what would be removed of a run."""
         if what == "optimizer states":
-            return cls(run, what, list(_files_to_resume(run.directory)))
+            files = [place / name for place in _checkpoints_in(run.directory) for name in TO_RESUME]
+            return cls(run, what, [each for each in files if each.exists()])
         own = list(own_files(run.directory))
         if what == "checkpoints":
             homes = [run.directory / name for name in (CHECKPOINTS, _ASIDE)]
@@ -131,11 +131,6 @@ def _checkpoints_in(directory: Path) -> Iterator[Path]:
     with suppress(OSError):
         here = Contents.of(root)
         yield from (root / name for name in (*here.own, *here.named))
-
-
-def _files_to_resume(directory: Path) -> Iterator[Path]:
-    for place in _checkpoints_in(directory):
-        yield from (place / name for name in TO_RESUME if (place / name).exists())
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:

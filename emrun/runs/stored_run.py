@@ -239,11 +239,8 @@ class StoredRun:
 
 def number(value: Any) -> float | None:
     """Return a number of `metrics.jsonl`, in which values that are not finite are strings; None for another value."""
-    if value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)
-    if type(value) is float or (type(value) is int and abs(value) < 2**63):
-        return float(value)
-    return None
+    is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+    return float(value) if is_number or value in ("NaN", "Infinity", "-Infinity") else None
 
 
 def statistic(epoch: Mapping[str, Any], address: str) -> float | None:

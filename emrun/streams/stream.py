@@ -17,8 +17,7 @@ from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch
 from emrun.base.wording import few
-from emrun.ranks.group import Ranks
-from emrun.ranks.group import ranks as ranks_of_run
+from emrun.ranks.group import Ranks, ranks as ranks_of_run
 from emrun.stream_context import BeyondEnd, WithLeftOut, beyond_end
 from emrun.streams.bookmark import Bookmark, different
 from emrun.streams.read_ahead import END, INTERRUPTED, PreparedAhead, ReadAhead

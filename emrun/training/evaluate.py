@@ -17,7 +17,6 @@ from emrun.base.censor import Censor
 from emrun.base.errors import StorageError, StreamError, UsageError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, from_here, progress
-from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan, with_statistics
@@ -101,8 +100,7 @@ def evaluate(
     run = None
     how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
     with joined.in_step() as tell:
-        own = config_of(directory)
-        base = own if config is None else read_config(config)
+        base = config_of(directory, config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
         if merged.root.get("hooks") is None:
             merged = with_statistics(merged)

@@ -78,10 +78,10 @@ def load_weights(model: AbstractModel, place: Path) -> Manifest:
     return manifest
 
 
-def config_of(directory: Path) -> Config:
+def config_of(directory: Path, instead: str | Path | None = None) -> Config:
     """Return the config of a run, before interpolation."""
     if not holds_run(directory):
         raise no_run(directory)
     check_readable_name(directory)
     check_config(directory)
-    return read_config(directory / CONFIG)
+    return read_config(directory / CONFIG if instead is None else instead)

@@ -12,7 +12,6 @@ import numpy as np
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError, UsageError
 from emrun.base.temporary import TemporaryFolder
-from emrun.config.config import read_config
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
@@ -145,8 +144,7 @@ def _write(
     with joined.in_step() as tell:
         if joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
-        own = config_of(directory)
-        base = own if config is None else read_config(config)
+        base = config_of(directory, config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]), Imported())
         check_alike(plan, tell)
         find_checkpoint(plan, directory, checkpoint_name)

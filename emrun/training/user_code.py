@@ -58,8 +58,7 @@ def keep_sources() -> None:
 
 def record_code(plan: Plan, run: Run) -> None:
     """Let a run record its code when the training begins."""
-    directories = [Path(each) for each in code_directories(plan.config)]
-    run.code = CodeRecord(run.directory, run.censor, partial(gather, directories, run.directory))
+    run.code = CodeRecord(run.directory, run.censor, partial(gather, code_directories(plan.config), run.directory))
 
 
 def log_code_directory(plan: Plan) -> None:
@@ -108,8 +107,7 @@ def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
     """
     if not ranks().several:
         return
-    directories = [Path(each) for each in code_directories(plan.config)]
-    own = gather(directories, Path(), with_repositories=False).record()
+    own = gather(code_directories(plan.config), Path(), with_repositories=False).record()
     different, _ = changes(tell(own), own)
     severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
     if severe:
@@ -129,9 +127,8 @@ def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> Non
         run_directory: the directory of the run.
         censor: removes values of the environment, as for the record.
     """
-    directories = [Path(each) for each in code_directories(plan.config)]
     try:
-        code = gather(directories, run_directory, with_repositories=False)
+        code = gather(code_directories(plan.config), run_directory, with_repositories=False)
         changed, place = changed_since(run_directory, code.censored(censor))
     except OSError as error:
         _LOG.warning("the code is not compared with that of the run: %s", reason_of(error))
@@ -145,18 +142,16 @@ def _own(directories: Sequence[Path]) -> set[Path]:
     return {path.absolute() for path in (*directories, *map(Path, user_directories()))}
 
 
-def gather(
-    directories: Sequence[Path], run: Path, skipped: Container[str] = (), with_repositories: bool = True
-) -> Code:
+def gather(code: Sequence[str | Path], run: Path, skipped: Container[str] = (), with_repositories: bool = True) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
     Args:
-        directories: directories of the user's modules, whose repositories count also if nothing is imported from them.
+        code: directories of the user's modules, whose repositories count also if nothing is imported from them.
         run: the run directory; changes in it do not count.
         skipped: the names of modules to leave out.
         with_repositories: also look at repositories.
     """
-    ends = monotonic() + _LONGEST
+    ends, directories = monotonic() + _LONGEST, list(map(Path, code))
     problems: list[str] = []
     installed = list(_directories_of_packages(_own(directories)))
     modules = _read_modules(dict(_user_modules(installed, skipped)), ends, problems)

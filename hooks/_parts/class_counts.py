@@ -18,9 +18,8 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import classes_of
-from emrun.hook import AbstractHook, Loop
 from emrun.hooks._parts.columns import column
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams, Streams
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class _Counts:
     is_first: bool = True
 
 
-class ClassHook(AbstractHook):
+class ClassHook(OfStreams):
     """Counts true and predicted classes.
 
     Args:
@@ -93,11 +92,6 @@ class ClassHook(AbstractHook):
         self._streams = Streams(streams)
         self._counts: dict[str, _Counts] = {}
         self.reads = self._streams.reads(self._variables)
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the streams."""
-        super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the counts of the previous epoch."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval
-from emrun.hook import AbstractHook, Loop
+from emrun.hook import Loop
 from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams, Streams
 
 
-class SavesExamples(AbstractHook):
+class SavesExamples(OfStreams):
     """Saves examples of evaluations. Batches that the model is trained on are left out.
 
     The zeroth epoch evaluates the train stream too: it is left out, unless `streams` names it.
@@ -65,7 +65,6 @@ class SavesExamples(AbstractHook):
             HookError: a check failed.
         """
         super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
         others = [each for each in main_loop.hooks if type(each) is type(self) and each is not self]
         if any(self.writes_same(each) for each in others):
             raise HookError(

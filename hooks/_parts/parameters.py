@@ -16,30 +16,6 @@ Match = str | Sequence[str] | None
 """A regular expression, or a list of them, for names of parameters (`re.search`)."""
 
 
-def patterns(argument: str, value: object) -> list[re.Pattern[str]]:
-    """Return the compiled regular expressions of an argument; none for None.
-
-    Args:
-        argument: the name of the argument, for messages.
-        value: a regular expression or a list of them.
-
-    Raises:
-        ArgumentError: the value is something else.
-    """
-    several = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(several, list | tuple) or (value is not None and not several):
-        raise ArgumentError(argument, f"{value!r} is neither a regular expression nor a list of them")
-    compiled = []
-    for each in several:
-        if not isinstance(each, str):
-            raise ArgumentError(argument, f"{each!r} is not a regular expression; write it in quotes")
-        try:
-            compiled.append(re.compile(each))
-        except re.error as error:
-            raise ArgumentError(argument, f"{each!r} is not a regular expression: {error}") from error
-    return compiled
-
-
 def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], module: torch.nn.Module) -> None:
     """Check that each expression matches the name of a parameter.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError
 from emrun.dataset import check_streams
+from emrun.hook import AbstractHook, Loop
 
 
 class Streams:
@@ -42,3 +43,14 @@ class Streams:
         index = [each is hook for each in main_loop.hooks].index(True)
         owner = f"{type(hook).__name__} reads"
         check_streams(self.names or (), main_loop.dataset, main_loop.extra_streams, owner, index)
+
+
+class OfStreams(AbstractHook):
+    """Base class of hooks that read some streams only; a derived class sets `_streams`."""
+
+    _streams: Streams
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the streams."""
+        super().register_mainloop(main_loop)
+        self._streams.check(self, main_loop)

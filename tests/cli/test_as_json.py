@@ -8,8 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from emrun.cli import GROUPS, bench, verify_resume
-from emrun.cli import emrun as commands
+from emrun.cli import GROUPS, bench, emrun as commands, verify_resume
 from emrun.cli.as_json import plain
 from emrun.config.catalogue import PLACES, listing
 from emrun.diagnosis.differences import Difference

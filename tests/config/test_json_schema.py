@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 

@@ -2,8 +2,7 @@
 
 import pytest
 from config.problems import problem_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.overrides import copies_left, hook_entry, in_name, merge, override, stream_of_eval, words_in

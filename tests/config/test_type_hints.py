@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from projects import linear_on_digits
 
 from emrun import create_training

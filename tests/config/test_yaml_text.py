@@ -4,8 +4,7 @@ import math
 import string
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from emrun.base.errors import Position
 from emrun.config.yaml_text import dump

@@ -4,8 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, node_of, parse, read_scalar

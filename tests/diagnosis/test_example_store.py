@@ -3,8 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from emrun.base.temporary import TemporaryFolder
 from emrun.diagnosis.example_store import ExampleStore, in_words

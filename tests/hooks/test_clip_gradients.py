@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Embedded, Streams, state_of, words
-from doubles import run as train
+from doubles import SGD, Embedded, Streams, run as train, state_of, words
 from torch import nn
 
 from emrun import Factory, MainLoop, TorchModel, read_steps

@@ -6,8 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Embedded, Push, Streams, words
-from doubles import run as train
+from doubles import SGD, Embedded, Push, Streams, run as train, words
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, read_steps

@@ -6,8 +6,7 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
-from doubles import SGD, Push
-from doubles import run as train
+from doubles import SGD, Push, run as train
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from training.resuming import Interrupt, train_with
-from training.tiny import CONFIG as TINY
-from training.tiny import trained
+from training.tiny import CONFIG as TINY, trained
 
 from emrun import AbstractHook, create_training, load_run, resume_training
 from emrun.runs.pruning import Removal

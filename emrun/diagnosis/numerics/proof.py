@@ -17,12 +17,10 @@ from emrun.config.import_finder import Imported
 from emrun.config.interpolation import escaped
 from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
-from emrun.diagnosis.numerics.fresh import WHAT as FRESH
-from emrun.diagnosis.numerics.fresh import in_fresh_process
+from emrun.diagnosis.numerics.fresh import WHAT as FRESH, in_fresh_process
 from emrun.diagnosis.numerics.gradients import Step
 from emrun.diagnosis.numerics.halves import WHAT, halves
-from emrun.diagnosis.numerics.on_ranks import WHAT as RANKS
-from emrun.diagnosis.numerics.on_ranks import on_ranks
+from emrun.diagnosis.numerics.on_ranks import WHAT as RANKS, on_ranks
 from emrun.diagnosis.numerics.passes import AGAIN, LOADED, saved_and_loaded, second_pass
 from emrun.diagnosis.numerics.rows import DEPENDS, DIFFERS, LEFT_OUT, RANDOM, NotApplicableError, RandomError, Row
 from emrun.diagnosis.numerics.ways import WAYS, way

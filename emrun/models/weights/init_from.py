@@ -16,9 +16,9 @@ from torch import Tensor
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
+from emrun.base.patterns import compiled, patterns
 from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
-from emrun.models.patterns import compiled, patterns
 from emrun.models.weights.fit import Fit, kind_of, overflowing
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved

@@ -18,8 +18,7 @@ from emrun.base.fields import TEXT, fitting, record
 from emrun.record.rows import newest_shown
 from emrun.runs.code_comparison import newest_code
 from emrun.runs.stored_run import StoredRun
-from emrun.shown import Picture as Shown
-from emrun.shown import Written
+from emrun.shown import Picture as Shown, Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
 from emrun.storage.run import ROWS

@@ -21,8 +21,7 @@ from torch import Tensor
 from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.wording import in_one_line, listed, nearest
 from emrun.storage.checkpoints import commits
-from emrun.storage.checkpoints.manifest import FILE as MANIFEST
-from emrun.storage.checkpoints.manifest import verify
+from emrun.storage.checkpoints.manifest import FILE as MANIFEST, verify
 from emrun.storage.checkpoints.weights import FILE, INDEX, read_safetensors
 from emrun.storage.files import refuse_timeout, storing
 from emrun.storage.run import CHECKPOINTS, holds_run
