@@ -19,14 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 969,
-    "base": 1_149,
+    "base": 1_150,
     "cli": 2_886,
     "config": 2_826,
     "diagnosis": 2_750,
     "launch": 1_254,
     "loop": 2_934,
     "models": 5_206,
-    "ranks": 515,
+    "ranks": 518,
     "record": 1_283,
     "runs": 2_213,
     "storage": 2_291,

@@ -17,6 +17,8 @@ from emrun.base.errors import StateError
 from emrun.base.sources import is_nested
 from emrun.base.types import Batch
 
+COPY = "emrun_copy"
+"""The attribute of a tensor that is a copy already, which nothing else changes."""
 _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
@@ -34,7 +36,7 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
             (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these. `decode` restores
             arrays and generators.
         key: the name of the value in messages.
-        copied: copy the tensors, so that later changes in place do not change the result.
+        copied: copy the tensors, so that later changes in place do not change the result; not those marked by `COPY`.
 
     Raises:
         StateError: the value is of another type; the message names its key.
@@ -50,7 +52,7 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         there = value.detach()
         there = there if type(there) is torch.Tensor else there.as_subclass(torch.Tensor)  # sparse ones refuse
-        return there.clone() if copied and there.is_cpu else there.cpu()
+        return there.clone() if copied and there.is_cpu and not hasattr(value, COPY) else there.cpu()
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int, float, bool, type(None)):

@@ -162,7 +162,7 @@ class TrainingState:
                 "updates_done": self._loop.updates_done,
                 "phase": self.phase.value,
             },
-            "model": encode(self._loop.model.state_dict(), "state of the model"),
+            "model": encode(self._loop.model.state_dict(), "state of the model", copied=self._loop.model.is_sharded),
             "hooks": hooks,
             "streams": streams,
             "epoch_began": self._epoch_began if self.is_in_epoch else None,
@@ -197,7 +197,7 @@ class TrainingState:
         write_weights = self._loop.model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
-        if in_background:
+        if in_background and not self._loop.model.is_sharded:  # then it is a copy
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
         if self._ranks.several and "ranks" not in state:
             state = {**state, "ranks": self._parts_of(state)}

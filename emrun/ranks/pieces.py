@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from emrun.base.encoding import COPY
 from emrun.ranks.group import answered, ranks
 
 if TYPE_CHECKING:
@@ -29,11 +30,16 @@ def whole(tensor: Any) -> Any:
 
 
 def whole_on_first(tensor: Any) -> Any:
-    """Return `whole` of a tensor in main memory on rank 0, an empty tensor on the others, which all call this too."""
+    """Return `whole` of a tensor in main memory on rank 0, an empty tensor on the others, which all call this too.
+
+    What was exchanged is marked as a copy, see `encode`.
+    """
     if not is_in_pieces(tensor):
         return tensor
     found = whole(tensor)
-    return found.cpu() if tensor.device_mesh.get_rank() == 0 else found.new_empty(0)
+    found = found.cpu() if tensor.device_mesh.get_rank() == 0 else found.new_empty(0)
+    setattr(found, COPY, True)
+    return found
 
 
 def piece(tensor: Tensor) -> Tensor:

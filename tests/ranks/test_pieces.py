@@ -5,6 +5,7 @@ import torch
 from in_ranks import in_ranks
 from torch import nn
 
+from emrun.base.encoding import encode
 from emrun.models.sharding import Sharding
 from emrun.ranks.group import join
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, norms_of_all, piece, whole, whole_on_first
@@ -26,18 +27,20 @@ def divided():
         local,
         local.untyped_storage().nbytes(),
         whole(given),
-        whole_on_first(given),
+        (of_first := whole_on_first(given)),
+        encode(of_first, "a copy", copied=True).data_ptr() == of_first.data_ptr(),
         norms,
     )
 
 
 def test_each_rank_has_some_rows_and_all_can_have_the_whole():
     found = in_ranks(3, divided)
-    for rank, (are_in_pieces, local, size, all_rows, of_first, norms) in enumerate(found):
+    for rank, (are_in_pieces, local, size, all_rows, of_first, is_one_copy, norms) in enumerate(found):
         assert are_in_pieces == [True, True, True, False]
         assert torch.equal(local, WHOLE[2 * rank : 2 * rank + 2])  # the last rank has none
         assert size == local.numel() * 8  # of the whole, it keeps nothing else
         assert torch.equal(all_rows, WHOLE)
+        assert is_one_copy
         assert torch.equal(of_first, WHOLE if rank == 0 else torch.empty(0))
         assert [each.item() for each in norms] == pytest.approx([WHOLE.norm().item(), 7.0])
 

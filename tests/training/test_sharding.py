@@ -158,12 +158,14 @@ def assert_close(one, other, within=1e-9):
     ("updates", "sizes"), [(9, (3,)), pytest.param(100, (2, 3), marks=pytest.mark.campaign)], ids=["few", "hundred"]
 )
 def test_updates_with_everything_are_those_of_one_process(project, updates, sizes):
-    hooks = [{"ClipGradients": {"norm": 0.5}}, {"AverageWeights": {"decay": 0.9}}, {"LogNorms": {"every": "4 updates"}}]
+    hooks = [{"SkipSpike": {"factor": 1.05, "window": 2}}, {"ClipGradients": {"norm": 0.5}}]
+    hooks += [{"AverageWeights": {"decay": 0.9}}, {"LogNorms": {"every": "4 updates"}}]
     hooks += [{"StopOnNaN": {"after_batch": True}}, {"Freeze": {"match": "embed", "until": "5 updates"}}]
     config = config_of(*hooks, updates=updates, accumulate=2, recompute="blocks")
     trained(config, project / "one")
     expected = result_of(project / "one")
     assert len(expected[1]["loss"]) >= updates
+    assert sum(line["train"].get("skipped_updates", 0) for line in expected[0] if "train" in line) >= 1
     for size in sizes:
         found = in_ranks(size, trained, config, project / f"run{size}")
         assert_close(expected, result_of(project / f"run{size}"))
