@@ -16,6 +16,8 @@ from emrun.config.config import read_config
 from emrun.diagnosis.tryout import try_out
 from emrun.ranks.group import join, ranks
 from emrun.ranks.pieces import piece
+from emrun.runs.comparison import compare
+from emrun.runs.finding import find_run
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
@@ -206,6 +208,10 @@ def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(pro
     found = result_of(project / "run")
     assert found[:2] == expected[:2]
     assert all(torch.equal(value, found[2][name]) for name, value in expected[2].items())
+    differences = compare(*(find_run(project / each) for each in ("run", "whole")))
+    assert not any(differences[part] for part in ("config", "modules", "data", "epochs"))
+    assert differences["steps"]["equal"]
+    assert differences["steps"]["compared"] == 8
     trained(None, copies["one"], resumes=True)
     in_ranks(3, trained, None, copies["three"], None, True, ["model.strategy.shard=inner"])
     for each in copies.values():
