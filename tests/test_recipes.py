@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import shutil
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import Net
+from safetensors.torch import load_file
 from torch import nn
 
 from emrun import TorchModel, read_steps
@@ -147,9 +149,65 @@ def test_an_upload_has_a_copy_of_its_own_and_stores_need_no_directories(tmp_path
     assert not store.exists("/store/run/latest.txt")
 
 
+def test_diffusion_goes_back_to_the_data_if_the_directions_are_right():
+    flow = names_of("my_diffusion.py").Flow(size=3)
+    data = torch.tensor([[0.1, 0.5, 0.9]])
+    flow.direction = lambda x, t: (x - (2 * data - 1)) / t
+    torch.testing.assert_close(flow.sample(2, steps=10), data.expand(2, 3))
+    flow = names_of("my_diffusion.py").Flow(size=3).eval()
+    assert torch.equal(flow(data)["loss"], flow(data)["loss"])
+    assert not torch.equal(flow.train()(data)["loss"], flow(data)["loss"])
+
+
+def test_the_teacher_is_the_average_of_its_student(project, emrun):
+    byol = names_of("my_byol.py")
+    module = byol.Byol(width=4)
+    with torch.no_grad():
+        module.student[0].weight += 1
+    before = module.teacher[0].weight.clone()
+    hook = byol.MoveTeacher(decay=0.75)
+    hook.register_mainloop(SimpleNamespace(model=SimpleNamespace(module=module)))
+    hook.after_update()
+    torch.testing.assert_close(module.teacher[0].weight, before + 0.25)
+
+
+def test_stages_begin_with_the_stage_before_and_go_on(project, emrun):
+    places = [project / "log" / stage for stage in ("byol", "probe")]
+    for config in ("byol.yaml", "probe.yaml"):
+        text = (project / config).read_text()
+        (project / config).write_text(re.sub(r"epochs: \d+", "epochs: 1", text))
+    lines = [line for line in (project / "stages.sh").read_text().splitlines() if line.startswith("emrun ")]
+    records = []
+    for line in (*lines, *lines):
+        done = emrun(*line.split()[1:], cwd=project)
+        assert done.returncode == 0, done.stderr
+        records.append([(each / "metrics.jsonl").read_bytes() for each in places if each.exists()])
+    assert [len(each) for each in records] == [1, 2, 2, 2]
+    assert records[1] == records[2] == records[3]
+    byol, probe = (load_file(each / "checkpoints" / "latest" / "model.safetensors") for each in places)
+    assert torch.equal(probe["0.0.weight"], byol["student.0.weight"])
+
+
+def test_the_folds_are_parts_of_the_data():
+    kind = names_of("my_folds.py").Folds
+    folds = [kind(fold, folds=3).rows for fold in range(3)]
+    assert sorted(np.concatenate([each["valid"] for each in folds])) == list(range(1797))
+    assert all(sorted(np.concatenate(list(each.values()))) == list(range(1797)) for each in folds)
+
+
+def test_rare_classes_are_drawn_as_often_as_the_others():
+    data = names_of("my_weighted.py").Weighted()
+    labels = data.parts["train"][1]
+    assert np.bincount(labels)[[1, 7, 8]].max() < 20
+    assert np.bincount(labels, weights=data.shares) == pytest.approx([0.1] * 10)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("how", [[], ["--kill"]], ids=["signal", "kill"])
-@pytest.mark.parametrize("config", ["mixup.yaml", "sam.yaml", "penalties.yaml", "upload.yaml"])
+@pytest.mark.parametrize(
+    "config",
+    ["mixup.yaml", "sam.yaml", "penalties.yaml", "upload.yaml", "diffusion.yaml", "byol.yaml", "weighted.yaml"],
+)
 def test_a_recipe_resumes_exactly(config, how, project, emrun):
     done = emrun("verify-resume", "-q", *how, config, cwd=project)
     assert done.returncode == 0, done.stdout
