@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from emrun.base.arguments import check_count, safe_component
@@ -83,6 +83,12 @@ class SaveEvery(SaveLatest):
         """Request a checkpoint if one is due by epochs."""
         if self._every.is_epoch_due(epoch_id) and not self.main_loop.at_end:
             self._request(epoch_id)
+
+    def most_kept(self, done: Mapping[str, float]) -> float | None:
+        """Return how many checkpoints a run keeps at most; see `SaveLatest`."""
+        count, unit = self._every.interval.count, self._every.interval.unit
+        made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
+        return self._keep if made is None else min(made, self._keep or made)
 
     def _request(self, number: int) -> None:
         name = f"{self.name}-{number}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from emrun.base.arguments import check_choice
 from emrun.base.errors import HookError
 from emrun.base.types import EpochData, Policy
@@ -41,3 +43,11 @@ class SaveLatest(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Request the checkpoint."""
         self.main_loop.request_checkpoint(self.name, self._on_save_failure)
+
+    def most_kept(self, done: Mapping[str, float]) -> float | None:
+        """Return how many checkpoints a run keeps at most of this hook; None if this is not known.
+
+        Args:
+            done: the `epochs`, `updates` and `iterations` of the run, as far as they are known.
+        """
+        return 1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +37,7 @@ from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
-from emrun.storage.run import CHECKPOINTS, Run
+from emrun.storage.run import CHECKPOINTS, METRICS, ROWS, STEPS, Run
 from emrun.stream_context import StreamContext
 from emrun.streams.stream_pass import closable
 from emrun.training.build import Training, assemble, plan_schedule
@@ -65,10 +67,10 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
         as of a whole stream; `parameters`: [{module, class, shapes, count, bytes, trained}];
         `parameter_groups`: [{optimizer, class, group, lr, weight_decay, parameters, count}]; `precision`: that of the
         model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
-        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `forecast`: what a
-        run takes (`training`, `tensors of a step`, `checkpoint`, and `rank: ...`, see `memory_per_rank`) -> {`seconds`
-        or `bytes`, `how`}, see `StepMemory`; `initial_weights`: what `init_from` loads, see
-        `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+        -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `forecast`: what a run takes
+        (`training`, `tensors of a step`, `checkpoint`, `kept checkpoints`, `record`, and `rank: ...`, see
+        `memory_per_rank`) -> {`seconds` or `bytes`, `how`}, see `StepMemory`; `initial_weights`: what `init_from` loads,
+        see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -108,15 +110,37 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
         report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
+        done, kept = tryout.done, tryout.most_kept()
         if ranks > 1:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
         del training, copy, round_trip, tryout  # the memory of two models
         rehearse(plan, place, dataset, lengths)
         notes[:] = dict.fromkeys(notes)
-        files = (place / CHECKPOINTS / "latest").resolve().iterdir()
-        report["forecast"]["checkpoint"] = {"bytes": sum(each.stat().st_size for each in files), "how": "measured"}
+        report["forecast"] |= _on_disk(place, done, kept)
         return {**report, "schedule": shown, "initial_weights": initial}
+
+
+def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> dict[str, Any]:
+    """Return the bytes of a checkpoint and, as far as they are known, of all that are kept, and of the record.
+
+    Args:
+        place: the directory of the rehearsal.
+        done: the `epochs` and `iterations` of the run, if they are known.
+        kept: how many checkpoints the run keeps at most, if this is known.
+    """
+    size = sum(each.stat().st_size for each in (place / CHECKPOINTS / "latest").resolve().iterdir())
+    found: dict[str, Any] = {"checkpoint": {"bytes": size, "how": "measured"}}
+    if kept is not None:
+        found["kept checkpoints"] = {"bytes": kept * size, "how": f"at most {kept} of this size"}
+    if done:
+        epochs, steps, rows = ((place / name).read_bytes() for name in (METRICS, STEPS, ROWS))
+        lines = epochs.splitlines()
+        per_step = len(steps) / json.loads(lines[-1])["iteration"]
+        per_epoch = len(lines[-1]) + len(rows) / len(lines)
+        size = round((done["epochs"] + 1) * per_epoch + done["iterations"] * per_step)  # also epoch 0
+        found["record"] = {"bytes": size, "how": "estimated from the rows of the short epoch"}
+    return found
 
 
 def build_apart(config: Config) -> Training:
@@ -194,6 +218,8 @@ class Tryout:
         self._streams: dict[str, Any] = {}
         self._outputs: dict[str, SourceInfo] = {}
         self._step_memory = None if compiles else StepMemory()
+        self.done: dict[str, float] = {}
+        """The `epochs`, `iterations` and `updates` to the end of the run, if they are known; after `report`."""
         self._rows = 0
 
     @property
@@ -372,11 +398,19 @@ class Tryout:
                 (unit, limit) for hook in self._hooks for unit, limit in hook.limits.items() if unit in iterations
             ]
             epochs = min((limit * iterations[unit] / length for unit, limit in limits), default=None)
+            if epochs is not None:
+                self.done = {"epochs": epochs, "iterations": epochs * length}
+                self.done["updates"] = epochs * length / iterations["updates"]
             if epochs is not None and {*seconds} >= {*self._loop.streams.extra}:
                 found["training"] = {"seconds": epochs * sum(seconds.values()), "how": "estimated"}
         if self._step_memory is not None:
             found["tensors of a step"] = {"bytes": self._step_memory.peak, "how": "measured"}
         return found
+
+    def most_kept(self) -> int | None:
+        """Return how many checkpoints the hooks keep at most; None if this is not known; call it after `report`."""
+        counts = [each.most_kept(self.done) for each in self._hooks if hasattr(each, "most_kept")]
+        return None if None in counts else math.floor(sum(counts))
 
 
 def call_event(listening: Any, event: str, **arguments: Any) -> None:

@@ -12,6 +12,7 @@ from emrun.base.errors import StateError
 from emrun.config.config import load_config
 from emrun.diagnosis.model_facts import StepMemory
 from emrun.diagnosis.tryout import try_out
+from emrun.hooks.save_every import SaveEvery
 from emrun.training.create import train
 
 ROOT = Path(__file__).parents[2]
@@ -137,13 +138,43 @@ def test_the_forecast_says_how_each_value_is_known(tmp_path):
     forecast, seconds = found["forecast"], found["seconds_per_epoch"]
     assert {what: each["how"] for what, each in forecast.items()} == {
         "training": "estimated", "tensors of a step": "measured", "checkpoint": "measured",
+        "kept checkpoints": "at most 1 of this size", "record": "estimated from the rows of the short epoch",
     }  # fmt: skip
     assert forecast["training"]["seconds"] == pytest.approx(7 * sum(seconds.values()))
     assert 8_000_000 <= forecast["tensors of a step"]["bytes"] < 8_100_000
-    train(create_training(config, output_dir=tmp_path / "run", overrides=["hooks.0.StopAfter.epochs=1"]))
+    assert forecast["kept checkpoints"]["bytes"] == forecast["checkpoint"]["bytes"]
+    train(create_training(config, output_dir=tmp_path / "run"))
+    record = sum((tmp_path / "run" / name).stat().st_size for name in ("metrics.jsonl", "steps.jsonl", "rows.jsonl"))
+    assert forecast["record"]["bytes"] == pytest.approx(record, rel=0.2)
     latest = (tmp_path / "run" / "checkpoints" / "latest").resolve()
     size = sum(each.stat().st_size for each in latest.iterdir())
     assert forecast["checkpoint"]["bytes"] == pytest.approx(size, rel=0.05)
+
+
+def test_the_checkpoints_that_are_kept_are_counted():
+    saving = [
+        {"SaveEvery": {"n_epochs": 3}},  # of epochs 0, 3 and 6
+        {"SaveEvery": {"every": "15 updates", "model_name": "some"}},  # 3 in 56 updates
+        {"SaveEvery": {"every": "2 iterations", "keep": 5}},
+        {"SaveBest": {"variable": "loss"}},
+    ]
+    config = {
+        "dataset": {"class": "Majority", "n": 100, "batch_size": 10},
+        "model": {"module": {"class": f"{__name__}.Sparse"}, "inputs": ["x"], "optimizer": {"class": "SparseAdam"}},
+        "main_loop": {"extra_streams": ["valid"]},
+        "hooks": ["ComputeStats", *saving, {"StopAfter": {"epochs": 7}}],
+    }
+    forecast = try_out(load_config(config))["forecast"]
+    size = forecast["checkpoint"]["bytes"]
+    kept = 3 + 3 + 5 + 1 + 1  # and `latest`
+    assert forecast["kept checkpoints"] == {"bytes": kept * size, "how": f"at most {kept} of this size"}
+
+
+def test_without_a_limit_only_what_a_hook_keeps_is_known():
+    assert SaveEvery(n_epochs=3).most_kept({}) is None
+    assert SaveEvery(every="5 minutes").most_kept({"epochs": 7}) is None
+    assert SaveEvery(keep=2).most_kept({}) == 2
+    assert SaveEvery(n_epochs=3, keep=5).most_kept({"epochs": 7.5}) == 3
 
 
 def test_sparse_gradients_do_not_disturb_the_forecast():
