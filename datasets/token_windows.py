@@ -111,6 +111,19 @@ class TokenWindows(Splits):
         """The number of different tokens, separator included; None if the tokenizer does not report its size."""
         return self._encoder.vocabulary_size
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; without one, an object whose `decode(tokens)` returns the text of bytes."""
+        tokenizer = self._encoder.tokenizer
+        return _Bytes() if tokenizer is None else tokenizer
+
+
+class _Bytes:
+    """Decodes tokens that are bytes; a separator may be none."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(each for each in tokens if each < _BYTES).decode("utf-8", "replace")
+
 
 class _Windows(Part):
     """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
@@ -153,7 +166,7 @@ class _Encoder:
     """Encodes files as tokens."""
 
     def __init__(self, tokenizer: Any, separator: int | None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._separator = separator
         size = _BYTES if tokenizer is None else _size_of(tokenizer)
         self.vocabulary_size = size if size is None else max(size, -1 if separator is None else separator + 1)
@@ -198,7 +211,7 @@ class _Encoder:
         for path in paths:
             before = identity(path)
             try:
-                yield from self._bytes_of(path) if self._tokenizer is None else [self._encoded(path)]
+                yield from self._bytes_of(path) if self.tokenizer is None else [self._encoded(path)]
             except OSError as error:
                 raise ArgumentError(argument, f"{str(path)!r} cannot be read: {reason_of(error)}") from error
             except (TypeError, ValueError, OverflowError) as error:
@@ -214,7 +227,7 @@ class _Encoder:
                 yield np.frombuffer(chunk, np.uint8).astype(self._dtype)
 
     def _encoded(self, path: Path) -> _Tokens:
-        found = self._tokenizer.encode(path.read_bytes().decode())
+        found = self.tokenizer.encode(path.read_bytes().decode())
         tokens = np.asarray(getattr(found, "ids", found))
         if not tokens.size:
             return np.empty(0, self._dtype)
@@ -227,7 +240,7 @@ class _Encoder:
 
     @cached_property
     def _identity(self) -> list[str]:
-        return _identity_of(self._tokenizer)
+        return _identity_of(self.tokenizer)
 
     def _key(self, paths: Sequence[Path]) -> str:
         """Return a key that identifies the tokens of these files with this tokenizer and separator."""

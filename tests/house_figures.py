@@ -20,9 +20,9 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 969,
     "base": 1_150,
-    "cli": 2_886,
+    "cli": 2_897,
     "config": 2_826,
-    "diagnosis": 2_772,
+    "diagnosis": 2_841,
     "launch": 1_254,
     "loop": 2_934,
     "models": 5_206,
@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_213,
     "training": 1_084,
     "hooks": 4_889,
-    "datasets": 2_411,
+    "datasets": 2_418,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

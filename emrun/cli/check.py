@@ -55,7 +55,7 @@ def check(
 
     With --data, every stream is read once. Found are examples that are in two streams or twice in one, the same inputs
     with different labels, sources that are constant or not finite, labels that only one stream has, and a train stream
-    that is sorted by a label.
+    that is sorted by a label. Of a dataset with a `tokenizer`, tokens are counted and an example is decoded.
 
     With --numerics, the gradients of a batch are compared with those of its halves, and with those calculated in other
     ways, as far as the config has them: compiled, in 16 bits, in micro batches, recomputed, and on N ranks. Evaluated
@@ -186,8 +186,28 @@ def _show_data(looked: dict[str, Any]) -> None:
     click.echo("\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right")))
     for source in dict.fromkeys(source for each in streams.values() for source in each["labels"]):
         click.echo("\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()}))
+    if any(each["tokens"] for each in streams.values()):
+        _show_tokens({name: each["tokens"] for name, each in streams.items() if each["tokens"]})
     if looked["findings"]:
         click.echo("\n" + "\n".join(f"found: {for_terminal(each['message'])}" for each in looked["findings"]))
+
+
+def _show_tokens(found: dict[str, dict[str, Any]]) -> None:
+    """Print the counts of tokens of each stream, and the first example of the first one, decoded."""
+    counts = {
+        name: {**each["counts"], **{f"masked by {source}": count for source, count in each["masked"].items()}}
+        for name, each in found.items()
+    }
+    names = list(dict.fromkeys(what for each in counts.values() for what in each))
+    rows = [[what, *(f"{each[what]:,}" if what in each else "" for each in counts.values())] for what in names]
+    first, shown = next(iter(found.items()))
+    click.echo("\n" + table(rows, [in_one_line(shown["source"], 40), *found], ("left", *("right" for _ in found))))
+    parts = [
+        [for_terminal(in_one_line(each["text"], 80)), f"{each['tokens']:,}", ", ".join(each["masked_by"])]
+        for each in shown["example"]["parts"]
+    ]
+    title = f"{first}, example {in_one_line(shown['example']['id'], 40)}"
+    click.echo("\n" + table(parts, [title, "tokens", "masked by"], ("left", "right", "left")))
 
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:

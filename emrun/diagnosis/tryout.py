@@ -69,8 +69,8 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
         model, or None; `schedule`: the plan of the learning rates, see `SchedulePlan`, or None; `memory`: what uses it
         -> bytes; `seconds_per_epoch`: stream -> seconds, for streams of known length; `forecast`: what a run takes
         (`training`, `tensors of a step`, `checkpoint`, `kept checkpoints`, `record`, and `rank: ...`, see
-        `memory_per_rank`) -> {`seconds` or `bytes`, `how`}, see `StepMemory`; `initial_weights`: what `init_from` loads,
-        see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
+        `memory_per_rank`) -> {`seconds` or `bytes`, `how`}, see `StepMemory`; `initial_weights`: what `init_from`
+        loads, see `AbstractModel.load_initial`, or None; `notes`: warnings about possible mistakes.
 
     Raises:
         ConfigError: the config cannot be used.
