@@ -40,7 +40,8 @@ class TokenCheck:
         """Count the tokens of a batch: source -> values."""
         found = {source: rows for source, each in values.items() if (rows := _rows(each)) is not None}
         if self._source is None:
-            self._source = next((each for each in inputs if each in found and not _is_mask(each, found[each])), None)
+            numbers = (each for each in inputs if each in found and found[each][0].dtype.kind in "iu")
+            self._source = next((each for each in numbers if not _is_mask(each, found[each])), None)
         rows = found.pop(self._source or "", None)
         if rows is None:
             return
@@ -86,15 +87,17 @@ class TokenCheck:
 
 
 def _rows(values: Any) -> list[Any] | None:
-    """Return an array for each example of a source that has a row of whole numbers or truth values for each."""
+    """Return an array for each example of a source that has a row of numbers or truth values for each."""
     entries = array_of(values)
     if entries is None and isinstance(values, list | tuple | np.ndarray):
         entries = [array_of(each) for each in values]
     if entries is None or len(entries) == 0:
         return None
-    fits = all(each is not None and getattr(each, "ndim", 0) == 1 and each.dtype.kind in "biu" for each in entries)
+    fits = all(each is not None and getattr(each, "ndim", 0) == 1 and each.dtype.kind in "biuf" for each in entries)
     return [*entries] if fits else None
 
 
 def _is_mask(source: str, rows: Sequence[Any]) -> bool:
-    return "mask" in source or any(row.dtype.kind == "b" or bool((row < 0).any()) for row in rows)
+    return "mask" in source or any(
+        row.dtype.kind == "b" or (row.dtype.kind == "i" and bool((row < 0).any())) for row in rows
+    )

@@ -33,7 +33,10 @@ def test_special_tokens_are_counted_and_an_example_is_cut_where_its_masks_change
         ["attention_mask", "tokens"],
         ["a", "b", "c"],
     )
-    check.add({"attention_mask": TOKENS != 0, "tokens": TOKENS, "targets": abs(targets)}, ["tokens"], ["d", "e", "f"])
+    mask = (TOKENS != 0).astype(float)
+    check.add(
+        {"attention_mask": mask, "tokens": TOKENS, "targets": abs(targets), "z": mask - 1}, ["tokens"], ["d", "e", "f"]
+    )
     assert check.result() == {
         "source": "tokens",
         "counts": {name: 2 * count for name, count in COUNTS.items()},
