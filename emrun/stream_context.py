@@ -223,11 +223,12 @@ class StreamContext:
             StreamError: the stream does not yield one batch for each set of rows, or has fewer than `start` batches.
         """
         self._is_counted = True
+        several = self.ranks.several
         for batch in batches:
             self._yielded += 1
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
-            own = self._shared(batch) if self.ranks.several and isinstance(batch, Mapping) else batch
+            own = self._shared(batch) if several and isinstance(batch, Mapping) else batch
             left_out, self._left_out = self._left_out, {}
             yield WithLeftOut(own, left_out, self.rows) if left_out else own
             del batch, own  # not kept while the stream makes the next one

@@ -38,7 +38,6 @@ from emrun.models.step.windows import Windows
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
-from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph
 from emrun.schedule_plan import SchedulePlan
@@ -282,7 +281,7 @@ class TorchModel(ModuleModel):
         if self.is_lazy:  # if no loop has given the shapes before
             before.append(self._begin_lazy)
         if self._summed is not None:
-            before.append(prepare_to_gather)
+            before.append(self._summed.prepare)
         if self._optimizers.has_modes:
             before.append(self._optimizers.prepare)
         if self._synchronised is not None:

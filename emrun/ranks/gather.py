@@ -17,10 +17,12 @@ calls = 0
 """How often `all_gather` was called in this process."""
 
 
-def prepare(batch: Mapping[str, Any], *_: Any) -> None:
-    """Prepare for a batch, of which this rank may have no rows; then `all_gather` gathers none of it."""
+def prepare(batch: Mapping[str, Any]) -> int:
+    """Prepare for a batch; return the number of its rows on this rank. If it has none, `all_gather` gathers none."""
     global _has_rows  # noqa: PLW0603 - a process is one rank
-    _has_rows = rows_in(batch) > 0
+    rows = rows_in(batch)
+    _has_rows = rows > 0
+    return rows
 
 
 def all_gather(tensor: Tensor) -> Tensor:

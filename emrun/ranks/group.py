@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,8 +88,7 @@ class Ranks:
 
         The shares differ by at most one row. With too few rows for all ranks, the last ones have none.
         """
-        size = min(self.size, max(1, count // self.least))
-        return count * min(self.rank, size) // size, count * min(self.rank + 1, size) // size
+        return _share(count, self.rank, self.size, self.least)
 
     def from_first(self, value: Value) -> Value:
         """Return the value that rank 0 has."""
@@ -273,6 +272,13 @@ class Ranks:
                 exchange(None, error)
             raise
         exchange(None)
+
+
+@lru_cache
+def _share(count: int, rank: int, size: int, least: int) -> tuple[int, int]:
+    """Return the rows of a rank; most batches of a run have the same number of rows."""
+    size = min(size, max(1, count // least))
+    return count * min(rank, size) // size, count * min(rank + 1, size) // size
 
 
 def _await(work: Work) -> None:

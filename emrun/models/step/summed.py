@@ -19,9 +19,9 @@ from emrun.models.optimizer import parameters_of
 from emrun.models.step.gradients import gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, TrainStep, backward, refuse_closure
 from emrun.models.step.windows import Windows
+from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
-from emrun.ranks.shares import rows_in
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
@@ -48,6 +48,7 @@ class SummedWindows(Windows):
     ) -> None:
         super().__init__(*arguments, accumulate=accumulate)
         self._ranks, self._carries_loss, self._sends, self.exchanges = ranks, carries_loss, sends, exchanges
+        self._here = 0  # the rows of this rank in the current batch
         self._examples = self._rows = 0  # of the current part, and of the window so far
         self._sums: dict[torch.optim.Optimizer, GradientSums] = {}
         self._only: torch.optim.Optimizer | None = None  # whose gradients are sent during the backward pass
@@ -58,9 +59,13 @@ class SummedWindows(Windows):
         super().list_optimizers()
         self._only = self._model.optimizer if self._sends else None
 
+    def prepare(self, batch: Batch, *_: object) -> None:
+        """Count the rows of this rank in a batch, before the model runs on it, to train or to evaluate."""
+        self._here = prepare_to_gather(batch)
+
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on the rows of this rank."""
-        rows, module = rows_in(batch), self._model.module
+        rows, module = self._here, self._model.module
         if rows or self.exchanges or not module.training:
             return self.run_part(train_step, inputs, rows)
         with in_evaluation_mode(module):  # no statistics of a row that counts nothing

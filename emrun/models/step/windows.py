@@ -63,7 +63,8 @@ class Windows(Plain):
             self.clear()
             self.is_open = True
         self._batches += is_last
-        self._asked.clear()
+        if self._asked:
+            self._asked.clear()
         self.is_ending = self._batches == self._accumulate
         self.weight = float(examples)
         outputs = train_step(inputs)
