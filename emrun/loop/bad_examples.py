@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from emrun.base.types import Policy
+from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.loop.batch_calls import Calls
 from emrun.loop.state import TrainingState
@@ -52,4 +53,4 @@ class BadExamples:
             self.record.add_left_out(epoch, self.loop.iterations_done, stream.name, found)
             level = logging.WARNING if self.policy == "warn" else logging.INFO
             names = {"names": [f"{name}: {why}" for name, why in found.items()]}
-            _LOG.log(level, "stream %r: left out %d bad examples", stream.name, len(found), extra=names)
+            _LOG.log(level, "stream %r: left out %s", stream.name, counted(len(found), "bad example"), extra=names)

@@ -17,7 +17,7 @@ from emrun.base.slow_start import NamedWhenSlow
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.config.yaml_tree import Node
-from emrun.dataset import stream_function
+from emrun.dataset import asks_model, stream_function
 from emrun.hook import AbstractHook
 from emrun.loop.determinism import DeterministicKernels
 from emrun.loop.main_loop import MainLoop
@@ -93,8 +93,9 @@ def assemble(
     rank = ranks().rank
     seed_everything(seed, "training", *(("rank", rank) if rank else ()))
     arguments = dict(plan.get("main_loop", {}))
-    if is_evaluation:  # reads whole streams
-        arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"})
+    if is_evaluation:  # reads whole streams; one that asks the model has no end
+        endless = {"fixed_epoch_size"} if asks_model(supplied["dataset"]) else set()
+        arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"} - endless)
     try:
         parts = supplied["model"], supplied["dataset"], hooks
         main_loop = MainLoop(*parts, run=run, rank_log=rank_log, seed=seed, **arguments)

@@ -9,6 +9,7 @@ from emrun import AbstractHook, create_dataset, create_model, create_training, r
 from emrun.base.errors import ConfigError, StreamError
 from emrun.diagnosis.stream_bench import bench
 from emrun.hooks._time_shares import Times, verdict
+from emrun.training.evaluate import evaluate
 
 PARTS = '''
 import numpy as np
@@ -58,6 +59,12 @@ class Module(torch.nn.Module):
 
     def forward(self, x):
         return {"loss": ((x * self.weight - 1) ** 2).mean(1)}
+
+
+class Endless(Walk):
+    def __iter__(self):
+        while True:
+            yield from super().__iter__()
 
 
 class Asking(Module):
@@ -190,3 +197,9 @@ def test_neither_the_profile_nor_bench_advises_to_read_ahead():
     )
     found = bench(config(), seconds=0.01, step=0.001)
     assert [len(each.readings) for each in found.streams] == [1, 1]
+
+
+def test_an_evaluation_of_the_train_stream_ends_with_its_epoch(tmp_path):
+    training = create_training(config("my_walk.Endless", fixed_epoch_size=3), output_dir=tmp_path / "run")
+    training.main_loop.run_training()
+    assert evaluate(tmp_path / "run", "train")["train"]["loss"]["mean"] > 0
