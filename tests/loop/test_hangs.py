@@ -52,8 +52,8 @@ def test_each_rank_writes_its_stacks_and_the_first_says_which_is_elsewhere(how, 
         assert "rank 0 of 2, process " in text
         assert line.startswith("rank 1 is elsewhere (")
         assert line.endswith(f"), and the others wait; the stacks of all ranks are in {tmp_path}/stacks-1.txt")
-    else:
-        assert line.startswith("no rank waits for another; ")
+    else:  # rank 1 may have begun to wait for rank 0, which reports
+        assert line.startswith(("no rank waits for another; ", "rank 0 is elsewhere ("))
 
 
 def test_a_rank_that_does_not_answer_is_elsewhere(tmp_path, caplog):
