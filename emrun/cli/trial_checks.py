@@ -32,7 +32,7 @@ class Sweep:
 
 
 def check_objective(training: Training, objective: str | None, place: str) -> None:
-    """Check that a hook of a training writes the objective of a sweep, which stands at a place.
+    """Check that a hook of a training writes the objective of a sweep; the error names a place.
 
     Raises:
         UsageError: no hook does.

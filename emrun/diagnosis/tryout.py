@@ -173,7 +173,7 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
 
 
 def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = None) -> MainLoop:
-    """Begin a training of a model in a separate main loop, which is like the known one, but has at most one hook."""
+    """Begin a training of a model in a separate main loop with the arguments of the known one, and at most one hook."""
     hook = hook or AbstractHook()
     hook.limits = known.limits  # it stands for the hooks, for the schedule
     loop = MainLoop(

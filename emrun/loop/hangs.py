@@ -44,7 +44,7 @@ class HangWatch:
         self._limit = ranks.longest_wait() * _SHARE
         self._look = min(self._limit / 4, _LONGEST_LOOK)
         self._known: set[Path] = set()
-        self._told: float | None = None  # since when the rank was in the wait that it has told of
+        self._told: float | None = None  # the beginning of the last wait that was reported
         self._stopped = False
         self._entered = ExitStack()
         self._reader = self._writer = -1

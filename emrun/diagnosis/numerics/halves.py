@@ -54,7 +54,7 @@ def halves(
         return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(own, weights)}", name, by)
     kinds = [getattr(each, "__name__", type(each).__name__) for each in losses.values()]
     shown = ", ".join(kinds) or "the loss that forward returns"
-    return Row(WHAT, DEPENDS, f"{shown} is no mean over the examples of something that each has by itself", shown)
+    return Row(WHAT, DEPENDS, f"{shown} is not a mean of one value for each example", shown)
 
 
 def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn.Module) -> tuple[Measured, _Seen]:

@@ -11,12 +11,10 @@ from emrun.base.errors import StreamError
 from emrun.models.optimizer import parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.plain import Parameters, backward
-from emrun.models.step.summed import SummedWindows
+from emrun.models.step.summed import EXTRA, SummedWindows
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
 from emrun.ranks.pieces import piece
-
-_EXTRA = 3  # numbers before the flags: the weight, the loss times the weight, the number of rows
 
 
 class ShardedWindows(SummedWindows):
@@ -75,16 +73,16 @@ class ShardSums:
         """
         is_given = [name in self._given for name in self._parameters]
         device = next((each.device for each in self._parameters.values()), None)
-        extra = torch.zeros(_EXTRA + len(is_given), dtype=torch.float64, device=device)
+        extra = torch.zeros(EXTRA + len(is_given), dtype=torch.float64, device=device)
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
         extra[2] = rows
-        extra[_EXTRA:] = torch.tensor(is_given)
+        extra[EXTRA:] = torch.tensor(is_given)
         self._ranks.add_up(extra)
         if not rows and not extra[2]:  # this waits for the device, on ranks without rows
             raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
         if not all(is_given):
-            for parameter, flag in zip(self._parameters.values(), extra[_EXTRA:].tolist(), strict=True):
+            for parameter, flag in zip(self._parameters.values(), extra[EXTRA:].tolist(), strict=True):
                 if not flag:
                     parameter.grad = None  # as in one process; the sum has zeros
         total = extra[0].clone()

@@ -26,7 +26,8 @@ from emrun.ranks.parts import weighted
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
 _PARTS = 4  # buckets of a small model
-_EXTRA = 3  # numbers before the flags: the weight, the loss times the weight, the number of rows
+EXTRA = 3
+"""Numbers before the flags of gradients: the weight, the loss times the weight, the number of rows."""
 _STRIDED = {torch.strided}
 _layout_of, _is_trained = map(attrgetter, ("layout", "requires_grad"))
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
@@ -230,12 +231,12 @@ class GradientSums:
         self._listens = False
         extra, grads = self._extra, list(map(gradient_of, self._trained))
         if extra is None:
-            extra = torch.zeros(_EXTRA + len(grads), dtype=torch.float64)
+            extra = torch.zeros(EXTRA + len(grads), dtype=torch.float64)
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss, weight)
         extra[2] = rows
         is_complete = NoneType not in set(map(type, grads))
-        extra[_EXTRA:] = 1.0 if is_complete else torch.tensor([each is not None for each in grads])
+        extra[EXTRA:] = 1.0 if is_complete else torch.tensor([each is not None for each in grads])
         for bucket in self._buckets[self._next :]:
             bucket.send(self._ranks)
         if self._extra is None:
@@ -247,7 +248,7 @@ class GradientSums:
             raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
         sums = self._views
         if not is_complete:  # another rank may have a gradient where this one has none
-            are_given = (extra[_EXTRA:] > 0).tolist()
+            are_given = (extra[EXTRA:] > 0).tolist()
             sums = [each if is_given else None for each, is_given in zip(sums, are_given, strict=True)]
         set_gradients(self._trained, sums)
         total = extra[0].clone()
@@ -281,7 +282,7 @@ class GradientSums:
         last = next((each for each in reversed(groups) if each[0].dtype in _PRECISE), None)
         if last is not None:
             groups = [*(each for each in groups if each is not last), last]
-        self._buckets = [_Bucket(each, (_EXTRA + len(trained)) * (each is last)) for each in groups]
+        self._buckets = [_Bucket(each, (EXTRA + len(trained)) * (each is last)) for each in groups]
         self._trained = [each for group in groups for each in group]
         self._views = [view for bucket in self._buckets for view in bucket.views]
         self._extra = self._buckets[-1].extra if last is not None else None
