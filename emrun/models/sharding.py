@@ -26,8 +26,6 @@ from emrun.ranks.pieces import is_in_pieces
 _LOG = logging.getLogger(__name__)
 
 KEY = "strategy.shard"
-
-
 _OF_MATRICES = ("Adafactor", "Muon")  # optimizers of torch that calculate with whole weights
 
 
@@ -72,11 +70,9 @@ class Sharding:
             parts.setdefault(id(part), (name, part))  # a part may have several names
         self._check(module, {key: name for key, (name, _) in parts.items()})
         self._module, self._parts = module, [name for name, _ in parts.values()]
-        _LOG.info(
-            "strategy: %s of %s, and the rest of it, are sharded over %s",
-            *(counted(len(parts), "part"), type(module).__name__, counted(ranks.size, "rank")),
-        )
         if ranks.several:
+            what = counted(len(parts), "part"), type(module).__name__, ranks.size
+            _LOG.info("strategy: %s of %s, and the rest of it, are sharded over %d ranks", *what)
             self._divide(module, [*reversed(parts.values()), ("", module)], ranks)
 
     def _check(self, module: torch.nn.Module, parts: Mapping[int, str]) -> None:
