@@ -44,6 +44,7 @@ parsing.remember()
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not IS_WORKER:
     memory.move_temporary_directory()
+    os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir(), "emrun-tests-cache"))  # and not that of the user
 
 
 def pytest_addoption(parser):

@@ -234,8 +234,11 @@ def _check(path: Path, overrides: tuple[str, ...], static: bool, ranks: int) -> 
     if not static:
         import_torch()
         from emrun.diagnosis.tryout import try_out
+        from emrun.training.forecasts import keep_forecast
 
-        return try_out(with_statistics(config), ranks)
+        found = try_out(with_statistics(config), ranks)
+        keep_forecast(config, found["forecast"])
+        return found
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None

@@ -89,9 +89,9 @@ class Reader:
 
     @property
     def size(self) -> int:
-        """The bytes of epochs and steps."""
+        """The bytes of the record: epochs, steps and rows."""
         total = 0
-        for name in (METRICS, STEPS):
+        for name in (METRICS, STEPS, ROWS):
             with suppress(OSError):
                 total += (self._directory / name).stat().st_size
         return total

@@ -23,6 +23,7 @@ from emrun.base.fields import (
     ANYTHING,
     FLAG,
     TEXT,
+    Kind,
     choice,
     fitting,
     mapping_of,
@@ -43,6 +44,14 @@ TRACE = "trace.yaml"
 _MAY_HOLD_ANYTHING = ("reason", "command", "resumes", "forked_from")
 _INTERVAL = timedelta(seconds=10)
 _KEPT = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from", "has_checkpoints")
+_NUMBER = Kind("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
+FORECAST = record(
+    {
+        "made": TEXT,
+        "values": mapping_of(record({"seconds": _NUMBER, "bytes": _NUMBER, "how": TEXT}, ("seconds", "bytes"))),
+    }
+)
+"""What `emrun check` has forecast, and when: name -> `seconds` or `bytes`, and `how` they are known."""
 _KINDS = {
     "train_begin": optional(TEXT),
     "train_end": optional(TEXT),
@@ -58,6 +67,7 @@ _KINDS = {
     "host": TEXT,
     "device": optional(TEXT),
     "pid": whole(),
+    "forecast": FORECAST,
     "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
     "has_checkpoints": FLAG,
     "resumes": sequence_of(mapping_of(ANYTHING)),
@@ -132,7 +142,8 @@ class Trace:
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
-        entries = {"train_begin": now, **{key: previous[key] for key in _KEPT if previous.get(key) is not None}}
+        kept = _KEPT if resumed.get("changed") else (*_KEPT, "forecast")  # which is of the config as it was
+        entries = {"train_begin": now, **{key: previous[key] for key in kept if previous.get(key) is not None}}
         if resumed.get("checkpoint"):
             entries["has_checkpoints"] = True
         before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}

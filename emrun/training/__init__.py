@@ -1,7 +1,7 @@
 """A run from top to bottom: build its parts, create it, resume it, evaluate it.
 
 Read `create` (what `emrun train` does), then `build` (from a config to objects), `evaluate` and `resume`; `user_code`
-gathers what the run is made from.
+gathers what the run is made from, `forecasts` what a check has forecast.
 
 May import: the root of emrun, `base`, `ranks`, `config`, `storage`, `loop`, `runs`.
 """

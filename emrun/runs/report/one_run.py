@@ -26,9 +26,10 @@ from emrun.runs.report.facts import (
 )
 from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, listing, section, table, tag
 from emrun.runs.report.thinning import Curve
-from emrun.runs.stored_run import StoredRun
+from emrun.runs.stored_run import StoredRun, size_below
 from emrun.runs.summaries import Which
 from emrun.shown import Text, Written
+from emrun.storage.run import CHECKPOINTS
 
 _LONGEST = 200  # characters of a value in a table
 _MOST_STATISTICS = 100
@@ -235,7 +236,37 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
         ),
         tag("p", f"Where the time of epoch {lines[-1][1]} went ({lines[-1][2]}):") if rows else None,
         table(["part", "share"], rows, label="Where the time went"),
+        _forecast(part, memory),
         None if profile or not trained else tag("p", "The hook LogProfile says where the time went.", class_="hint"),
+    )
+
+
+def _forecast(part: RunPart, memory: str | None) -> Html:
+    """Return what `emrun check` has forecast for a run, beside what happened, as far as a run knows it."""
+    run = part.run
+    forecast: Any = run.trace.get("forecast")
+    if forecast is None:
+        return Html("")
+    root, newest = run.directory / CHECKPOINTS, next(iter(checkpoints_of(run)), None)
+    sofar = "" if run.status == "finished" else ", so far"
+    took, record = part.curves.marks.total, run.record.size
+    happened = {
+        "training": (span(took) if took else None, f"measured: the time in epochs{sofar}"),
+        "tensors of a step": (memory, "measured by LogProfile, with all else in the process"),
+        "checkpoint": (newest and size_of(size_below(root / newest.directory)), "exact: the newest one"),
+        "kept checkpoints": (newest and size_of(size_below(root)), f"exact{sofar}"),
+        "record": (record and size_of(record), f"exact{sofar}"),
+    }
+    rows = [
+        [what, size_of(each["bytes"]) if "bytes" in each else span(each.get("seconds", 0)), each["how"], *found]
+        for what, each in forecast["values"].items()
+        if (found := happened.get(what)) and found[0]
+    ]
+    return joined(
+        [
+            tag("p", f"What emrun check has forecast ({forecast['made']}), and what happened:") if rows else None,
+            table(["", "forecast", "how it is known", "happened", "how it is known"], rows, label="Forecast"),
+        ]
     )
 
 
