@@ -44,17 +44,14 @@ class StepRecord:
 
     def __init__(self, loop: Loop, file: StepsFile | None, every: int) -> None:
         check_count("record_steps", every)
-        self._due = 0  # the next iteration to record, if it is not `_next`; 0 if none is
         self.given: dict[str, float | Tensor] = {}
         """What hooks have added in the current iteration."""
         self._loop = loop
         self._file = file
         self._every = every if file is not None else 0
         self._slots = Slots()
-        self._next = self._first = self._step = self._end = 0  # of the chunk: next and first iteration, distance, end
-        self._losses: list[float | Tensor | None] = []  # one for each iteration of the chunk
-        self._rates: list[Any] = []  # the same: the learning rates of the groups
-        self._added: dict[str, list[float | Tensor | None]] = {}  # of hooks; shorter if the last values are missing
+        self._due = 0  # the next iteration to record, if `_chunk` is not to have it; 0 if none is
+        self._chunk = _Pending(range(0))
         self._has_begun = False
         self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
 
@@ -71,29 +68,25 @@ class StepRecord:
         if self._file is None:
             return
         if self._written is not None:  # `close` was called, but the training continues in this process
-            self._file.rewind(*self._written, self._first)
+            self._file.rewind(*self._written, self._chunk.steps.start)
             self._written = None
-        if not self._every:
-            self._next = self._due = 0  # where the checkpoint has a chunk that has not ended
-            return
-        if not self._has_begun:
+        if self._every and not self._has_begun:
             self._has_begun = True
             self._file.begin()
         self.given.clear()  # of a step that failed
-        if self._file.refusal is not None:
-            self._next = self._due = 0
-            return
-        self._due, distance = _following(self._loop.iterations_done, self._every)
-        if distance != self._step or self._due != self._next:  # a resume has changed it
-            self._next = 0
+        is_on = self._every and self._file.refusal is None
+        following = _following(self._loop.iterations_done, self._every) if is_on else (0, 0)
+        if following != (self._chunk.next, self._chunk.steps.step):  # a resume has changed it
+            self._chunk.close()
+        self._due = following[0]
 
     def add(self, name: str, value: Any) -> None:
         """Add a value of the current iteration; see `Loop.record`."""
         iteration = self._loop.iterations_done + 1
-        is_last = iteration == self._last  # which has been recorded, and whose update ends the window of an epoch
+        is_last = iteration == self._chunk.last  # which is recorded already, and whose update ends that of an epoch
         if not self.due or not (is_last or iteration >= self.due):
             return
-        if not isinstance(name, str) or (name not in self._added and (name in _OF_THE_LOOP or is_rate(name))):
+        if not isinstance(name, str) or (name not in self._chunk.added and (name in _OF_THE_LOOP or is_rate(name))):
             taken = ", ".join(map(repr, _OF_THE_LOOP))
             raise HookError(
                 f"record: {name!r} cannot be the name of a value that a hook adds to the steps; use another string "
@@ -104,53 +97,45 @@ class StepRecord:
         except TypeError as error:
             raise HookError(f"record: the value {name!r} {error}") from error
         if is_last:
-            self._take_given()
+            self._chunk.add(self.given)
 
     def take(self, *_: object) -> None:
         """Record the values of the iteration that is done, if it is due."""
-        iteration = self._loop.iterations_done
-        if iteration != self._next:
-            if iteration != self.due:
+        iteration, chunk = self._loop.iterations_done, self._chunk
+        if iteration not in chunk.steps:
+            if iteration != self._due:
                 self.given.clear()
                 return
-            self._begin_chunk(iteration)
+            self.end_chunk()
+            distance = _following(iteration - 1, self._every)[1]
+            chunk = self._chunk = _Pending(range(iteration, _end_of_chunk(iteration) + 1, distance))
         values = self._loop.model.step_values()
-        loss = values.get("loss")
-        if loss.__class__ is Tensor and loss.is_cpu and not loss.ndim:  # the usual case, without a call
-            loss = loss.item()
-        if loss.__class__ is not float:
-            try:
-                loss = self._slots.keep(loss)
-            except TypeError:  # no loss, or one without a value
-                loss = None
-        self._losses.append(loss)
-        self._rates.append(values.get(LEARNING_RATE))
+        loss: Any = values.get("loss")
+        try:
+            loss = loss.item() if loss.is_cpu else self._slots.keep(loss)
+        except (AttributeError, RuntimeError, TypeError):  # not a tensor, or not one number
+            loss = self._number(loss)
+        chunk.losses.append(loss)
+        chunk.rates.append(values.get(LEARNING_RATE))
         if self.given:
-            self._take_given()
-        self._next = following = iteration + self._step
-        if following > self._end:
+            chunk.add(self.given)
+        if iteration == chunk.end:
             self._due = _following(iteration, self._every)[0]
-            if self._loop.model.is_accumulating:
-                self._next = 0  # the chunk ends with the next step: the window may end before, and add values
-            else:
+            if not self._loop.model.is_accumulating:
                 self.end_chunk()
+            # else the chunk ends with the next step: the window may end before, and add values
 
     @property
     def due(self) -> int:
         """The next iteration to record; 0 if none is."""
-        return self._next or self._due
-
-    @property
-    def _last(self) -> int | None:
-        """The last iteration of the chunk that has not ended."""
-        return self._first + self._step * (len(self._losses) - 1) if self._losses else None
+        return self._chunk.next or self._due
 
     def end_chunk(self) -> None:
         """Write the values since the last chunk, if there are any."""
         chunk = self._pending()
         if chunk is not None and self._file is not None:
             self._file.append(chunk)
-        self._forget()
+        self._chunk = _Pending(range(0))
 
     def close(self) -> None:
         """Write the pending values too, so that the file is complete; a resume begins before them."""
@@ -174,8 +159,7 @@ class StepRecord:
             state: the state; None if the checkpoint does not have it.
             iterations_done: the iterations that were done at that time.
         """
-        self._forget()
-        self._written = None
+        self._chunk, self._written = _Pending(range(0)), None
         if self._file is None:
             return
         chunk = read_chunk(state["pending"]) if state is not None else None
@@ -183,65 +167,90 @@ class StepRecord:
         length, digest = (None, None) if state is None else (state["length"], state["digest"])
         self._file.rewind(length, digest, end)
         if chunk is not None:
-            self._restore(chunk)
-
-    def _begin_chunk(self, iteration: int) -> None:
-        self.end_chunk()
-        self._first = iteration
-        self._step = _following(iteration - 1, self._every)[1]
-        self._end = _end_of_chunk(iteration)
-
-    def _take_given(self) -> None:
-        before = len(self._losses) - 1
-        for name, value in self.given.items():
-            values = self._added.setdefault(name, [])
-            values += [None] * (before - len(values))
-            values[before:] = [value]
-        self.given.clear()
+            self._chunk = _Pending.of(chunk)
 
     def _pending(self) -> Chunk | None:
         """Return the chunk that has not ended, from its first step that has a value; None if there is none."""
-        count = len(self._losses)
-        columns = {"loss": read(self._losses)}
-        rows = [each.values() if isinstance(each, Mapping) else each or () for each in self._rates]
-        names = next((each for each in self._rates if isinstance(each, Mapping)), None)
+        pending, count = self._chunk, len(self._chunk.losses)
+        rows = [each.values() if isinstance(each, Mapping) else each or () for each in pending.rates]
+        names = next((each for each in pending.rates if isinstance(each, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
-        columns |= {
-            name: read([each if each.__class__ is float else self._rate(each) for each in values])
-            for name, values in by_name.items()
-        }
-        for name, added in self._added.items():
-            columns[name] = read([*added, *[None] * (count - len(added))])
+        losses = [each if isinstance(each, Tensor) else self._number(each) for each in pending.losses]
+        numbers = {"loss": losses, **{name: [*map(self._number, values)] for name, values in by_name.items()}}
+        numbers |= {name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()}
+        columns = {name: read(values) for name, values in numbers.items()}
         columns = {name: values for name, values in columns.items() if values.count(None) < count}
         if not columns:
             return None
         first = next(row for row in range(count) if any(values[row] is not None for values in columns.values()))
         columns = {name: values[first:] for name, values in columns.items()}
-        return Chunk(self._first + self._step * first, self._step, columns)
+        return Chunk(pending.steps[first], pending.steps.step, columns)
 
-    def _rate(self, rate: Any) -> float | Tensor | None:
-        with suppress(TypeError):  # None, of an iteration without this group
-            return self._slots.keep(rate)
+    def _number(self, value: Any) -> float | Tensor | None:
+        """Return a number, or a slot with it; None for another value, as of a group that is not there."""
+        if value.__class__ is float:
+            return value
+        with suppress(TypeError):
+            return self._slots.keep(value)
         return None
 
-    def _restore(self, chunk: Chunk) -> None:
-        """Continue a chunk that had not ended at a checkpoint."""
-        self._first, self._step, self._end = chunk.first, chunk.every, _end_of_chunk(chunk.first)
-        self._next = chunk.first + chunk.every * len(chunk)
+
+class _Pending:
+    """The values since the last chunk.
+
+    Args:
+        steps: the iterations that the chunk may have.
+    """
+
+    def __init__(self, steps: range) -> None:
+        self.steps = steps
+        self.end = steps[-1] if steps else 0
+        """The last of them."""
+        self.losses: list[float | Tensor | None] = []
+        """One for each iteration so far."""
+        self.rates: list[Any] = []
+        """The same: the learning rates of the groups."""
+        self.added: dict[str, list[float | Tensor | None]] = {}
+        """What hooks have added; shorter if the last values are missing."""
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> _Pending:
+        """Return a chunk that had not ended at a checkpoint."""
+        new = cls(range(chunk.first, _end_of_chunk(chunk.first) + 1, chunk.every))
         added = dict(chunk.columns)
-        self._losses = [*added.pop("loss", [None] * len(chunk))]
+        new.losses = [*added.pop("loss", [None] * len(chunk))]
         rates = {name: added.pop(name) for name in chunk.columns if is_rate(name)}
         rows: list[Any] = list(zip(*rates.values(), strict=True)) or [None] * len(chunk)
         if rates and LEARNING_RATE not in rates:  # several optimizers with names
             names = [name.removeprefix(f"{LEARNING_RATE}_") for name in rates]
             rows = [dict(zip(names, row, strict=True)) for row in rows]
-        self._rates = rows
-        self._added = {name: [*values] for name, values in added.items()}
+        new.rates = rows
+        new.added = {name: [*values] for name, values in added.items()}
+        return new
 
-    def _forget(self) -> None:
-        self._losses, self._rates, self._added = [], [], {}
-        self._next = 0
+    @property
+    def next(self) -> int:
+        """The next iteration of the chunk; 0 if it has all."""
+        return next(iter(self.steps[len(self.losses) :]), 0)
+
+    @property
+    def last(self) -> int:
+        """The last iteration so far; 0 before the first."""
+        return self.steps[len(self.losses) - 1] if self.losses else 0
+
+    def close(self) -> None:
+        """Let the chunk have no further iteration."""
+        self.steps = self.steps[: len(self.losses)]
+
+    def add(self, given: dict[str, float | Tensor]) -> None:
+        """Add what hooks have added in the last iteration, and forget it."""
+        before = len(self.losses) - 1
+        for name, value in given.items():
+            values = self.added.setdefault(name, [])
+            values += [None] * (before - len(values))
+            values[before:] = [value]
+        given.clear()
 
 
 def _following(iterations_done: int, every: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +13,15 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import Batch
-from emrun.base.wording import NO_OPTIMIZER, did_you_mean, listed
+from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.planning import plan_of
 from emrun.models.schedules.stepping import Scheduler
+from emrun.models.step.gradients import parameters_beside
 from emrun.schedule_plan import SchedulePlan
+
+_LOG = logging.getLogger(__name__)
 
 
 class Optimizers:
@@ -43,6 +47,7 @@ class Optimizers:
         """Whether an optimizer has other weights for evaluations than for training."""
         self.is_plan_due = False
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
+        self._has_looked = False  # whether it was looked for parameters that no optimizer has
 
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take another optimizer than the only one.
@@ -81,6 +86,17 @@ class Optimizers:
             each.build(self._model.module)
         check_apart(self._model.module, self.members)
         self.has_modes = any(each.has_modes for each in self.members)
+
+    def warn_of_untrained(self) -> None:
+        """Warn once of parameters that no optimizer has."""
+        if self._has_looked or not self.is_configured:
+            return
+        self._has_looked = True
+        named = dict(self._model.module.named_parameters())
+        beside = set(map(id, parameters_beside(list(named.values()), *self.optimizers.values())))
+        names = [name for name, each in named.items() if each.requires_grad and id(each) in beside]
+        if names:
+            _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
 
     def prepare(self, batch: Batch, train: bool, stream: str) -> None:
         """Put the weights into the module with which a batch is run."""
@@ -132,9 +148,8 @@ class Optimizers:
             a number after the names of further groups (`generator`, `generator_1`).
         """
         if (only := self.only) is not None:
-            if (only.rates is None or of_next) and only.optimizer is not None:
-                return only.next_rates(self._model._main_loop)
-            return only.rates
+            has_next = only.rates is None and only.optimizer is not None
+            return only.next_rates(self._model._main_loop) if has_next else only.rates
         found: dict[str, float | Tensor] = {}
         for each in self.members:
             is_next = each.rates is None or of_next

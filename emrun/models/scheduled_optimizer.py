@@ -53,7 +53,7 @@ class ScheduledOptimizer:
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Scheduler | ClosedForm | None = None
         self.rates: list[float | Tensor] | None = None
-        """The learning rates of the last update."""
+        """The learning rates of the last update, or with which a window of several batches has begun."""
         self.has_stepped = False
         """Whether an update was made in this process."""
         self.has_modes = False

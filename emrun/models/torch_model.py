@@ -19,7 +19,7 @@ from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.module_model import ModuleModel
-from emrun.models.optimizer import check_steps_alone, learning_rates, parameters_of
+from emrun.models.optimizer import check_steps_alone, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
@@ -463,18 +463,14 @@ class TorchModel(ModuleModel):
     def step_values(self) -> Mapping[str, Any]:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
 
-        The learning rates are those of the last update, or of the first one as long as there is none.
+        The learning rates are those of the last update, or of the first one as long as there is none; in a window,
+        those with which it has begun.
         """
-        loss, only, is_open = self._minimised, self._optimizers.only, self._updates.is_open
-        rates: Any = None if only is None or is_open else only.rates
-        if rates is None and only is not None and only.rates is not None and only.optimizer is not None:
-            rates = learning_rates(only.optimizer)
-        elif rates is None:
-            rates = self._optimizers.rates(of_next=is_open)
-        if loss is None or rates is None:
-            values = {"loss": loss, "learning_rate": rates}
-            return {name: value for name, value in values.items() if value is not None}
-        return {"loss": loss, "learning_rate": rates}
+        loss, only = self._minimised, self._optimizers.only
+        if loss is not None and only is not None and only.rates is not None:  # the usual case
+            return {"loss": loss, "learning_rate": only.rates}
+        values = {"loss": loss, "learning_rate": self._optimizers.rates(of_next=self._updates.is_open)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def schedule_plan(self) -> SchedulePlan | None:
         """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, EpochData
 from emrun.base.wording import few
 from emrun.hook import UpdateSkipped
-from emrun.models.optimizer import learning_rates
+from emrun.models.optimizer import learning_rates, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
 from emrun.models.step.gradients import (
@@ -77,11 +78,9 @@ class Plain:
         """Whether the last update is skipped because its gradients in float16 are not finite."""
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
-        self._others: list[torch.nn.Parameter] = []  # in no optimizer, but their gradients are cleared
         self._owners: dict[Any, ScheduledOptimizer] = {}
-        self._cleared: list[torch.optim.Optimizer] = []
-        self._clear_more: list[Callable[[], None]] = []
-        self._has_looked = False  # whether it was looked for parameters that nothing trains
+        self._cleared: list[torch.nn.Parameter] = []  # those of the module, and of optimizers
+        self._clear_more: list[Callable[[], None]] = []  # of optimizers that clear their gradients in their own way
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
 
@@ -104,22 +103,12 @@ class Plain:
             partial(loop.notify, event) if loop is not None and loop.listens(event) else None
             for event in ("before_update", "after_update")
         )
-        self._look_for_untrained()
+        self._optimizers.warn_of_untrained()
         self._model.frozen_parts.warn()
         if self._optimizers.is_plan_due:
             log_plan(self._optimizers.plan())
         for each in members:
             each.begin_stream(loop)
-
-    def _look_for_untrained(self) -> None:
-        """Warn once of parameters that no optimizer has."""
-        if self._has_looked or not self._optimizers.is_configured:
-            return
-        self._has_looked = True
-        beside = {id(each) for each in self._others if each.requires_grad}
-        names = [name for name, each in self._model.module.named_parameters() if id(each) in beside]
-        if names:
-            _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Call the train step with a batch, or with each of its parts."""
@@ -138,20 +127,16 @@ class Plain:
         """End a window that is open; here each batch ends its own."""
 
     def list_optimizers(self) -> None:
-        """Note which optimizers there are, and which of them clear their gradients in their own way."""
-        optimizers = list(self._optimizers.optimizers.values())
-        self._others = parameters_beside(self.parameters, *optimizers)
+        """Note which optimizers there are, and whose gradients are cleared before a step."""
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
-        self._clear_more = [each.zero_grad for each in optimizers if clears_itself(each)]
-        if self._others:
-            self._clear_more.append(partial(set_gradients, self._others))
-        self._cleared = [each for each in optimizers if not clears_itself(each)]
+        own = list(filter(clears_itself, self._owners))
+        self._clear_more = [each.zero_grad for each in own]
+        every = chain(self.parameters, *map(parameters_of, self._owners))
+        self._cleared = parameters_beside(list(dict.fromkeys(every)), *own)
 
     def clear(self) -> None:
         """Clear the gradients."""
-        for optimizer in self._cleared:
-            for group in optimizer.param_groups:
-                set_gradients(group["params"])
+        set_gradients(self._cleared)
         for clear in self._clear_more:
             clear()
 

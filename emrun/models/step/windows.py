@@ -12,6 +12,7 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch
+from emrun.models.optimizer import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
 
@@ -60,8 +61,7 @@ class Windows(Plain):
             is_last: whether a batch ends with the part.
         """
         if not self.is_open:
-            self.clear()
-            self.is_open = True
+            self._begin()
         self._batches += is_last
         if self._asked:
             self._asked.clear()
@@ -71,6 +71,14 @@ class Windows(Plain):
         if self.is_ending:
             self.finish()
         return outputs
+
+    def _begin(self) -> None:
+        """Begin a window; of a single optimizer, the learning rates are noted for its batches before the update."""
+        self.clear()
+        self.is_open = True
+        only = self._optimizers.only
+        if self._accumulate > 1 and only is not None and only.optimizer is not None:
+            only.rates = learning_rates(only.optimizer)
 
     def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
         """Take the sum of the examples' weights, if they have any, for the weight of the current part."""
