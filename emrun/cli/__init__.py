@@ -9,6 +9,8 @@ from emrun.cli import early
 import os
 import signal
 import sys
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -16,50 +18,75 @@ import click
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
 from emrun.cli.as_json import errors_as_json, print_json
-from emrun.cli.bench import bench
-from emrun.cli.check import check
-from emrun.cli.compare import compare
-from emrun.cli.completion import completion, register
-from emrun.cli.config import show_config
-from emrun.cli.dataset import dataset
-from emrun.cli.diff import diff
-from emrun.cli.eval import evaluate
+from emrun.cli.completion import register
 from emrun.cli.failures import UsersCodeFailed
 from emrun.cli.habits import answer
-from emrun.cli.init import init
-from emrun.cli.ls import ls
-from emrun.cli.predict import predict
 from emrun.cli.problems import problems_of
-from emrun.cli.prune import prune
 from emrun.cli.ranks import tell_failure
-from emrun.cli.replay import replay
-from emrun.cli.report import write_report
-from emrun.cli.resume import resume
-from emrun.cli.show import show
 from emrun.cli.signals import report_and_end_by_signal
-from emrun.cli.sweep import sweep
-from emrun.cli.trace import trace
-from emrun.cli.train import train
-from emrun.cli.verify_resume import verify_resume
-from emrun.cli.verify_run import verify_run
 from emrun.ranks.group import end_process
 
 GROUPS = {
-    "Train": (init, train, resume, evaluate, predict, sweep),
-    "Look": (check, show_config, show, bench, dataset, completion),
-    "Compare": (compare, ls, diff, trace, write_report, prune),
-    "Prove": (verify_resume, verify_run, replay),
+    "Train": {
+        "init": "Begin a project as a copy of a sample.",
+        "train": "Train from a config.",
+        "resume": "Resume a run.",
+        "eval": "Evaluate a run on streams.",
+        "predict": "Write the outputs for every example of a stream.",
+        "sweep": "Train a config with many combinations of values.",
+    },
+    "Look": {
+        "check": "Check a config or, without a config, this machine.",
+        "config": "Print a config as emrun reads it.",
+        "show": "List hooks, datasets, models, ..., or explain one of them.",
+        "bench": "Measure how fast the streams of a config are read.",
+        "dataset": "Call a method of a config's dataset.",
+        "completion": "Print the script that completes commands in a shell.",
+    },
+    "Compare": {
+        "compare": "Train two configs on the same seeds; say which is better.",
+        "ls": "List runs: how they stand and what they reached.",
+        "diff": "Compare two runs, to the first step that differs.",
+        "trace": "Print what runs have recorded, by epoch or by step.",
+        "report": "Write a page of one or several runs, or of a sweep.",
+        "prune": "Remove runs, or only their checkpoints, after showing them.",
+    },
+    "Prove": {
+        "verify-resume": "Prove that an interrupted run resumes exactly.",
+        "verify-run": "Prove that a run directory gives what it recorded.",
+        "replay": "Repeat the step that made a run fail, and find the cause.",
+    },
 }
-"""The commands in the groups and the order in which the help shows them."""
+"""The commands in the groups and the order in which the help shows them, each with what it does."""
+_TEXTS = ChainMap(*GROUPS.values())
 
 
-class _Commands(click.Group):
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name; each is imported when it is asked for, so that no command waits for what others need."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        text = _TEXTS[name]
+        module = vars(__import__(f"emrun.cli.{name.replace('-', '_')}", fromlist=[name]))
+        found = next(each for each in module.values() if isinstance(each, click.Command) and each.name == name)
+        found.short_help = text
+        if all("--json" not in each.opts for each in found.params):
+            errors_as_json(found)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_TEXTS)
+
+    def __len__(self) -> int:
+        return len(_TEXTS)
+
+
+class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups; the names are padded, so that the descriptions begin in one column."""
         width = max(map(len, self.commands))
-        for title, commands in GROUPS.items():
+        for title, texts in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(f"{each.name:{width}}", each.get_short_help_str(200)) for each in commands])
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in texts.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an exception that would end the process silently is a failure of the user's code."""
@@ -73,17 +100,16 @@ class _Commands(click.Group):
             return tell_failure(error)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group,
+    commands=_Commands(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="emrun")
 def emrun() -> None:
     """Train PyTorch models from one YAML file."""
 
 
-for _commands in GROUPS.values():
-    for _command in _commands:
-        if all("--json" not in each.opts for each in _command.params):
-            errors_as_json(_command)
-        emrun.add_command(_command)
 early.end()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from emrun.diagnosis.stream_bench import Bench, Speed, StreamBench
 
 
-@click.command(short_help="Measure how fast the streams of a config are read.")
+@click.command()
 @config_arguments
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True,

@@ -20,9 +20,13 @@ from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import fail, print_error
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import MOST_ROWS, parameters_table, table
+from emrun.config.config import load_config
+from emrun.config.interpolation import unread_vars
+from emrun.config.plan import check_statically, with_statistics
+from emrun.epoch_data import statistics
 
 
-@click.command(short_help="Check a config or, without a config, this machine.")
+@click.command()
 @click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
@@ -151,8 +155,6 @@ def _check_environment(as_json: bool) -> int:
 
 
 def _prove(path: Path, overrides: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
-    from emrun.config.config import load_config
-    from emrun.config.plan import with_statistics
     from emrun.diagnosis.numerics.proof import prove
 
     return prove(with_statistics(load_config(path, overrides)), ranks)
@@ -162,7 +164,6 @@ def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str
     """Read all data, with a bar on a terminal for each stream."""
     from tqdm import tqdm
 
-    from emrun.config.config import load_config
     from emrun.diagnosis.data_check import look_at_data
 
     @contextmanager
@@ -225,10 +226,6 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
 
 
 def _check(path: Path, overrides: tuple[str, ...], static: bool, ranks: int) -> dict[str, Any] | None:
-    from emrun.config.config import load_config
-    from emrun.config.interpolation import unread_vars
-    from emrun.config.plan import check_statically, with_statistics
-
     config = load_config(path, overrides)
     check_statically(config, evaluations=True)
     if not static:
@@ -262,7 +259,8 @@ def _show(contract: dict[str, Any]) -> None:
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
     click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
     for stream, found in contract["statistics"].items():
-        click.echo(f"metrics of the stream {stream!r}, from its first batches: {_numbers(found)}")
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
+        click.echo(f"metrics of the stream {stream!r}, from its first batches: {shown}")
     if contract["parameters"]:
         click.echo(f"\n{parameters_table(contract['parameters'])}")
     if contract["parameter_groups"]:
@@ -287,12 +285,6 @@ def _show(contract: dict[str, Any]) -> None:
     click.echo("\n" + table(rows, ["forecast", "", "how it is known"]))
     for note in contract["notes"]:
         click.echo(f"warning: {note}", err=True)
-
-
-def _numbers(found: dict[str, Any]) -> str:
-    from emrun.epoch_data import statistics
-
-    return ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
 
 
 def _show_groups(groups: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,13 +20,26 @@ from emrun.cli.completers import complete_configs
 from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import tell_json
 from emrun.cli.signals import end_by_signal
-
-if TYPE_CHECKING:
-    from emrun.config.config import Config
-    from emrun.launch.pairs import Pair, Verdict
-    from emrun.launch.results import Result
-    from emrun.launch.settings import Condition, Sweep
-    from emrun.launch.trials import Trial, Trials
+from emrun.cli.sweep import command_of, prepared
+from emrun.cli.trial import arguments
+from emrun.config.config import Config, load_config
+from emrun.config.plan import check_statically
+from emrun.launch.examples import changed_examples
+from emrun.launch.pairs import (
+    Pair,
+    Verdict,
+    check_alike,
+    direction_of,
+    finished_runs,
+    has_value,
+    judge,
+    pairs_of,
+    worst_for_missing,
+)
+from emrun.launch.results import Result, result_of
+from emrun.launch.settings import Condition, Sweep
+from emrun.launch.sweep import SweepLoop
+from emrun.launch.trials import Trial, Trials, identity
 
 
 class _Range(click.ParamType):  # type: ignore[type-arg]
@@ -42,7 +55,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]
         return low, high
 
 
-@click.command("compare", short_help="Train two configs on the same seeds; say which is better.")
+@click.command("compare")
 @click.argument(
     "given", metavar="A [B] [OVERRIDE...]", nargs=-1, required=True, shell_complete=complete_configs,
 )  # fmt: skip
@@ -97,11 +110,6 @@ def compare(
     names = [each for each in given if each not in shared]
     if not 1 <= len(names) <= 2 or (len(names) == 1 and not changes):
         raise click.UsageError("give two configs or runs, or one and -b OVERRIDE")
-    from emrun.config.config import load_config
-    from emrun.config.plan import check_statically
-    from emrun.launch.pairs import check_alike, finished_runs, pairs_of
-    from emrun.launch.settings import Sweep
-    from emrun.launch.trials import Trials, identity
 
     sources = names[0], names[-1]
     a = load_config(sources[0], shared).without("sweep")
@@ -141,8 +149,6 @@ def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tu
     Raises:
         UsageError: the statistic is not an address, or nothing tells which values are better.
     """
-    from emrun.launch.pairs import direction_of
-
     entries = config.get("hooks") or ()
     saves = next((each["SaveBest"] or {} for each in entries if isinstance(each, dict) and "SaveBest" in each), {})
     parts = [saves.get("stream", "valid"), saves.get("variable", "loss"), saves.get("aggregation", "mean")]
@@ -172,13 +178,6 @@ def _train(
     Returns:
         How the runs have ended, if that ends the comparison, else None; the results of A and of B; the verdict.
     """
-    from emrun.cli.sweep import command_of, prepared
-    from emrun.cli.trial import arguments
-    from emrun.launch.pairs import judge, worst_for_missing
-    from emrun.launch.results import result_of
-    from emrun.launch.settings import Sweep
-    from emrun.launch.sweep import SweepLoop
-
     for trial in (trial for pair in every for trial in pair.trials):
         found = result_of(trial, settings, sides[0].code)
         other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
@@ -218,8 +217,6 @@ def _as_dict(
     settings: Sweep,
     by: float,
 ) -> dict[str, Any]:
-    from emrun.launch.examples import changed_examples
-
     assert verdict is not None
     assert settings.objective is not None
     runs = [
@@ -251,8 +248,6 @@ def _as_dict(
 
 def _show(found: dict[str, Any]) -> None:
     """Print a comparison for people."""
-    from emrun.launch.pairs import has_value
-
     for which in "ab":
         if bad := sum(not has_value(each[which]["value"]) for each in found["runs"]):
             told = f"warning: {counted(bad, 'run')} of {which.upper()} failed or diverged"

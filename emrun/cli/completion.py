@@ -41,7 +41,7 @@ def register() -> None:
         add_completion_class(each, name)
 
 
-@click.command(short_help="Print the script that completes commands in a shell.")
+@click.command()
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def completion(shell: str) -> int:
     """Print the script that lets a shell complete emrun's commands, options, configs, override keys, runs and streams.

@@ -10,9 +10,14 @@ import click
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_configs, complete_overrides
 from emrun.cli.tables import table
+from emrun.config.config import read_config
+from emrun.config.json_schema import config_schema
+from emrun.config.plan import defaults_of
+from emrun.config.yaml_text import dump
+from emrun.config.yaml_tree import node_of
 
 
-@click.command("config", short_help="Print a config as emrun reads it.")
+@click.command("config")
 @click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
@@ -31,17 +36,11 @@ def show_config(
             raise click.UsageError(
                 "--schema describes all configs; remove CONFIG and the other options", click.get_current_context()
             )
-        from emrun.config.json_schema import config_schema
 
         print_json(config_schema())
         return 0
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
-
-    from emrun.config.config import read_config
-    from emrun.config.plan import defaults_of
-    from emrun.config.yaml_text import dump
-    from emrun.config.yaml_tree import node_of
 
     read = read_config(config, overrides)
     for note in read.notes:

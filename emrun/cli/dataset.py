@@ -15,7 +15,7 @@ from emrun.cli.signals import import_torch
 from emrun.cli.tables import table
 
 
-@click.command(short_help="Call a method of a config's dataset.")
+@click.command()
 @click.argument("method")
 @config_arguments
 @with_json

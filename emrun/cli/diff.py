@@ -14,6 +14,8 @@ from emrun.base.wording import counted, in_one_line, listed
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
+from emrun.runs.comparison import compare
+from emrun.runs.finding import find_run
 
 _MOST_ROWS = 30
 _MOST_LINES = 60  # of all unified diffs
@@ -22,7 +24,7 @@ _LONGEST = 60  # characters of a value
 _Row = Sequence[str]
 
 
-@click.command(short_help="Compare two runs, to the first step that differs.")
+@click.command()
 @click.argument("a", metavar="RUN_A", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument("b", metavar="RUN_B", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @with_json
@@ -35,9 +37,6 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
 
     Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
     """
-    from emrun.runs.comparison import compare
-    from emrun.runs.finding import find_run
-
     found = compare(find_run(expanded(a)), find_run(expanded(b)))
     if as_json:
         print_json(found)

@@ -16,10 +16,16 @@ from emrun.cli.failures import users_code
 from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import results
+from emrun.config.config import read_config
+from emrun.config.override_keys import streams_of
+from emrun.config.overrides import check_streams_of_eval
+from emrun.config.plan import check_statically
+from emrun.loop.interrupts import Interrupted
 from emrun.ranks.group import leave
+from emrun.training.directories import check_run
 
 
-@click.command("eval", short_help="Evaluate a run on streams.")
+@click.command("eval")
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument(
     "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1,
@@ -50,11 +56,6 @@ def evaluate(
     """
     overrides = [each for each in arguments if "=" in each or each.startswith("~")]
     streams = [each for each in arguments if each not in overrides]
-    from emrun.config.config import read_config
-    from emrun.config.override_keys import streams_of
-    from emrun.config.overrides import check_streams_of_eval
-    from emrun.config.plan import check_statically
-    from emrun.training.directories import check_run
 
     check_run(expanded(directory))
     if not streams:
@@ -66,7 +67,6 @@ def evaluate(
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()
-    from emrun.loop.interrupts import Interrupted
     from emrun.training.evaluate import evaluate as evaluate_stream
 
     found = {}

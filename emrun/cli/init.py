@@ -53,7 +53,7 @@ def test_the_config():
 _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT, check=True)\n'
 
 
-@click.command(short_help="Begin a project as a copy of a sample.")
+@click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=complete_samples,

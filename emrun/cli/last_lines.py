@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here
 from emrun.epoch_data import named
+from emrun.runs.report.page import REPORT
+from emrun.runs.stored_run import StoredRun
+from emrun.runs.summaries import Summaries
 
 if TYPE_CHECKING:
     from emrun.training.build import Training
@@ -25,10 +28,6 @@ def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]
         reason: why it ended.
         keeps: whether the run directory is kept; otherwise no line names files in it.
     """
-    from emrun.runs.report.page import REPORT
-    from emrun.runs.stored_run import StoredRun
-    from emrun.runs.summaries import Summaries
-
     summaries, shown = Summaries(StoredRun(training.output_dir)), from_here(training.output_dir)
     if (best := summaries.best) is not None:
         which = "lowest" if summaries.watched[1] == "min" else "highest"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.errors import StorageError
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-
-if TYPE_CHECKING:
-    from emrun.runs.columns import Column, Row
+from emrun.runs.columns import FACTS, Column, Row, check_known, column, rows_of
+from emrun.runs.conditions import Condition
+from emrun.runs.finding import find_runs
+from emrun.runs.stored_run import MISSING, size_below
 
 _SHORT = ("name", "status", "epochs", "best", "age", "duration", "size")
 _LONG = ("best_epoch", "iterations", "looks", "config_looks", "model", "dataset", "reason")
@@ -36,7 +39,7 @@ def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     return directory(where(recursive(command)))
 
 
-@click.command(short_help="List runs: how they stand and what they reached.")
+@click.command()
 @choosing_runs
 @click.option("-l", "--long", is_flag=True, help="Show more: the epoch of the best value, the model, the dataset, ...")
 @click.option("-a", "--all", "everything", is_flag=True, help="Also show runs that ended before their first epoch.")
@@ -57,11 +60,6 @@ def ls(
     valid/loss. looks counts the evaluations of a run on streams that its training does not use; config_looks is the
     sum over all runs of the list whose configs differ only in seed and name.
     """
-    from emrun.runs.columns import FACTS, check_known, column, rows_of
-    from emrun.runs.conditions import Condition
-    from emrun.runs.finding import find_runs
-    from emrun.runs.stored_run import MISSING
-
     root = expanded(directory)
     wanted = [Condition.parse(each) for each in conditions]
     names = [each.strip() for each in columns.split(",") if each.strip()] if columns else []
@@ -127,8 +125,6 @@ def _watched(row: Row) -> str:
 
 def _counts(rows: Sequence[Row]) -> str:
     """Return how many runs there are of each model on each dataset."""
-    from emrun.runs.columns import FACTS
-
     kinds = ("model", "dataset")
     pairs = Counter(tuple(FACTS[kind].text(FACTS[kind].of(row)) for kind in kinds) for row in rows)
     lines = [[*pair, str(count)] for pair, count in sorted(pairs.items())]
@@ -137,9 +133,6 @@ def _counts(rows: Sequence[Row]) -> str:
 
 def _contents(row: Row) -> str:
     """Return the config of a run and what its directory holds, with sizes."""
-    from emrun.base.errors import StorageError
-    from emrun.runs.stored_run import size_below
-
     try:
         text = row.run.config_text
     except StorageError as error:
@@ -160,8 +153,6 @@ def _contents(row: Row) -> str:
 
 def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
     """Return all facts about a run for programs, and what was asked for by name; null for what is missing."""
-    from emrun.runs.columns import FACTS, column
-
     address, which = row.summaries.watched
     best = row.summaries.best
     said: dict[str, Any] = {"directory": str(row.run.directory)}
@@ -175,10 +166,6 @@ def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    from datetime import datetime
-
-    from emrun.runs.stored_run import MISSING
-
     if value is MISSING:
         return None
     return value.isoformat() if isinstance(value, datetime) else value

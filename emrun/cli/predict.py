@@ -14,10 +14,15 @@ from emrun.cli.console import is_follower, with_terminal_log
 from emrun.cli.failures import users_code
 from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
 from emrun.cli.signals import import_torch, unwound_by_sigterm
+from emrun.config.config import read_config
+from emrun.config.overrides import check_streams_of_eval
+from emrun.config.plan import check_statically
+from emrun.loop.interrupts import Interrupted
 from emrun.ranks.group import leave
+from emrun.training.directories import check_run
 
 
-@click.command(short_help="Write the outputs for every example of a stream.")
+@click.command()
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument("stream", shell_complete=complete_streams)
 @click.argument("overrides", nargs=-1)
@@ -51,18 +56,12 @@ def predict(
     A row has the source id, or the position of the example in the stream. The stream may lack the labels: losses and
     metrics without their sources are left out. Nothing is written into DIRECTORY.
     """
-    from emrun.config.config import read_config
-    from emrun.config.overrides import check_streams_of_eval
-    from emrun.config.plan import check_statically
-    from emrun.training.directories import check_run
-
     check_run(expanded(directory))
     check_streams_of_eval(overrides, [stream])
     check_statically(read_config(config or directory).overlaid(stream, overrides))
     if starts_ranks(nproc):
         return run_ranks(nproc)
     import_torch()
-    from emrun.loop.interrupts import Interrupted
     from emrun.training.predict import predict as predict_stream
 
     names = None if variables is None else [name.strip() for name in variables.split(",")]

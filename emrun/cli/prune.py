@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,13 +11,15 @@ from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
+from emrun.runs.columns import FACTS, Column, Row, check_known, column, rows_of
+from emrun.runs.conditions import Condition, time_of
+from emrun.runs.finding import find_runs
+from emrun.runs.own_files import what_stays
+from emrun.runs.pruning import ERRORS, Removal, What, better, without_best
+from emrun.runs.stored_run import MISSING
 
-if TYPE_CHECKING:
-    from emrun.runs.columns import Column, Row
-    from emrun.runs.pruning import Removal, What
 
-
-@click.command(short_help="Remove runs, or only their checkpoints, after showing them.")
+@click.command()
 @choosing_runs
 @click.option("--epochs", type=click.IntRange(1), metavar="N", help="Only runs with fewer than N finished epochs.")
 @click.option("--older", metavar="TIME", help="Only runs that ended longer ago, e.g. 30d or 12h.")
@@ -45,9 +46,6 @@ def prune(
     The options that choose runs are combined; at least one is needed, unless DIRECTORY is itself a run. A run that is
     in use stays, and so does everything that is not surely a run: damaged ones, results of evaluations, links.
     """
-    from emrun.runs.own_files import what_stays
-    from emrun.runs.pruning import ERRORS, Removal
-
     if checkpoints and optimizer_states:
         raise click.UsageError("--checkpoints removes the optimizer states too; leave out --optimizer-states")
     if as_json and not (dry_run or yes):
@@ -98,12 +96,6 @@ def _chosen(
     statuses: Sequence[str], kept: int | None, by: str | None,
 ) -> tuple[list[Row], Column]:  # fmt: skip
     """Return the runs that all options choose, and the column by which they are judged."""
-    from emrun.runs.columns import FACTS, Column, check_known, column, rows_of
-    from emrun.runs.conditions import Condition, time_of
-    from emrun.runs.finding import find_runs
-    from emrun.runs.pruning import better, without_best
-    from emrun.runs.stored_run import MISSING
-
     wanted = [Condition.parse(each) for each in conditions]
     if epochs is not None:
         wanted.append(Condition(FACTS["epochs"], "<", epochs))
@@ -134,8 +126,6 @@ def _chosen(
 
 
 def _table(going: Sequence[tuple[Row, Removal]], judged: Column) -> str:
-    from emrun.runs.columns import FACTS, Column
-
     sizes = {row.name: removal.size for row, removal in going}
     removes = Column("removes", lambda row: sizes[row.name], "bytes", is_number=True)
     return runs_table(

@@ -16,12 +16,16 @@ from emrun.cli.completers import complete_runs
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
+from emrun.config.config import read_config
+from emrun.config.plan import check_statically
+from emrun.hook import UpdateSkipped
+from emrun.training.directories import check_run
 
 if TYPE_CHECKING:
     from emrun.diagnosis.replay import Replay
 
 
-@click.command(short_help="Repeat the step that made a run fail, and find the cause.")
+@click.command()
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
@@ -38,10 +42,6 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
     """
     with terminal_log(quiet=True):
         if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
-            from emrun.config.config import read_config
-            from emrun.config.plan import check_statically
-            from emrun.training.directories import check_run
-
             check_run(directory)
             check_statically(read_config(directory))
         import_torch()
@@ -49,7 +49,6 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
 
         with only_json(as_json), users_code():
             found = do_again(directory, device, anomaly)
-        from emrun.hook import UpdateSkipped
 
         if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
             print_failure(found.error)

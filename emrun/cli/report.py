@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,12 +11,13 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.completers import complete_runs
+from emrun.runs.finding import find_runs
+from emrun.runs.following import followed
+from emrun.runs.report.page import REPORT, write_page
+from emrun.runs.stored_run import StoredRun
 
-if TYPE_CHECKING:
-    from emrun.runs.stored_run import StoredRun
 
-
-@click.command("report", short_help="Write a page of one or several runs, or of a sweep.")
+@click.command("report")
 @click.argument(
     "directories", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path),
     shell_complete=complete_runs,
@@ -41,9 +41,6 @@ def write_report(
 
     Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
     """
-    from emrun.runs.following import followed
-    from emrun.runs.report.page import REPORT, write_page
-
     places = [expanded(each) for each in directories]
 
     def find() -> Sequence[StoredRun]:
@@ -69,8 +66,6 @@ def _runs_in(directory: Path) -> list[StoredRun]:
     Raises:
         UsageError: there are none.
     """
-    from emrun.runs.finding import find_runs
-
     found = list(find_runs(directory))
     if not found:
         raise UsageError(f"{directory} is neither a run nor a directory with runs")

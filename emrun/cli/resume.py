@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.cores import cores
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
 from emrun.cli.as_json import only_json, with_json
@@ -18,10 +19,13 @@ from emrun.cli.failures import users_code
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
 from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
 from emrun.cli.train import end_finished, run
+from emrun.config.config import read_config
+from emrun.config.plan import check_statically
 from emrun.ranks.group import number_of_ranks
+from emrun.training.directories import check_run, ranks_of
 
 
-@click.command(short_help="Resume a run.")
+@click.command()
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
@@ -53,9 +57,6 @@ def resume(
     For a finished run there is nothing to do; the exit status is 0.
     """
     ignore_early_requests()
-    from emrun.config.config import read_config
-    from emrun.config.plan import check_statically
-    from emrun.training.directories import check_run
 
     check_run(expanded(directory))
     check_statically(read_config(directory, overrides))
@@ -78,9 +79,6 @@ def _ranks_before(directory: Path) -> int:
     Raises:
         UsageError: this machine has fewer cores and fewer GPUs.
     """
-    from emrun.base.cores import cores
-    from emrun.training.directories import ranks_of
-
     count = ranks_of(directory)
     if count <= cores() or number_of_ranks() > 1:
         return count

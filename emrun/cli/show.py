@@ -9,16 +9,21 @@ import textwrap
 import click
 
 from emrun.base.tables import width
+from emrun.base.user_modules import find_user_modules
+from emrun.base.wording import did_you_mean
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_names
 from emrun.cli.console import with_tracebacks
 from emrun.cli.failures import users_code
+from emrun.config.catalogue import PLACES, explained, explanation, listing
+from emrun.config.import_finder import locate
+from emrun.config.names import NotThere, dotted_path
 
 _ITEM = r" *(?:[-*]|\d+\.) "
 """The beginning of a list item in a docstring."""
 
 
-@click.command(short_help="List hooks, datasets, models, ..., or explain one of them.")
+@click.command()
 @click.argument(
     "name", required=False, metavar="[hooks|datasets|models|optimizers|schedules|metrics|NAME]",
     shell_complete=complete_names,
@@ -31,12 +36,6 @@ def show(name: str | None, as_json: bool) -> int:
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
     of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory.
     """
-    from emrun.base.user_modules import find_user_modules
-    from emrun.base.wording import did_you_mean
-    from emrun.config.catalogue import PLACES, explained, explanation, listing
-    from emrun.config.import_finder import locate
-    from emrun.config.names import NotThere, dotted_path
-
     if as_json and (name is None or name in PLACES):
         kinds = PLACES if name is None else [name]
         print_json({kind: [{"name": each, "summary": text} for each, text in listing(kind)] for kind in kinds})

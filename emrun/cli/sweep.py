@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.cores import share_of
 from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
@@ -20,20 +21,25 @@ from emrun.cli.console import Directory, config_arguments, with_terminal_log
 from emrun.cli.failures import tell_json, users_code
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
+from emrun.cli.trial import COMMAND, arguments, main
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import Imported
+from emrun.config.plan import Plan, check_statically, with_statistics
+from emrun.launch.jobs import THREADS, Jobs, threads_per_job
+from emrun.launch.parameters import read_parameters
+from emrun.launch.results import DONE, Result, Summary, as_dict, ranked, result_of
+from emrun.launch.settings import Sweep
+from emrun.launch.sweep import Ending, SweepLoop, planned
+from emrun.launch.trials import Experiment, Trial, Trials
+from emrun.training.user_code import keep_sources
 
 if TYPE_CHECKING:
-    from emrun.config.config import Config
-    from emrun.launch.jobs import Jobs
-    from emrun.launch.results import Result
     from emrun.launch.search import Search
-    from emrun.launch.settings import Sweep
-    from emrun.launch.sweep import Ending
-    from emrun.launch.trials import Experiment, Trial, Trials
 
 _WAYS = ("--status", "--dry-run", "--rerun")
 
 
-@click.command(short_help="Train a config with many combinations of values.")
+@click.command()
 @config_arguments
 @click.option(
     "-p", "--parameter", "given", multiple=True, metavar="KEY=VALUES",
@@ -78,8 +84,6 @@ def sweep(
     """
     if shows_status + dry_run + rerun > 1:
         raise click.UsageError(f"use one of {', '.join(_WAYS)}")
-    from emrun.config.config import load_config
-    from emrun.launch.trials import Trials
 
     more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
     loaded = load_config(config, (*overrides, *more))
@@ -111,9 +115,6 @@ def sweep(
 
 def _settings(loaded: Config) -> Sweep:
     """Return the section `sweep`; an error is at the position of the argument."""
-    from emrun.config.plan import check_statically
-    from emrun.launch.settings import Sweep
-
     section = loaded.tree.get("sweep")
     arguments = section.plain() if section is not None and isinstance(section.value, dict) else {}
     try:
@@ -131,8 +132,6 @@ def _problem(loaded: Config, error: ArgumentError) -> Problem:
 
 
 def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[Any]:
-    from emrun.launch.parameters import read_parameters
-
     parameters = read_parameters(loaded.root, given)
     if not parameters and settings.runs_per_experiment == 1:
         raise UsageError("nothing to try: give -p 'KEY=[VALUE, ...]', sweep.parameters in the config, or --repeats")
@@ -177,7 +176,6 @@ def _build_one(loaded: Config, trial: Trial, objective: str) -> None:
         UsageError: no hook does.
     """
     from emrun.cli.trial_checks import check_objective
-    from emrun.config.plan import with_statistics
 
     import_torch()
     from emrun.diagnosis.tryout import build_apart
@@ -191,10 +189,6 @@ def _print_commands(
     trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, as_json: bool
 ) -> int:
     """Print the commands of the trials that are not finished; an objective must be one that the first of them has."""
-    from emrun.launch.jobs import THREADS, threads_per_job
-    from emrun.launch.results import DONE, result_of
-    from emrun.launch.sweep import planned
-
     settings = trials.settings
     if settings.method not in ("grid", "random"):
         raise UsageError(f"--dry-run: {settings.method} chooses by the results, so there are no commands yet")
@@ -213,9 +207,6 @@ def _print_commands(
 
 
 def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, reruns: bool) -> Ending:
-    from emrun.cli.trial import arguments
-    from emrun.launch.sweep import SweepLoop
-
     first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
     place = _place_of_objective(loaded)
@@ -232,12 +223,6 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
     Returns:
         What starts the processes of trials, and their number of threads, None for that of PyTorch.
     """
-    from emrun.base.cores import share_of
-    from emrun.cli.trial import COMMAND, main
-    from emrun.config.import_finder import Imported
-    from emrun.config.plan import Plan
-    from emrun.launch.jobs import THREADS, Jobs, threads_per_job
-
     threads = threads_per_job(settings.jobs)
     if threads is not None:
         os.environ[THREADS] = str(threads)  # before PyTorch is imported
@@ -246,7 +231,6 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
 
     import emrun.training.create
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
-    from emrun.training.user_code import keep_sources
 
     for each in configs:
         Plan.with_evaluations(each, Imported())
@@ -256,9 +240,6 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
 
 def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list[Result]]]:
     """Return the experiments of the sweep, best first, with the results of their trials."""
-    from emrun.launch.results import ranked, result_of
-    from emrun.launch.sweep import planned
-
     is_planned = trials.settings.method in ("grid", "random")
     again = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
     experiments = planned(trials, trials.settings, again) if is_planned else trials.known()
@@ -267,8 +248,6 @@ def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list
 
 
 def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trials, *, as_json: bool) -> None:
-    from emrun.launch.results import Summary, as_dict
-
     settings = trials.settings
     _warn_of_other_code(experiments)
     if as_json:
@@ -329,8 +308,6 @@ def _short(value: float | None) -> str:
 
 def _end(ending: Ending, experiments: Sequence[tuple[Experiment, list[Result]]]) -> int:
     """Say how to continue a sweep that is not done, and return the exit status."""
-    from emrun.launch.results import DONE
-
     if ending.text:
         click.echo(ending.text.strip(), err=True)
     every = [each for _, results in experiments for each in results]

@@ -17,11 +17,14 @@ from emrun.base.wording import in_one_line
 from emrun.cli.as_json import plain
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
+from emrun.runs.finding import find_run
+from emrun.runs.following import followed
+from emrun.runs.records import RUN, Records
 
 _MOST_ROWS = 10_000  # of a table, which is made in memory
 
 
-@click.command(short_help="Print what runs have recorded, by epoch or by step.")
+@click.command()
 @click.argument(
     "runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_runs
 )
@@ -51,9 +54,6 @@ def trace(
     With --follow, the columns of CSV are those of the first rows. If a resume takes the run back, the rows that come
     again are printed again. Steps come when up to 1,000 of them are complete, or with the end of their epoch.
     """
-    from emrun.runs.finding import find_run
-    from emrun.runs.records import RUN, Records
-
     names = dict(_renamed(each) for option in keys for each in option.split(",") if each.strip())
     if follow:
         if len(runs) > 1 or kind == "table" or list_keys:
@@ -77,10 +77,6 @@ def trace(
 
 def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> int:
     """Print the rows of a run as they are recorded."""
-    from emrun.runs.finding import find_run
-    from emrun.runs.following import followed
-    from emrun.runs.records import Records
-
     printed, has_begun = 0, False
     for (run,), is_running in followed(lambda: [find_run(expanded(place))]):
         if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):

@@ -18,7 +18,6 @@ from emrun.base.wording import from_here, progress
 from emrun.cli.as_json import only_json, print_json, so_far, wants_json, with_json
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
-from emrun.cli.last_lines import last_lines
 from emrun.cli.ranks import (
     last_words,
     leave_words,
@@ -39,14 +38,17 @@ from emrun.cli.signals import (
 )
 from emrun.cli.tables import parameters_table, summary
 from emrun.cli.trial_checks import TrialChecks
+from emrun.config.config import Config, load_config
+from emrun.config.import_finder import locate
+from emrun.config.plan import check_statically, with_statistics
 from emrun.ranks.group import join, leave, meeting_place
+from emrun.training.directories import check_free, check_outside, is_begun
 
 if TYPE_CHECKING:
-    from emrun.config.config import Config
     from emrun.training.build import Training
 
 
-@click.command(short_help="Train from a config.")
+@click.command()
 @config_arguments
 @click.option(
     "-o", "--output-root", default="log", show_default=True, type=Directory(),
@@ -87,8 +89,6 @@ def train(
     if auto_resume and output_dir is None:
         raise click.UsageError("--auto-resume needs --output-dir, the run directory that the same command resumes")
     ignore_early_requests()
-    from emrun.config.config import load_config
-    from emrun.config.plan import check_statically, with_statistics
 
     loaded = load_config(config, overrides)
     sweep = click.get_current_context().find_object(TrialChecks)
@@ -97,7 +97,6 @@ def train(
     else:  # has done so
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
-    from emrun.training.directories import check_free, check_outside, is_begun
 
     resumed = output_dir if auto_resume else None
     check_outside(output_dir or output_root / loaded.name)
@@ -206,7 +205,6 @@ def run(training: Training, *, keeps: bool = True) -> int:
                     click.echo(f"repeat the step that failed with: emrun replay {kept}", err=True)
                 _tell_what_survived(training, shown, error)
         return status
-    from emrun.config.import_finder import locate
 
     kind = locate("emrun.hooks.LogVariables")
     logged = [each.variables for each in training.main_loop.hooks if isinstance(each, kind)]
@@ -215,6 +213,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
     lines = [table] if table else []
     if outcome.status == "finished" and not is_quiet:
+        from emrun.cli.last_lines import last_lines  # so that no start waits for the page of a run
+
         lines += last_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
@@ -242,8 +242,6 @@ def _print_as_json(training: Training, status: int) -> None:
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:
-    from emrun.training.directories import is_begun
-
     loop, directory = training.main_loop, training.output_dir
     done = progress(loop.training_epochs_done, loop.iterations_done)
     checkpoints = directory / "checkpoints"

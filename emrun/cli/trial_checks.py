@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emrun.base.errors import EmrunError, HookError, StorageError, UsageError
+from emrun.config.config import Config
+from emrun.epoch_data import check_monitors
 
 if TYPE_CHECKING:
-    from emrun.config.config import Config
     from emrun.training.build import Training
 
 
@@ -37,8 +38,6 @@ def check_objective(training: Training, objective: str | None, place: str) -> No
     Raises:
         UsageError: no hook does.
     """
-    from emrun.epoch_data import check_monitors
-
     loop = training.main_loop
     try:
         streams = [loop.train_stream_name, *loop.extra_streams]
@@ -65,7 +64,7 @@ class TrialChecks:
 
     def check_config(self, loaded: Config) -> None:
         """Check that the config is that of the trial."""
-        from emrun.launch.trials import identity
+        from emrun.launch.trials import identity  # imports NumPy
 
         if not self._directory.name.endswith(identity(loaded)):
             raise _WrongSweep("the config was changed after the sweep began; start the sweep again")

@@ -16,13 +16,16 @@ from emrun.cli.console import config_arguments, terminal_log
 from emrun.cli.failures import fail
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
+from emrun.config.config import load_config
+from emrun.config.plan import check_statically
+from emrun.diagnosis.differences import Difference
+from emrun.diagnosis.recorded_trainings import VerificationFailed
 
 if TYPE_CHECKING:
-    from emrun.diagnosis.differences import Difference
     from emrun.diagnosis.verification import Row, Verification
 
 
-@click.command(short_help="Prove that an interrupted run resumes exactly.")
+@click.command()
 @config_arguments
 @click.option(
     "--kill", is_flag=True, help="Interrupt by SIGKILL instead of SIGTERM, two iterations after a checkpoint."
@@ -65,12 +68,8 @@ def verify_resume(
     Exit status: 0 exact, 1 not exact or a run failed, 2 wrong usage or config.
     """
     with terminal_log(quiet=quiet):
-        from emrun.config.config import load_config
-        from emrun.config.plan import check_statically
-
         check_statically(load_config(config, overrides))
         import_torch()
-        from emrun.diagnosis.recorded_trainings import VerificationFailed
         from emrun.diagnosis.verification import verify
 
         try:

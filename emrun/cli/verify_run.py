@@ -14,9 +14,10 @@ from emrun.cli.completers import complete_overrides, complete_runs
 from emrun.cli.console import terminal_log
 from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
+from emrun.runs.finding import find_run
 
 
-@click.command(short_help="Prove that a run directory gives what it recorded.")
+@click.command()
 @click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
@@ -34,8 +35,6 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
     Exit status: 0 what could be compared is the same, 1 something differs or nothing could be compared, 2 wrong usage
     or config.
     """
-    from emrun.runs.finding import find_run
-
     sys.dont_write_bytecode = True
     with terminal_log(quiet=quiet), unwound_by_sigterm():
         run = find_run(expanded(directory))

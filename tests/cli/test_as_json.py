@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from emrun.cli import GROUPS, bench, emrun as commands, verify_resume
+from emrun.cli import bench, emrun as commands, verify_resume
 from emrun.cli.as_json import plain
 from emrun.config.catalogue import PLACES, listing
 from emrun.diagnosis.differences import Difference
@@ -27,14 +27,14 @@ def printed(*arguments):
 
 
 def test_every_command_has_the_option_and_gets_it_where_it_prints_a_result():
-    for each in (command for group in GROUPS.values() for command in group):
+    for each in commands.commands.values():
         (option,) = (parameter for parameter in each.params if "--json" in parameter.opts)
         assert option.expose_value == (each.name not in WITHOUT), each.name
 
 
 def test_the_page_of_the_commands_has_a_row_for_each():
     page = (ROOT / "docs" / "commands.md").read_text()
-    for each in (command for group in GROUPS.values() for command in group):
+    for each in commands.commands.values():
         if each.name not in WITHOUT:
             assert any(f"`{each.name}`" in row.split(" | ")[0] for row in page.splitlines() if row.startswith("| `"))
 
@@ -98,20 +98,19 @@ def test_dataset_prints_a_result_and_what_the_code_prints_stays_out(project):
 def test_bench_prints_measurements_and_the_setting():
     readings = [Speed(Setting(), 0.5, 0.5), Speed(Setting(buffer=4, workers=2), 0.001, 0.001)]
     streams = [StreamBench("train", True, True, 100, readings), StreamBench("valid", False, False, None, [])]
-    found = plain(bench.callback.__globals__["_in_json"](Bench(streams, 0.01)))
+    found = plain(bench._in_json(Bench(streams, 0.01)))
     assert found["recommended"] == found["change"] == {"buffer": 4, "workers": 2}
     assert found["streams"][0]["readings"][1].keys() == {
         "buffer", "workers", "first_batch_seconds", "seconds_per_batch", "waiting"
     }  # fmt: skip
-    unknown = plain(bench.callback.__globals__["_in_json"](Bench(streams, None, "no model")))
+    unknown = plain(bench._in_json(Bench(streams, None, "no model")))
     assert (unknown["recommended"], unknown["why_no_step"]) == (None, "no model")
     assert {each["waiting"] for each in unknown["streams"][0]["readings"]} == {None}
 
 
 def test_verify_resume_prints_what_differs():
-    names = verify_resume.callback.__globals__
     difference = Difference("at iteration 3, x differs: 1 and 2", "batch", cause="a clock")
-    found = names["_in_json"](Verification([Row(None, "SIGTERM", None, difference)], 18, ["a note"]))
+    found = verify_resume._in_json(Verification([Row(None, "SIGTERM", None, difference)], 18, ["a note"]))
     row = {"interrupted_at": None, "iteration": None, "by": "SIGTERM", "resumed_at": None}
     told = {"difference": difference.what, "likely_cause": "a clock"}
     assert found == {"exact": False, "iterations": 18, "rows": [{**row, **told}], "notes": ["a note"]}
