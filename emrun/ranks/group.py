@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
+from secrets import token_hex
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -393,13 +394,14 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
         )
     _has_joined = True
     where, key = "", b""
-    at: dict[str, Any] = {}
     try:
         if _place is not None:
             where, key = str(_place), (_place / KEY).read_bytes()
-            at = {"store": _store(_place, rank, size), "rank": rank, "world_size": size}
+            store: Store = dist.FileStore(str(_place / _STORE), size)  # type: ignore[attr-defined]
         else:
             where = ":".join(environment[each] for each in _ADDRESS)
+            store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))  # type: ignore[attr-defined]
+        at: dict[str, Any] = {"store": _met(store, rank, size), "rank": rank, "world_size": size}
         if has_cuda:
             torch.cuda.set_device(local)
             dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=_PATIENCE, **at)
@@ -434,21 +436,29 @@ def _identity(size: int, environment: Mapping[str, str]) -> tuple[int, int]:
     return rank, local
 
 
-def _store(place: Path, rank: int, size: int) -> Store:
-    """Return the store in which the ranks of one machine meet, when all of them are there.
+def _met(store: Store, rank: int, size: int) -> Store:
+    """Return a part of a store which only these processes use, when all of them are there.
 
-    They are waited for here, because a signal does not end a wait of the store.
+    The store of torchrun still has what ranks wrote that it has started before: each rank writes a new word, rank 0
+    lists the words, and a rank has met the others when it finds its own in the list. The ranks are waited for here,
+    because a signal does not end a wait of the store.
     """
     import torch.distributed as dist
 
-    ends_at = monotonic() + _PATIENCE.total_seconds()
-    store: Store = dist.FileStore(str(place / _STORE), size)  # type: ignore[attr-defined]
-    store.set(str(rank), "")
-    while not store.check([str(each) for each in range(size)]):
+    own, ends_at = token_hex(), monotonic() + _PATIENCE.total_seconds()
+    store.set(f"word {rank}", own)
+    words = [f"word {each}" for each in range(size)]
+    while True:
+        if rank == 0 and store.check(words):
+            store.set("words", b" ".join(store.multi_get(words)).decode())
+        if store.check(["words"]) and own in (found := store.get("words").decode().split()):
+            store.set(f"{found[0]} {rank}", "")
+            if rank or store.check([f"{found[0]} {each}" for each in range(size)]):
+                part: Store = dist.PrefixStore(found[0], store)  # type: ignore[attr-defined]
+                return part
         if monotonic() > ends_at:
             raise ValueError(f"not all of them are there after {_PATIENCE.total_seconds():g} seconds")
         sleep(_LOOK)
-    return store
 
 
 def end_process(status: int) -> None:

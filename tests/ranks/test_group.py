@@ -227,3 +227,16 @@ def test_a_port_in_use_is_an_error():
     (found,) = results_of(1, meets_at_a_port_in_use)
     assert found.kind == "UsageError"
     assert "address already in use" in found.message
+
+
+def met_at(port):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    emrun_ranks.meet_in(None)
+    return join().all_gathered(os.getpid())
+
+
+def test_ranks_that_torchrun_starts_again_do_not_read_what_those_before_have_left_in_its_store():
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    met = [in_ranks(2, met_at, store.port) for _ in range(3)]
+    assert all(one == other for one, other in met)
+    assert len({pid for each, _ in met for pid in each}) == 6
