@@ -59,6 +59,9 @@ ONLY = {
 LATE = {"group", "shares", "pieces", "agreement", "stream_context", "names", "init_from", "compilation", "sharding"}
 LATE |= {"shown", "sweep"}
 """Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
+LARGE = {"TorchModel": 27, "ModuleModel": 30, "Inputs": 19, "ClosedForm": 13}
+LARGE |= {"MainLoop": 26, "Saving": 18, "TrainingState": 17, "RunLength": 15, "Events": 15, "BatchChecks": 13}
+"""The classes of the loop and of the models with more than 12 attributes, and how many they may have."""
 
 
 def house(root):
@@ -223,6 +226,37 @@ def test_the_public_names_can_be_imported():
         assert getattr(emrun, name).__name__ == name
 
 
+def test_the_training_loop_fits_on_a_screen():
+    path = ROOT / "emrun" / "loop" / "epochs.py"
+    text = path.read_text()
+    [loop] = [node for node in ast.walk(parsed(text)) if getattr(node, "name", "") == "_run_batches"]
+    assert len(text.splitlines()) <= 270
+    assert loop.end_lineno - loop.lineno + 1 <= 45
+
+
+def attributes_of(node):
+    """Return the names of the attributes that a class stores on its objects, or annotates."""
+    stored = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and getattr(each.value, "id", "") == "self"
+    }
+    return stored | {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
+
+
+def test_no_object_of_the_loop_or_of_the_models_has_many_attributes():
+    counts = {
+        node.name: len(attributes_of(node))
+        for package, path in house(ROOT).values()
+        if package in ("loop", "models")
+        for node in ast.walk(parsed(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {name: count for name, count in counts.items() if count > 12 and count > LARGE.get(name, 0)} == {}
+
+
 def test_every_file_has_a_test():
     covered_with = {
         "base/lazy": "test_house",
@@ -239,6 +273,7 @@ def test_every_file_has_a_test():
         "loop/failures": "storage/test_capsules",
         "loop/first_batch": "models/test_laziness",
         "loop/session": "loop/test_endings",
+        "loop/whole_training": "training/test_ends",
         "loop/outcome": "loop/test_endings",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",

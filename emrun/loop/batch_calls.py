@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -14,6 +15,46 @@ Outputs = Mapping[str, Any]
 
 
 @dataclass(eq=False)
+class Intake:
+    """What a batch goes through before the model gets it.
+
+    Args:
+        check: checks a batch; returns 0 to leave it out.
+        announce: calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it.
+        accept: checks such a batch; returns the batch for the model, None to leave it out.
+    """
+
+    check: Callable[[Batch], int]
+    announce: Callable[..., Batch | None] | None
+    accept: Callable[[Batch], Batch | None]
+
+
+@dataclass(eq=False)
+class Handled:
+    """The batch that is being handled, for those that want to know which batch has caused an error."""
+
+    batch: Batch | None = None
+    """The batch; None between two batches, and while a batch is checked."""
+    last: tuple[Batch, StreamPosition] | None = None
+    """The last batch of a window that is open, and the position in the stream after it."""
+    is_closing: bool = False
+    """Whether this window gets its update now, at the end of the epoch."""
+    failed: list[Callable[[BaseException, Batch], None]] = field(default_factory=list)
+    """Called with an error and the batch that has caused it."""
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Call `failed` after an error in a block, unless it is not that of a batch."""
+        try:
+            yield
+        except BaseException as error:  # user code may also call sys.exit
+            batch = self.last[0] if self.is_closing and self.last is not None else self.batch
+            for each in self.failed if batch is not None else ():
+                each(error, batch)  # type: ignore[arg-type]
+            raise
+
+
+@dataclass(eq=False)
 class Calls:
     """What is called for the batches of a stream: only what is needed in this stream.
 
@@ -21,18 +62,14 @@ class Calls:
 
     Args:
         batches: the batches; those of the stream.
-        check: checks a batch; returns 0 to leave it out.
-        announce: calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it.
-        accept: checks such a batch; returns the batch for the model, None to leave it out.
+        intake: what a batch goes through before the model gets it.
         run: runs the model.
         report: calls `after_batch` of the hooks.
         report_last: the same for a batch with which the training may reach a limit.
     """
 
     batches: Iterable[Batch]
-    check: Callable[[Batch], int]
-    announce: Callable[..., Batch | None] | None
-    accept: Callable[[Batch], Batch | None]
+    intake: Intake
     run: Callable[[Batch, bool, str], Outputs]
     report: Callable[..., None] | None
     report_last: Callable[..., None]
@@ -44,25 +81,12 @@ class Calls:
     """Called with the outputs of the first batch. What they return takes the place of `before`."""
     after: list[Callable[[Outputs], object]] = field(default_factory=list)
     """Called with the outputs of each batch, after the hooks, and also if a hook has failed."""
-    failed: list[Callable[[BaseException, Batch], None]] = field(default_factory=list)
-    """Called with an error and the batch that has caused it."""
     end: list[Callable[[], None]] = field(default_factory=list)
     """Called at the end of the stream, or when the loop leaves it."""
-
-    last: tuple[Batch, StreamPosition] | None = None
-    """The last batch of a window that is open, and the position in the stream after it."""
-    is_closing: bool = False
-    """Whether the window of this batch gets its update at the end of the epoch."""
+    handled: Handled = field(default_factory=Handled)
+    """The batch that is being handled."""
 
     def end_first(self, outputs: Outputs) -> None:
         """Call what is called once, with the outputs of the first batch."""
         self.before[:] = filter(None, [each(outputs) for each in self.first])
         self.first.clear()
-
-    def fail(self, error: BaseException, batch: Batch | None) -> None:
-        """Call what is called after an error, unless it is not that of a batch."""
-        if self.is_closing and self.last is not None:
-            batch = self.last[0]
-        if batch is not None:
-            for each in self.failed:
-                each(error, batch)

@@ -14,7 +14,7 @@ from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch, EpochData
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
-from emrun.loop.batch_calls import Calls
+from emrun.loop.batch_calls import Calls, Intake
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.endings import Endings
 from emrun.loop.profiling import Profiling
@@ -171,11 +171,10 @@ class Events:
     def begin_batches(self, stream: StreamWrapper, *, train: bool) -> Calls:
         """Return what is called for the batches of a stream."""
         self._failed = None
-        check, announce, accept = self.begin_looking(stream.name)
         report = partial(self.notify, "after_batch") if self.listens("after_batch") else None
-        calls = Calls(stream, check, announce, accept, self._loop.model.run, report, self.end_training)
+        calls = Calls(stream, self.begin_looking(stream.name), self._loop.model.run, report, self.end_training)
         calls.first.append(self.checks.check_outputs)
-        calls.failed.append(self.checks.name_batch)
+        calls.handled.failed.append(self.checks.name_batch)
         if train:
             calls.first.append(self.checks.check_step_values)
         for each in (self.profiling, *self.parts, self.of_ranks):
@@ -184,15 +183,13 @@ class Events:
         calls.report_last = partial(self.end_training, calls.report)
         return calls
 
-    def begin_looking(
-        self, stream: str
-    ) -> tuple[Callable[[Batch], int], Callable[..., Batch | None] | None, Callable[[Batch], Batch | None]]:
-        """Return `check`, `announce` and `accept` for the batches of a stream; see `Calls`."""
+    def begin_looking(self, stream: str) -> Intake:
+        """Return what the batches of a stream go through before the model gets them."""
         check, announce = self.checks.begin(stream, ", ".join(self.changers)), None
         if self.listens("before_batch"):
             announce = self._let_change if self.changers else partial(self.notify, "before_batch")
         check_changed = self.checks.check_changed
-        return check, announce, lambda batch: batch if check_changed(batch) else None
+        return Intake(check, announce, lambda batch: batch if check_changed(batch) else None)
 
     def end_training(self, report: Callable[..., None] | None = None, **arguments: Any) -> None:
         """Call `after_batch` for a batch with which the training may reach a limit, and end the training if so."""

@@ -53,6 +53,8 @@ class Endings:
         self._loop = loop
         self.limit: TrainingTerminated | None = None
         """The limit that has been reached and ends the training."""
+        self.ended_by: TrainingTerminated | None = None
+        """The limit after which the extra streams are, or were, evaluated once more."""
         self.news = False
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
         self.wake_stream: Callable[[], None] = lambda: None
@@ -77,7 +79,8 @@ class Endings:
 
     def begin(self) -> None:
         """Handle signals until `restore`; forget earlier signals and terminations."""
-        self._termination, self.limit, self._is_announced = None, None, False
+        self._termination = self.limit = self.ended_by = None
+        self._is_announced = False
         self._interrupts.install()
 
     def restore(self) -> None:

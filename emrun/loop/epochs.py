@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any
 
-from emrun.base.errors import UsageError
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.base.types import Batch, EpochData
+from emrun.base.types import EpochData
 from emrun.epoch_data import ByStream, learning_rates
 from emrun.hook import Loop, TrainingAborted, TrainingTerminated
-from emrun.loop.batch_calls import Calls
+from emrun.loop.batch_calls import Calls, Handled
 from emrun.loop.dispatch import Events
-from emrun.loop.endings import Endings, switched_on
+from emrun.loop.endings import Endings
 from emrun.loop.saving import Saving
-from emrun.loop.state import Phase, TrainingState
-from emrun.streams.dataset_streams import DatasetStreams
+from emrun.loop.state import TrainingState
+from emrun.streams.dataset_streams import DatasetStreams, different_names
 from emrun.streams.stream import StreamWrapper
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -46,96 +41,13 @@ class Epochs:
     saving: Saving
     current: StreamWrapper | None = field(default=None, init=False)
     """The current stream; None between streams."""
-    ended_by: TrainingTerminated | None = field(default=None, init=False)
-    """The limit after which the extra streams are, or were, evaluated once more."""
-    _measured: tuple[int, int, str] | None = field(default=None, init=False)  # the state that was evaluated once more
+    measured_at_end: tuple[int, int, str] | None = field(default=None, init=False)
+    """The state that was evaluated once more at the end of the training."""
 
     def wake(self) -> None:
         """End the wait for a batch; called by a signal handler."""
         if self.current is not None:
             self.current.wake()
-
-    def resume(self) -> None:
-        """Complete the restore of a checkpoint, if one was restored; see `TrainingState.resume`."""
-
-        def begin_again(epoch_id: int) -> None:
-            with switched_on(self.endings, "begins_again"):
-                self.events.notify("before_epoch", epoch_id=epoch_id)
-
-        self.state.resume(begin_again)
-
-    def run_training(self, train_stream: str, *, skip_zeroth_epoch: bool) -> NoReturn:
-        """Run epoch after epoch, from the start or from the restored checkpoint.
-
-        Raises:
-            TrainingTerminated: a hook or a signal ends the training.
-        """
-        state, streams = self.state, self.streams
-        try:
-            self.endings.agree()
-            if not state.is_in_epoch:
-                self.endings.raise_if_due()
-            if self.loop.has_run:
-                state.encoded()  # a state that cannot be saved is found before the first batch
-            self.resume()
-            if state.is_in_epoch:
-                with streams.get(train_stream, train=True) as stream:
-                    is_left = state.phase is Phase.TRAIN and not stream.is_at_end()
-                self.endings.raise_if_due(in_epoch=True, is_left=is_left)
-            if state.phase is Phase.BEFORE and not skip_zeroth_epoch:
-                self.run_epoch([], [streams.get(train_stream, train=False), *streams.due(0)], 0)
-            while True:
-                number = self.loop.training_epochs_done + 1
-                self.run_epoch([streams.get(train_stream, train=True)], streams.due(number), number)
-        except TrainingTerminated as error:
-            if error.limit:
-                self._evaluate_at_end(error, train_stream)
-            raise
-
-    def _evaluate_at_end(self, limit: TrainingTerminated, train_stream: str) -> None:
-        """Evaluate the extra streams once more, if a limit has ended the training since one of them was evaluated.
-
-        Nothing of this counts for a longer run: the checkpoint `latest` is saved before.
-
-        Raises:
-            Interrupted: a signal ends the evaluation.
-        """
-        state, loop = self.state, self.loop
-        epoch_id = loop.training_epochs_done + state.is_in_epoch
-        due = [] if state.is_in_epoch else self.streams.due(epoch_id)
-        evaluated = self.streams.all_extra()
-        if not loop.iterations_done or len(due) == len(evaluated) or self._measured == state.point:
-            return
-        self.streams.stop()
-        self.saving.save_latest(*state.point)
-        where = f"in epoch {epoch_id}" if state.is_in_epoch else f"after epoch {epoch_id}"
-        _LOG.info("the training ends %s: evaluating all extra streams once more", where)
-        self.ended_by = limit
-        names = _different_names(evaluated)
-        with (
-            switched_on(loop, "at_end"),
-            switched_on(self.saving, "keeps_all"),
-            self.events.without_model("after_epoch"),
-        ):
-            try:
-                state.keep_copy()
-                if state.is_in_epoch:
-                    names.insert(0, train_stream)
-                else:
-                    loop.epoch_began = perf_counter()
-                    self.events.notify("before_epoch", epoch_id=epoch_id)
-                self._end_epoch({name: {} for name in names}, [], evaluated, epoch_id)
-                self.endings.agree()  # on checkpoints that hooks of rank 0 have requested
-                self._save_requested()
-            except TrainingTerminated:
-                raise
-            except BaseException as error:
-                error.add_note(
-                    f"in the evaluation at the end of the training ({limit.reason}); the training is finished, and its "
-                    "checkpoint latest is saved; `emrun resume` evaluates again"
-                )
-                raise
-        self._measured = state.point
 
     def run_epoch(self, train: list[StreamWrapper], evaluated: list[StreamWrapper], epoch_id: int) -> EpochData:
         """Run one epoch.
@@ -153,7 +65,7 @@ class Epochs:
             TrainingTerminated: a hook or a signal ends the training.
         """
         state, loop = self.state, self.loop
-        epoch_data: EpochData = ByStream((name, {}) for name in _different_names([*train, *evaluated]))
+        epoch_data: EpochData = ByStream((name, {}) for name in different_names([*train, *evaluated]))
         loop.epoch_began = perf_counter()
         loop.shown.clear()
         if self.events.profiling is not None:
@@ -173,7 +85,7 @@ class Epochs:
             state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
         try:
-            ended = self._end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id)
+            ended = self.end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id)
             self.endings.agree()
         except (TrainingTerminated, TrainingAborted):
             raise
@@ -181,13 +93,13 @@ class Epochs:
             if train:
                 state.go_back()
             raise
-        self._save_requested()
+        self.save_requested()
         for termination in ended:
             raise termination
         self.endings.raise_if_due()
         return epoch_data
 
-    def _end_epoch(
+    def end_epoch(
         self, epoch_data: EpochData, trained: list[str], evaluated: list[StreamWrapper], epoch_id: int
     ) -> list[TrainingTerminated]:
         """Evaluate streams, call the hooks, and record the epoch; return the terminations of the last events.
@@ -253,8 +165,10 @@ class Epochs:
                 events.notify("before_stream", stream_name=stream.name)
             self.enter(stream.__enter__(), train=train)  # a train stream reads ahead during evaluations too
             calls = events.begin_batches(stream, train=train)
-            with loop.time.counting(train):
+            with loop.time.counting(train), calls.handled.told():
                 self._run_batches(stream, train, calls)
+                if train and self.loop.model.is_accumulating:
+                    self._close_window(calls.handled)
         finally:
             self.enter(before, train=was_training)
             if not (train and stream is self.streams.trained.get(stream.name)):  # `Session.end` ends train streams
@@ -273,49 +187,40 @@ class Epochs:
     def _run_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Run the model on the batches of a stream. Each line of the loop costs time per batch."""
         loop, model, endings, name = self.loop, self.loop.model, self.endings, stream.name
-        check, before, announce, run = calls.check, calls.before, calls.announce, calls.run
+        check, announce, before, run = calls.intake.check, calls.intake.announce, calls.before, calls.run
         report, after, first, ends_at = calls.report, calls.after, calls.first, calls.ends_at
-        has_windows = train and model.iterations_per_update > 1
-        handled: Batch | None = None
-        try:
-            for batch in calls.batches:
-                if not check(batch):
+        handled, has_windows = calls.handled, train and model.iterations_per_update > 1
+        for batch in calls.batches:
+            if not check(batch):
+                continue
+            handled.batch = batch
+            for note in before:
+                note(batch)
+            if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
+                handled.batch = None
+                if (accepted := calls.intake.accept(changed)) is None:
                     continue
-                handled = batch
-                for note in before:
-                    note(batch)
-                if announce is not None and (changed := announce(stream_name=name, batch=batch)) is not None:
-                    handled = None
-                    if (handled := calls.accept(changed)) is None:
-                        continue
-                    batch = handled  # noqa: PLW2901 - the stream has its own variable
-                outputs = run(batch, train, name)
-                if first:
-                    calls.end_first(outputs)
-                if train:
-                    loop.iterations_done += 1  # here, because a call would cost as much as a hook
-                    if has_windows and model.is_accumulating:
-                        calls.last = batch, stream.position
-                    else:
-                        loop.updates_done += 1
-                    if loop.iterations_done >= ends_at:
-                        report = calls.report_last
-                try:
-                    if report is not None:
-                        report(stream_name=name, batch_data={**batch, **outputs})
-                finally:  # also if a hook ends the training
-                    for listen in after:
-                        listen(outputs)
-                handled = None
-                if endings.news and self._leaves(stream, train=train):
-                    break
-            if has_windows and model.is_accumulating:
-                calls.is_closing = True
-                self.finish_update()
-                self.events.end_training()
-        except BaseException as error:  # user code may also call sys.exit
-            calls.fail(error, handled)
-            raise
+                handled.batch = batch = accepted  # noqa: PLW2901 - the stream has its own variable
+            outputs = run(batch, train, name)
+            if first:
+                calls.end_first(outputs)
+            if train:
+                loop.iterations_done += 1  # here, because a call would cost as much as a hook
+                if has_windows and model.is_accumulating:
+                    handled.last = batch, stream.position
+                else:
+                    loop.updates_done += 1
+                if loop.iterations_done >= ends_at:
+                    report = calls.report_last
+            try:
+                if report is not None:
+                    report(stream_name=name, batch_data={**batch, **outputs})
+            finally:  # also if a hook ends the training
+                for listen in after:
+                    listen(outputs)
+            handled.batch = None
+            if endings.news and self._leaves(stream, train=train):
+                break
 
     def _leaves(self, stream: StreamWrapper, *, train: bool) -> bool:
         """Handle news after a batch: save what is requested; return whether the loop leaves the stream."""
@@ -324,8 +229,14 @@ class Epochs:
         elif self.endings.look(stream.is_at_end if train else lambda: True):  # an evaluation completes its epoch
             return True
         else:
-            self._save_requested()
+            self.save_requested()
         return False
+
+    def _close_window(self, handled: Handled) -> None:
+        """Make the update of a window that the end of the epoch has left open."""
+        handled.is_closing = True
+        self.finish_update()
+        self.events.end_training()
 
     def finish_update(self) -> None:
         """Make the update of the last window of an epoch, which has fewer batches than the others."""
@@ -337,7 +248,7 @@ class Epochs:
             loop.iterations_done += 1
         loop.updates_done += 1
 
-    def _save_requested(self) -> None:
+    def save_requested(self) -> None:
         """Save the checkpoints that hooks or a signal requested."""
         if self.endings.wants_checkpoint():
             self.saving.request_by_signal(self.loop.iterations_done, is_training=self.endings.have_effect)
@@ -345,16 +256,3 @@ class Epochs:
             profiling = self.events.profiling
             with self.loop.time.counting(train=False), nullcontext() if profiling is None else profiling.saving():
                 self.saving.save_requested(*self.state.point)
-
-
-def _different_names(streams: Sequence[StreamWrapper]) -> list[str]:
-    """Return the names of an epoch's streams.
-
-    Raises:
-        UsageError: two streams have the same name.
-    """
-    names = [stream.name for stream in streams]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two streams of the epoch have the name {name!r}")
-    return names

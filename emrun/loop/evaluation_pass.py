@@ -15,19 +15,19 @@ def evaluation_pass(epochs: Epochs, name: str) -> Iterator[Batch]:
     loop, endings = epochs.loop, epochs.endings
     before, was_training = epochs.current, loop.training
     stream = epochs.streams.get(name, train=False)
-    check, announce, accept = epochs.events.begin_looking(name)
+    intake = epochs.events.begin_looking(name)
     several = epochs.events.of_ranks is not None
     with preserved_randomness(), stream:
         seed_everything(loop.seed, "evaluation", name)
         epochs.enter(stream, train=False)
         try:
             for batch in stream:
-                if (several and not rows_in(batch)) or check(batch) == 0:
+                if (several and not rows_in(batch)) or intake.check(batch) == 0:
                     continue
-                changed = announce(stream_name=name, batch=batch) if announce is not None else None
+                changed = intake.announce(stream_name=name, batch=batch) if intake.announce is not None else None
                 if changed is None:
                     yield batch
-                elif (rows_in(changed) or not several) and accept(changed) is not None:
+                elif (rows_in(changed) or not several) and intake.accept(changed) is not None:
                     yield changed
                 endings.raise_if_due(in_epoch=True)
             endings.raise_if_due(in_epoch=True)  # a signal may end the stream

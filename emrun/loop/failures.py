@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from emrun.base.errors import RankFailed, reason_of
 from emrun.base.types import Batch
 from emrun.hook import Loop, UpdateSkipped
-from emrun.loop.batch_calls import Calls
+from emrun.loop.batch_calls import Calls, Handled
 from emrun.loop.dispatch import Events
 from emrun.loop.saving import Saving
 from emrun.storage.capsules import Step, keep_failure
@@ -36,7 +36,7 @@ class Failures:
     events: Events
     saving: Saving
     draws: Draws | None
-    _trained: tuple[StreamWrapper, Calls] | None = field(default=None, init=False)
+    _trained: tuple[StreamWrapper, Handled] | None = field(default=None, init=False)
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Save the random states before each step of a stream, and the step that fails."""
@@ -44,8 +44,10 @@ class Failures:
         if draws is not None:
             calls.before.append(draws.take_all)
             calls.first.append(lambda outputs: draws.watch(of_whole_steps=not self.events.changers))
-            calls.failed.append(lambda error, batch: self._keep(error, batch, stream, calls, train=train))
-            self._trained = (stream, calls) if train else self._trained
+            calls.handled.failed.append(
+                lambda error, batch: self._keep(error, batch, stream, calls.handled, train=train)
+            )
+            self._trained = (stream, calls.handled) if train else self._trained
 
     def keep_skipped(self, error: UpdateSkipped) -> None:
         """Keep the current step, whose update a hook skips and wants to replay; none if a model runs without the loop.
@@ -55,28 +57,30 @@ class Failures:
         """
         if self._trained is None or not self.loop.training:
             return
-        stream, calls = self._trained
-        batch = calls.last[0] if calls.is_closing and calls.last is not None else stream.last_batch
-        if not calls.is_closing and self.events.changed is not None and self.events.changed[0] == stream.name:
+        stream, handled = self._trained
+        batch = handled.last[0] if handled.is_closing and handled.last is not None else stream.last_batch
+        if not handled.is_closing and self.events.changed is not None and self.events.changed[0] == stream.name:
             batch = self.events.changed[1]
         if batch is not None:
-            self._keep(error, batch, stream, calls, train=True)
+            self._keep(error, batch, stream, handled, train=True)
 
-    def _keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, calls: Calls, *, train: bool) -> None:
+    def _keep(
+        self, error: BaseException, batch: Batch, stream: StreamWrapper, handled: Handled, *, train: bool
+    ) -> None:
         """Write a capsule of a batch, unless the error does not come from a step.
 
         Args:
             error: the error; an `UpdateSkipped` if the training continues.
             batch: the batch.
             stream: the stream.
-            calls: what is called for its batches.
+            handled: whether only the update of a window is made, and where its last batch is.
             train: whether the model was trained on the batch.
         """
         is_failure = not isinstance(error, UpdateSkipped)
         if self.run is None or self.draws is None or isinstance(error, RankFailed):
             return
-        position = calls.last[1] if calls.is_closing and calls.last is not None else stream.position
-        is_counted = calls.is_closing and is_failure  # only its update has failed
+        position = handled.last[1] if handled.is_closing and handled.last is not None else stream.position
+        is_counted = handled.is_closing and is_failure  # only its update has failed
         event, hook = self.events.failed_call()
         if event == "before_batch" and self.events.offered is not None:
             batch = self.events.offered

@@ -38,6 +38,7 @@ from emrun.loop.session import Session
 from emrun.loop.state import TrainingState
 from emrun.loop.steps import StepRecord
 from emrun.loop.training_time import TrainingTime
+from emrun.loop.whole_training import resume, train
 from emrun.model import AbstractModel
 from emrun.ranks.group import ranks
 from emrun.record.record import Record
@@ -306,7 +307,7 @@ class MainLoop(Loop):
             stream_function(self.dataset, name)
         with self:
             warn_of_no_end(self.hooks)
-            self.epochs.run_training(self.train_stream_name, skip_zeroth_epoch=self._skip_zeroth_epoch)
+            train(self.epochs, skip_zeroth_epoch=self._skip_zeroth_epoch)
         self.close()
         return cast(Outcome, self.outcome)
 
@@ -351,7 +352,7 @@ class MainLoop(Loop):
         if not self._session.is_open:
             raise UsageError("main_loop.epoch() must be called in a `with main_loop:` block, which begins the training")
         self._endings.raise_if_due()
-        self.epochs.resume()
+        resume(self.epochs)
         resolve = self.streams.resolve
         train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
         evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]

@@ -80,7 +80,7 @@ class RankEvents:
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
-        name, accept, loop = stream.name, calls.accept, self.loop
+        name, accept, loop = stream.name, calls.intake.accept, self.loop
         run = answered()(calls.run) if loop.model.is_sharded else calls.run  # it exchanges weights
         empty: set[int] = set()  # the batches without rows of this rank
         number = 0
@@ -108,7 +108,7 @@ class RankEvents:
                 raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")
 
         calls.batches = map(partial(self.filled, name), calls.batches)
-        calls.accept = lambda batch: accept(self.filled(name, batch, is_changed=True))
+        calls.intake.accept = lambda batch: accept(self.filled(name, batch, is_changed=True))
         calls.run = noted
         calls.after.append(self.endings.count)
         calls.end.append(end)

@@ -66,7 +66,6 @@ class Session:
             self.run.code.begin(epochs.loop.iterations_done)
         self.is_open = True
         epochs.loop.outcome = None
-        epochs.ended_by = None
         self._silence = None
         try:
             epochs.endings.begin()
@@ -161,8 +160,8 @@ class Session:
         if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
             self.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
-        if epochs.ended_by is not None and outcome.status == "failed":
-            why = f"{epochs.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
+        if epochs.endings.ended_by is not None and outcome.status == "failed":
+            why = f"{epochs.endings.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
             outcome = replace(outcome, status="finished", reason=why)
         epochs.loop.outcome = self._censored(replace(outcome, warning=self.loss.warning))
         if failure is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, UsageError
 from emrun.base.types import Batch, Interval
 from emrun.dataset import asks_model, stream_function, stream_lengths, stream_names
 from emrun.ranks.group import Ranks
@@ -210,3 +210,16 @@ def _batches_of(size: int | str, iterations_per_update: int) -> int:
         return int(interval.count) * (iterations_per_update if interval.unit == "updates" else 1)
     check_count("fixed_epoch_size", size, minimum=1)
     return size
+
+
+def different_names(streams: Sequence[StreamWrapper]) -> list[str]:
+    """Return the names of an epoch's streams.
+
+    Raises:
+        UsageError: two streams have the same name.
+    """
+    names = [stream.name for stream in streams]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two streams of the epoch have the name {name!r}")
+    return names

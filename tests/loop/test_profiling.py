@@ -9,7 +9,7 @@ import pytest
 from doubles import by_counting, wrapped
 
 from emrun.hook import Loop
-from emrun.loop.batch_calls import Calls
+from emrun.loop.batch_calls import Calls, Intake
 from emrun.loop.profiling import Profiling, timed_batches
 
 
@@ -58,7 +58,7 @@ def test_batches_are_counted_after_the_model_ran():
     loop.model = SimpleNamespace(clock=perf_counter)
     profiling = Profiling(loop, lambda: 7)
     profiling.begin_epoch()
-    calls = Calls([], len, None, dict, lambda batch, train, name: {name: batch}, None, print)
+    calls = Calls([], Intake(len, None, dict), lambda batch, train, name: {name: batch}, None, print)
     profiling.begin_batches(stream, True, calls)
     outputs = calls.run("b", True, "train")
     assert outputs == {"train": "b"}
