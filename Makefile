@@ -67,7 +67,7 @@ format: setup
 bench: bench-peers bench-step bench-bytecodes bench-updates bench-hooks bench-startup bench-checkpoint bench-compile bench-streams bench-listing bench-completion bench-sweep bench-report bench-verdicts
 
 bench-loop: setup
-	$(BIN)/python benchmarks/peers.py --only bare,null --peers emrun --rounds 30
+	$(BIN)/python benchmarks/peers.py --only bare,begun,begun_long,null --peers emrun --rounds 30
 
 bench-step: setup
 	$(BIN)/python benchmarks/step.py

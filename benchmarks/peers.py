@@ -23,12 +23,14 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from runners import RAW, RUNNERS, WAYS, WITH_NULL, WITH_SEVERAL
+from runners import RAW, RUNNERS, WAYS, WITH_BEGUN, WITH_NULL, WITH_SEVERAL
 from runners.first_update import command
-from runners.measuring import EPOCHS, LOSSES, STEPS, Row, alternate, child
+from runners.measuring import EPOCHS, LONG, LOSSES, STEPS, Row, alternate, child
 
 BUDGETS = {  # of emrun
     "bare": (1.05, "times the raw loop"),
+    "begun": (1.05, "times the raw loop"),
+    "begun_long": (1.05, "times the raw loop"),
     "typical": (1.10, "times the raw loop"),
     "null": (2.0, "us a batch"),
     "several": (1 / 0.97, "times the hand-written DDP loop"),
@@ -61,7 +63,7 @@ class Bench:
 
     def _row(self, table: str, name: str) -> Row:
         if (table, name) not in self._rows:
-            rounds = self._rounds if table in ("bare", "null") else max(2, self._rounds // 2)
+            rounds = self._rounds if table in ("bare", "begun", "null") else max(2, self._rounds // 2)
             print(f"{table}: {name}", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as place:
                 result = Path(place) / "result.json"
@@ -75,29 +77,44 @@ class Bench:
     def bare(self) -> None:
         """Print the table of the bare step."""
         rows = self.rows("bare", self._names)
-        show(
-            f"A bare step: MLP 784-128-10, batches of 32 in memory, SGD, one thread; {STEPS} steps a round",
-            ["", "us a step", "raw loop, us", "times raw", "what differs"],
-            [
-                [title(n), f"{r['found']:.0f}", f"{r['raw']:.0f}", f"{r['ratio']:.2f}", r["note"]]
-                for n, r in rows.items()
-            ],
+        self._show_steps(
+            f"A bare step: MLP 784-128-10, batches of 32 in memory, SGD, one thread; {STEPS} steps a round", rows
         )
         verdict("bare", rows, "ratio")
+
+    def begun(self) -> None:
+        """Print the table of the first steps of a run."""
+        self._begun("begun", STEPS)
+
+    def begun_long(self) -> None:
+        """Print the table of the first steps of a longer run."""
+        self._begun("begun_long", LONG)
+
+    def _begun(self, table: str, steps: int) -> None:
+        rows = self.rows(table, [name for name in self._names if name in WITH_BEGUN])
+        self._show_steps(f"The first {steps} steps of a run, as a bare step but from its first batch", rows)
+        verdict(table, rows, "ratio")
 
     def typical(self) -> None:
         """Print the table of a step with the usual hooks."""
         rows = self.rows("typical", self._names)
-        show(
+        self._show_steps(
             "A typical step: also a progress bar to a file, mean loss and accuracy, CSV, a checkpoint an epoch; "
             f"{EPOCHS} epochs of {STEPS} steps, the ends of the epochs included",
+            rows,
+        )
+        verdict("typical", rows, "ratio")
+
+    def _show_steps(self, caption: str, rows: dict[str, Row]) -> None:
+        """Print the times of a step, beside those of the raw loop."""
+        show(
+            caption,
             ["", "us a step", "raw loop, us", "times raw", "what differs"],
             [
                 [title(n), f"{r['found']:.0f}", f"{r['raw']:.0f}", f"{r['ratio']:.2f}", r["note"]]
                 for n, r in rows.items()
             ],
         )
-        verdict("typical", rows, "ratio")
 
     def null(self) -> None:
         """Print the table of the bookkeeping of a batch."""

@@ -3,6 +3,7 @@
 A runner notes how its work differs (`NOTES`, by table) and trains:
 
     bare(work)              the model of `work` on its batches, with all optional features switched off
+    begun(work, place)      as `bare` in a whole run; the clock runs from its first batch
     typical(work, place)    with a progress bar, mean loss and accuracy, a CSV file and a checkpoint per epoch
     null(work)              a model that does nothing, if the framework allows one
     several(work)           as `bare`, in one of two processes that train together, if the framework allows that
@@ -19,6 +20,7 @@ RUNNERS = {  # module: title, distribution
     "lightning": ("Lightning Trainer", "lightning"),
     "keras": ("Keras 3 fit, torch backend", "keras"),
 }
+WITH_BEGUN = ("emrun",)
 WITH_NULL = ("emrun", "ignite", "skorch", "mmengine", "lightning")
 WITH_SEVERAL = ("emrun", "accelerate", "lightning")
 WAYS = {  # function of accumulation.py: title, distribution

@@ -12,6 +12,7 @@ from runners.work import BATCH_SIZE
 
 NOTES = {
     "typical": "the mean in double precision; checkpoints with checksums, every epoch also a trace, metrics, positions",
+    "begun": "a run directory, a checkpoint at the end",
     "null": "six hooks that do nothing",
 }
 
@@ -21,6 +22,23 @@ def bare(work):
     model = TorchModel(work.with_loss(), optimizer=Factory(work.optimizer, lr=work.rate), device="cpu")
     with MainLoop(model, dataset=None) as loop:
         loop.epoch([batches])
+
+
+def begun(work, place):
+    from emrun.training.create import create_training, train
+
+    Given.work = work
+    module, optimizer = {"class": f"{work.__module__}.MlpWithLoss"}, {"class": "SGD", "lr": work.rate}
+    config = {
+        "dataset": {"class": f"{__name__}.Given"},
+        "model": {"module": module, "optimizer": optimizer, "device": "cpu"},
+        "main_loop": {"skip_zeroth_epoch": True, "report": False},
+        "hooks": [{"StopAfter": {"epochs": 1}}],
+    }
+    training = create_training(config, output_root=place)
+    training.model.module.load_state_dict(work.module.state_dict())
+    work.module = training.model.module
+    train(training)
 
 
 class Data:
@@ -33,6 +51,15 @@ class Data:
     def train_stream(self):
         """Return the batches of an epoch."""
         return iter(self._batches)
+
+
+class Given(Data):
+    """The batches of `work`, as a dataset that a config names."""
+
+    work = None
+
+    def __init__(self) -> None:
+        super().__init__(self.work.batches(lambda image, label: {"image": image, "label": label}))
 
 
 class Losses(AbstractHook):

@@ -18,6 +18,7 @@ from typing import Any
 from runners import RAW
 
 STEPS, WARM = 300, 20
+LONG = 3000
 EPOCHS = 4
 NULL_STEPS = 20_000
 LOSSES = 10**6
@@ -49,7 +50,7 @@ def child(table: str, name: str, rounds: int) -> Row:
         sys.stdout = sys.stderr = Terminal(sys.stderr.fileno(), "w", closefd=False)
     torch.set_num_threads(1)
     raw, runner = (importlib.import_module(f"runners.{each}") for each in (RAW, name))
-    measures = (bare, typical, null, several, several_large)
+    measures = (bare, begun, begun_long, typical, null, several, several_large)
     measure: Callable[[Any, dict[Any, Any]], float] = {each.__name__: each for each in measures}[table]
     if table.startswith("several"):
         meet(name)
@@ -71,6 +72,22 @@ def bare(runner: Any, works: dict[Any, Any]) -> float:
     runner.bare(work)
     check(work, works)
     return work.step_seconds * 1e6
+
+
+def begun(runner: Any, works: dict[Any, Any], steps: int = STEPS) -> float:
+    """Return the microseconds of one of the first steps of a run."""
+    from runners.work import Work
+
+    work = Work(steps)
+    with tempfile.TemporaryDirectory() as place:
+        runner.begun(work, Path(place))
+    check(work, works)
+    return work.step_seconds * 1e6
+
+
+def begun_long(runner: Any, works: dict[Any, Any]) -> float:
+    """Return the microseconds of one of more first steps of a run."""
+    return begun(runner, works, LONG)
 
 
 def meet(name: str) -> None:

@@ -22,6 +22,10 @@ def bare(work):
         optimizer.step()
 
 
+def begun(work, place):
+    bare(work)
+
+
 def typical(work, place):
     from tqdm import tqdm
 

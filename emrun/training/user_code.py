@@ -12,11 +12,11 @@ import shlex
 import stat
 import sys
 import sysconfig
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -37,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 _LONGEST = 5.0  # seconds
 _MOST = 5_000_000  # bytes of all sources, of a patch, and of a list of files
 _MOST_UNTRACKED = 1000  # names
+_METADATA = (".dist-info", ".egg-info")
 _INSTALLED = ("site-packages", "dist-packages")
 _DIFF = ("--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "--ignore-submodules=dirty",
          f"-O{os.devnull}", "--src-prefix=a/", "--dst-prefix=b/")  # fmt: skip
@@ -49,7 +50,7 @@ _KEPT: dict[str, tuple[os.stat_result, bytes]] = {}  # files of modules -> what 
 
 def keep_sources() -> None:
     """Keep the sources of the imported modules, for the records of this process and of its forked children."""
-    for _, file in _user_modules(list(_directories_of_packages(_own(()))), ()):
+    for _, file in _user_modules(sys.modules, _installed(_own(()))):
         with suppress(OSError):
             status = Path(file).stat()
             if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST:
@@ -57,8 +58,35 @@ def keep_sources() -> None:
 
 
 def record_code(plan: Plan, run: Run) -> None:
-    """Let a run record its code when the training begins."""
-    run.code = CodeRecord(run.directory, run.censor, partial(gather, code_directories(plan.config), run.directory))
+    """Let a run record its code when the training begins; git is asked while the objects of the training are built."""
+    directories = [Path(each).absolute() for each in code_directories(plan.config)]
+    asked = _Questions(directories, run.directory)
+    asked.start()
+
+    def gathered(modules: Mapping[str, Any], everything: bool) -> Code:
+        return gather(directories, run.directory, modules, with_repositories=everything, asked=asked)
+
+    run.code = CodeRecord(run.directory, run.censor, gathered)
+
+
+class _Questions(Thread):
+    """Asks git about the repositories of some directories in a thread, for at most five seconds.
+
+    Args:
+        directories: the directories.
+        run: see `gather`.
+    """
+
+    def __init__(self, directories: Sequence[Path], run: Path) -> None:
+        super().__init__(name="emrun-git", daemon=True)
+        self.repositories: list[Repository] = []
+        self.problems: list[str] = []
+        self.found: set[Path] = set()
+        self._places = directories, run
+
+    def run(self) -> None:
+        """Ask."""
+        self.repositories += _repositories(*self._places, monotonic() + _LONGEST, self.problems, self.found)
 
 
 def log_code_directory(plan: Plan) -> None:
@@ -88,7 +116,7 @@ def _modules_in(directory: Path) -> set[str]:
     """Return the top-level names of the user's modules that were imported from files in a directory."""
     found = set()
     for name, module in list(sys.modules.items()):
-        (file,), top = _attributes(module, "__file__"), name.partition(".")[0]
+        file, top = _attributes(module).get("__file__"), name.partition(".")[0]
         own = (f"{directory}{os.sep}{top}.py", f"{directory}{os.sep}{top}{os.sep}")
         if top != "emrun" and isinstance(file, str) and file.startswith(own):
             found.add(top)
@@ -138,33 +166,48 @@ def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> Non
         _LOG.warning(text, listed(changed), place, extra={"once": True})
 
 
-def _own(directories: Sequence[Path]) -> set[Path]:
-    return {path.absolute() for path in (*directories, *map(Path, user_directories()))}
+def _own(directories: Sequence[Path]) -> set[str]:
+    return {str(Path(each).absolute()) for each in [*directories, *map(Path, user_directories())]}
 
 
-def gather(code: Sequence[str | Path], run: Path, skipped: Container[str] = (), with_repositories: bool = True) -> Code:
+def gather(
+    code: Sequence[str | Path],
+    run: Path,
+    modules: Mapping[str, Any] | None = None,
+    *,
+    with_repositories: bool = True,
+    asked: _Questions | None = None,
+) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
     Args:
         code: directories of the user's modules, whose repositories count also if nothing is imported from them.
         run: the run directory; changes in it do not count.
-        skipped: the names of modules to leave out.
+        modules: name -> module; by default all that are imported.
         with_repositories: also look at repositories.
+        asked: what git has been asked about `code` already.
     """
     ends, directories = monotonic() + _LONGEST, list(map(Path, code))
     problems: list[str] = []
-    installed = list(_directories_of_packages(_own(directories)))
-    modules = _read_modules(dict(_user_modules(installed, skipped)), ends, problems)
+    installed = _installed(_own(directories))
+    sources = _read_modules(dict(_user_modules(sys.modules if modules is None else modules, installed)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     repositories: list[Repository] = []
     if with_repositories:
-        places = sorted({Path(each.file).parent for each in modules.values()})
-        repositories += _repositories([*directories, *places], run, ends, problems)
-    return Code(python, modules, _packages(installed), repositories, problems)
+        found: set[Path] = set()
+        if asked is not None:
+            asked.join(_LONGEST)
+            home = expanded("~").resolve()  # of such a repository, the directories of all modules count
+            repositories += [each for each in asked.repositories if Path(each.directory) != home]
+            problems += asked.problems
+            found |= asked.found - {home}
+        places = sorted({Path(each.file).parent for each in sources.values()})
+        repositories += _repositories([*directories, *places], run, ends, problems, found)
+    return Code(python, sources, _packages(installed), repositories, problems)
 
 
-def _user_modules(installed: Sequence[Path], skipped: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the file of each imported module that belongs neither to Python nor to a package or emrun."""
+def _user_modules(modules: Mapping[str, Any], installed: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the file of each module that belongs neither to Python nor to a package or emrun."""
     paths = sysconfig.get_paths()
     prefixes = tuple(f"{each}{os.sep}" for each in (paths["stdlib"], paths["platstdlib"], *installed))
     inner = tuple(f"{os.sep}{each}{os.sep}" for each in _INSTALLED)
@@ -172,24 +215,25 @@ def _user_modules(installed: Sequence[Path], skipped: Container[str]) -> Iterato
     def is_of_user(file: Any) -> bool:
         return isinstance(file, str) and not (file.startswith(prefixes) or any(each in file for each in inner))
 
-    for name, module in list(sys.modules.items()):
-        file, spec = _attributes(module, "__file__", "__spec__")
-        if not is_of_user(file) or name in skipped or name == "__mp_main__":  # another name of `__main__`
+    for name, module in modules.items():
+        file: Any = _attributes(module).get("__file__")
+        if not is_of_user(file) or name == "__mp_main__":  # another name of `__main__`
             continue
+        spec = _attributes(module).get("__spec__")
         top = (name if spec is None else str(getattr(spec, "name", name))).partition(".")[0]
-        owner = file if spec else _attributes(sys.modules.get(top), "__file__")[0]  # torch.compile has no spec
+        owner = file if spec else _attributes(sys.modules.get(top)).get("__file__")  # torch.compile has no spec
         is_command = name == "__main__" and not file.endswith(tuple(SOURCE_SUFFIXES))
         if top != "emrun" and not is_command and is_of_user(owner or file):
             yield name, str(Path(file).absolute())
 
 
-def _attributes(module: Any, *names: str) -> list[Any]:
-    """Return attributes of a module; a lazy module stays as it is, and `sys.modules` may hold any object."""
+def _attributes(module: Any) -> dict[str, Any]:
+    """Return the attributes of a module; a lazy module stays as it is, and `sys.modules` may hold any object."""
     try:
-        space = object.__getattribute__(module, "__dict__")
+        space: dict[str, Any] = object.__getattribute__(module, "__dict__")
     except AttributeError:
         space = {}
-    return [space.get(name) for name in names]
+    return space
 
 
 def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> dict[str, Module]:
@@ -220,21 +264,26 @@ def _read_modules(files: dict[str, str], ends: float, problems: list[str]) -> di
     return found
 
 
-def _directories_of_packages(own: set[Path]) -> Iterator[Path]:
-    """Yield the directories of `sys.path` in which packages are installed, without the user's own directories."""
-    for path in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
-        if path not in own and any(each.suffix == ".dist-info" for each in _entries_of(path)):
-            yield path
+def _installed(own: set[str]) -> dict[str, list[str]]:
+    """Return directories of `sys.path` -> the metadata of the packages in them, without the user's own directories."""
+    found = {}
+    for path in dict.fromkeys(str(Path(entry).absolute()) for entry in sys.path):
+        with suppress(OSError):  # not a directory, such as an archive
+            entries = [] if path in own else os.listdir(path)  # noqa: PTH208 - thousands, of which names are enough
+            names = [each for each in entries if each.endswith(_METADATA)]
+            if any(each.endswith(_METADATA[0]) for each in names):
+                found[path] = names
+    return found
 
 
-def _packages(installed: Sequence[Path]) -> dict[str, str]:
+def _packages(installed: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Return name -> version of the installed packages; to read all their metadata would take much longer."""
     found: dict[str, str] = {}
-    for path in installed:
-        for entry in _entries_of(path):
-            name, _, version = entry.stem.partition("-")
-            if entry.suffix in (".dist-info", ".egg-info") and version and name not in found:
-                found[name] = f"{version.partition('-py')[0]}{_origin(entry)}"
+    for path, entries in installed.items():
+        for entry in entries:
+            name, _, version = entry.rpartition(".")[0].partition("-")
+            if version and name not in found:
+                found[name] = f"{version.partition('-py')[0]}{_origin(Path(path, entry))}"
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
@@ -248,16 +297,10 @@ def _origin(metadata: Path) -> str:
     return ""
 
 
-def _entries_of(path: Path) -> list[Path]:
-    try:
-        return list(path.iterdir())
-    except OSError:  # not a directory, such as an archive
-        return []
-
-
-def _repositories(directories: Sequence[Path], run: Path, ends: float, problems: list[str]) -> Iterator[Repository]:
-    """Yield the repositories that the directories are in."""
-    found: set[Path] = set()
+def _repositories(
+    directories: Sequence[Path], run: Path, ends: float, problems: list[str], found: set[Path]
+) -> Iterator[Repository]:
+    """Yield the repositories that the directories are in; `found` has those that git was asked about."""
     places = dict.fromkeys(path.resolve() for path in directories)
     for directory in places:
         if any(directory.is_relative_to(each) for each in found):
@@ -273,6 +316,7 @@ def _repositories(directories: Sequence[Path], run: Path, ends: float, problems:
             git.directory, commit = Path(found_there[1]), found_there[2]
         except (GitError, OSError) as error:
             problems.append(f"the git repository of {directory} is left out: {error}")
+            found.add(directory)
             continue
         found.add(git.directory)
         inner = [each.relative_to(git.directory) for each in places if each.is_relative_to(git.directory)]

@@ -30,7 +30,7 @@ def place(tmp_path, monkeypatch):
     place = tmp_path / "place"
     place.mkdir()
     monkeypatch.syspath_prepend(place)
-    for name, _ in list(user_code._user_modules([], ())):  # those of other tests
+    for name, _ in list(user_code._user_modules(sys.modules, ())):  # those of other tests
         monkeypatch.delitem(sys.modules, name)
     yield place
     for name in [name for name in sys.modules if name.startswith("user_")]:
@@ -94,13 +94,8 @@ def test_modules_are_those_that_belong_to_no_package(place):
     }
     assert found.modules["user_b"].file == str(place / "user_b/__init__.py")
     assert not {"torch", "json", "pytest", "numpy", "emrun", "emrun.hook"} & found.modules.keys()
-    assert not user_modules(
-        gather(
-            place,
-            skipped={"user_a", "user_b", "user_b.parts", "user_c.inner", "user_c.with-dash"},
-            with_repositories=False,
-        )
-    )
+    (module,) = gather(place, modules={"user_a": sys.modules["user_a"]}, with_repositories=False).modules
+    assert module == "user_a"
 
 
 def test_packages_have_their_versions_and_where_they_come_from(place):
@@ -267,6 +262,24 @@ def test_in_a_repository_at_the_home_directory_only_the_directories_of_modules_c
     assert b"project/tracked.py" in found.diff
 
 
+@pytest.mark.parametrize("kind", ["usual", "at home", "without git"])
+def test_what_git_is_asked_ahead_is_what_it_is_asked_later(repository, monkeypatch, kind):
+    project = repository / "project"
+    for each in (project, repository / "user_made"):
+        each.mkdir()
+        (each / "new.py").write_text("")
+    (repository / "user_made/__init__.py").write_text("")
+    importlib.import_module("user_made")
+    monkeypatch.setenv("HOME", str(repository if kind == "at home" else project))
+    monkeypatch.setenv("PATH", str(project) if kind == "without git" else os.environ["PATH"])
+    asked = user_code._Questions([project], Path("/nowhere"))
+    asked.start()
+    asked.join()
+    found = user_code.gather([project], Path("/nowhere"), asked=asked)
+    assert (found.repositories, found.problems) == (repositories(project), gather(project).problems)
+    assert bool(found.problems) == (kind == "without git")
+
+
 def test_changes_in_the_run_itself_do_not_count(repository):
     (repository / "log/run [1]").mkdir(parents=True)
     log = repository / "log/run [1]/train.log"
@@ -379,5 +392,5 @@ def test_a_start_after_a_failed_start_replaces_its_code(project):
 
 def test_python_and_its_packages_are_found_where_they_are(monkeypatch):
     paths = {name: Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
-    found = list(user_code._user_modules(list(user_code._directories_of_packages(set())), ()))
+    found = list(user_code._user_modules(sys.modules, user_code._installed(set())))
     assert not [file for _, file in found if any(Path(file).is_relative_to(path) for path in paths.values())]

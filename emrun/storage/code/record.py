@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Container, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from time import monotonic
+from typing import Any
 
 from emrun.base.censor import Censor
 from emrun.base.errors import RunInUse, reason_of
@@ -41,11 +43,11 @@ class CodeRecord:
     Args:
         directory: the run directory.
         censor: removes values of the environment.
-        gather: returns what the run is made from, without the modules that have the given names, and with or without
-            the packages and repositories.
+        gather: returns what the run is made from: which of the given modules, by name, and if the second argument is
+            true the packages and repositories.
     """
 
-    def __init__(self, directory: Path, censor: Censor, gather: Callable[[Container[str], bool], Code]) -> None:
+    def __init__(self, directory: Path, censor: Censor, gather: Callable[[Mapping[str, Any], bool], Code]) -> None:
         self.batches = FirstBatches(directory / "code", censor)
         """The first batches of the streams, in the directory `code`."""
         self._directory = directory
@@ -54,11 +56,12 @@ class CodeRecord:
         self._thread: Thread | None = None
         self._began = 0.0
         self._iterations_done = 0
+        self._listed: set[str] = set()  # the modules that were imported when the training began
         self._newest = Path()
         self._is_given_up = False
 
     def begin(self, iterations_done: int) -> None:
-        """Begin to gather and to write in a thread; later calls do nothing.
+        """List the imported modules, and begin to gather and to write in a thread; later calls do nothing.
 
         Args:
             iterations_done: the number of iterations of the run so far.
@@ -66,7 +69,9 @@ class CodeRecord:
         if self._thread is None:
             self._iterations_done = iterations_done
             self._began = monotonic()
-            self._thread = Thread(target=self._try, args=(self._record,), name="emrun-code", daemon=True)
+            modules = dict(sys.modules)
+            self._listed = set(modules)
+            self._thread = Thread(target=self._try, args=(self._record, modules), name="emrun-code", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
@@ -78,18 +83,18 @@ class CodeRecord:
             self._is_given_up = True
             _LOG.warning("the code of the run is not recorded completely: the file system does not answer")
         else:
-            self._try(self._add_late_modules)
+            self._try(self._add, {name: each for name, each in sys.modules.items() if name not in self._listed})
 
-    def _try(self, step: Callable[[], None]) -> None:
+    def _try(self, step: Callable[[Mapping[str, Any]], None], modules: Mapping[str, Any]) -> None:
         try:
-            step()
+            step(modules)
         except RunInUse:  # the loop finds out, too
             pass
         except Exception as error:
             _LOG.warning("the code of the run is not recorded completely: %s", reason_of(error) or type(error).__name__)
 
-    def _record(self) -> None:
-        code = self._gather((), True).censored(self._censor)
+    def _record(self, modules: Mapping[str, Any]) -> None:
+        code = self._gather(modules, True).censored(self._censor)
         if self._is_given_up:
             return
         for _, place in code_records(self._directory):
@@ -119,11 +124,11 @@ class CodeRecord:
                 return place
             number += 1
 
-    def _add_late_modules(self) -> None:
-        recorded = read_code(self._newest)
-        if recorded is not None:
-            late = self._gather(recorded["modules"], False).censored(self._censor)
-            self._tell(add_modules(self._newest, recorded, late))
+    def _add(self, late: Mapping[str, Any]) -> None:
+        code = self._gather(late, False) if late else None
+        recorded = read_code(self._newest) if code is not None and code.modules else None
+        if code is not None and recorded is not None:
+            self._tell(add_modules(self._newest, recorded, code.censored(self._censor)))
 
     def _tell(self, problems: Sequence[str]) -> None:
         if problems:

@@ -3,7 +3,9 @@
 import errno
 import json
 import logging
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 
@@ -20,13 +22,15 @@ def code_of(problems=(), packages=None, **sources):
 def recorded(directory, code, late=None, iterations_done=0):
     """Record the code of a run; return the names of the directories of its records."""
 
-    def gather(skipped, everything):
+    def gather(modules, everything):
         return code if everything else late or Code("3.11.2")
 
     record = CodeRecord(directory, Censor(), gather)
     record.begin(iterations_done)
     record.begin(iterations_done)
+    sys.modules["late"] = ModuleType("late")
     record.end()
+    del sys.modules["late"]
     return sorted(path.name for path in directory.iterdir())
 
 
@@ -54,10 +58,11 @@ def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path,
     assert recorded(tmp_path, code_of(net="width = 3", data="")) == ["code", "code-2", "code-3"]
 
 
-def test_values_of_the_environment_are_in_no_record(tmp_path):
+def test_values_of_the_environment_are_in_no_record(tmp_path, monkeypatch):
     codes = [code_of(net="token = 'hunter22'"), code_of(late="token = 'hunter22'")]
-    record = CodeRecord(tmp_path, Censor([("hunter22", "${env:TOKEN}")]), lambda skipped, everything: codes.pop(0))
+    record = CodeRecord(tmp_path, Censor([("hunter22", "${env:TOKEN}")]), lambda modules, everything: codes.pop(0))
     record.begin(0)
+    monkeypatch.setitem(sys.modules, "late", ModuleType("late"))
     record.end()
     for name in ("net", "late"):
         assert (tmp_path / f"code/modules/{name}.py").read_text() == "token = '${env:TOKEN}'"
@@ -119,7 +124,7 @@ def test_a_file_system_that_does_not_answer_ends_neither_the_run_nor_its_wait(tm
     monkeypatch.setattr("emrun.storage.code.record._LONGEST_WAIT", 0.0)
     answers, is_over = threading.Event(), threading.Event()
 
-    def gather(skipped, everything):
+    def gather(modules, everything):
         answers.wait(60)
         threading.current_thread().ended = is_over
         return code_of()
