@@ -270,7 +270,7 @@ def test_what_git_is_asked_ahead_is_what_it_is_asked_later(repository, monkeypat
         (each / "new.py").write_text("")
     (repository / "user_made/__init__.py").write_text("")
     importlib.import_module("user_made")
-    monkeypatch.setenv("HOME", str(repository if kind == "at home" else project))
+    monkeypatch.setenv("HOME", str(repository if kind == "at home" else repository.parent))
     monkeypatch.setenv("PATH", str(project) if kind == "without git" else os.environ["PATH"])
     asked = user_code._Questions([project], Path("/nowhere"))
     asked.start()
