@@ -29,7 +29,7 @@ CEILINGS = {
     "ranks": 531,
     "record": 1_283,
     "runs": 2_225,
-    "storage": 2_299,
+    "storage": 2_302,
     "streams": 1_219,
     "training": 1_149,
     "hooks": 4_889,

@@ -101,14 +101,14 @@ def opened_regular(path: Path, depth: int = 1) -> Iterator[BinaryIO]:
         yield file
 
 
-def _open_regular(path: Path, depth: int = 1) -> int:
+def _open_regular(path: Path, depth: int = 1, flags: int = os.O_RDONLY) -> int:
     """Open a regular file without waiting, each of the last parts of the path from the directory before it."""
     folder = os.open(Path(*path.parts[:-depth]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in path.parts[-depth:-1]:
             before, folder = folder, _open_within(folder, part, os.O_DIRECTORY)
             os.close(before)
-        descriptor = _open_within(folder, path.name, os.O_NONBLOCK)
+        descriptor = _open_within(folder, path.name, flags | os.O_NONBLOCK)  # a pipe would wait for a reader
     finally:
         os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -139,7 +139,7 @@ def check_no_link(directory: Path) -> None:
 
 def _open_within(folder: int, part: str, flags: int) -> int:
     try:
-        return os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, dir_fd=folder)
+        return os.open(part, os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o666, dir_fd=folder)
     except OSError as error:
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(
             os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
@@ -313,18 +313,19 @@ def append_line(path: Path, line: str) -> None:
     """
     check_guards(path)
     with storing(path, "write"):
-        is_new = not os.path.lexists(path)
-        if not is_new:
-            os.close(_open_regular(path))  # a pipe would wait for a reader
-        size = 0 if is_new else path.stat().st_size
+        descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise
-        _APPENDED.update((path, path.parent) if is_new else (path,))
+            size, rest = os.fstat(descriptor).st_size, f"{line}\n".encode()
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        _APPENDED.update((path,) if size else (path, path.parent))
 
 
 def flush_lines() -> None:

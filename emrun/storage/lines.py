@@ -7,6 +7,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from emrun.storage.files import append_line, opened_regular, storing, truncate, write_atomically
@@ -70,8 +71,9 @@ class Lines:
 
     def look(self) -> bool:
         """Return whether other code changed the file; log a warning then, and remove an incomplete line at its end."""
-        with storing(self.path, "read"):
-            size = self.path.stat().st_size if self.path.exists() else 0
+        size = 0
+        with storing(self.path, "read"), suppress(FileNotFoundError):
+            size = self.path.stat().st_size
         if size == self.length:
             return False
         found = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
