@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from emrun.base.wording import counted
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log
 from emrun.cli.failures import fail
@@ -18,11 +19,7 @@ from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.cli.tables import table
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
-from emrun.diagnosis.differences import Difference
 from emrun.diagnosis.recorded_trainings import VerificationFailed
-
-if TYPE_CHECKING:
-    from emrun.diagnosis.verification import Row, Verification
 
 
 @click.command()
@@ -80,8 +77,8 @@ def verify_resume(
                 click.echo(str(error).rstrip(), err=True)
                 return error.exit_status
             return fail(error)
-    print_json(_in_json(found)) if as_json else _show(found)
-    return 0 if found.is_exact else 1
+    print_json(found) if as_json else _show(found)
+    return 0 if found["exact"] else 1
 
 
 @contextmanager
@@ -99,45 +96,23 @@ def _bar() -> Iterator[Callable[[int, int], object]]:
         yield tell
 
 
-def _in_json(found: Verification) -> dict[str, Any]:
-    rows = [
-        {
-            "interrupted_at": None if row.point is None else row.point.name,
-            "iteration": None if row.point is None else row.point.iteration,
-            "by": row.how,
-            "resumed_at": row.resumed_at,
-            **_difference(row.difference),
-        }
-        for row in found.rows
-    ]
-    return {"exact": found.is_exact, "iterations": found.iterations, "rows": rows, "notes": found.notes}
-
-
-def _difference(found: Difference | None) -> dict[str, str | None]:
-    if found is None:
-        return {"difference": None, "likely_cause": None}
-    return {"difference": found.what, "likely_cause": found.cause}
-
-
-def _show(found: Verification) -> None:
+def _show(found: dict[str, Any]) -> None:
+    rows = found["rows"]
     headers = ["interrupted at", "iteration", "by", "resumed at", "result"]
-    click.echo(table([_cells(row) for row in found.rows], headers))
-    causes = dict.fromkeys(row.difference.cause for row in found.rows if row.difference and row.difference.cause)
-    for cause in causes:
+    click.echo(table(map(_cells, rows), headers))
+    for cause in dict.fromkeys(row["likely_cause"] for row in rows if row["likely_cause"]):
         click.echo(f"\nlikely cause: {cause}")
-    for note in found.notes:
+    for note in found["notes"]:
         click.echo(f"\nnote: {note}")
-    if found.is_exact:
-        count = len(found.rows)
-        click.echo(f"\nexact: interrupted at {count} point{'s' * (count > 1)}, compared {found.iterations} iterations")
-    elif found.rows[0].point is None:
+    if found["exact"]:
+        click.echo(f"\nexact: interrupted at {counted(len(rows), 'point')}, compared {found['iterations']} iterations")
+    elif rows[0]["interrupted_at"] is None:
         click.echo("\nnot exact: two runs without an interruption differ too")
     else:
         click.echo("\nnot exact")
 
 
-def _cells(row: Row) -> list[str]:
-    point = row.point
-    where = ["(not interrupted, the same run again)", ""] if point is None else [point.name, str(point.iteration)]
-    resumed = "" if row.resumed_at is None else str(row.resumed_at)
-    return [*where, row.how, resumed, "exact" if row.difference is None else row.difference.what]
+def _cells(row: dict[str, Any]) -> list[str]:
+    where = row["interrupted_at"] or "(not interrupted, the same run again)"
+    numbers = ["" if row[key] is None else str(row[key]) for key in ("iteration", "resumed_at")]
+    return [where, numbers[0], row["by"], numbers[1], row["difference"] or "exact"]

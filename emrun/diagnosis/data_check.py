@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from emrun.base.types import Batch
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
-from emrun.diagnosis.example_store import Alike, ExampleStore, in_words
+from emrun.diagnosis.example_store import ExampleStore, in_words
 from emrun.diagnosis.token_check import TokenCheck
 from emrun.diagnosis.values import array_of, not_finite, scalars
 from emrun.streams.reading import Reading
@@ -86,12 +86,12 @@ def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
         StreamError: a stream breaks its contract.
         BaseException: any error that the dataset raises.
     """
-    with preserved_randomness(), TemporaryFolder("data") as folder:
-        look = _Look(config, create_dataset(config), ExampleStore(folder / "examples.sqlite"), bar)
-        try:
-            return look.run()
-        finally:
-            look.store.close()
+    with (
+        preserved_randomness(),
+        TemporaryFolder("data") as folder,
+        closing(ExampleStore(folder / "examples.sqlite")) as store,
+    ):
+        return _Look(config, create_dataset(config), store, bar).run()
 
 
 class _Look:
@@ -191,22 +191,21 @@ class _Look:
                 of = f"{alike.count:,} of {counted(self._streams[name].examples, 'example')}"
                 are = "is" if alike.count == 1 else "are"
                 text = f"stream {name!r}: {of} {are} also in stream {before!r}: {in_words(alike, before)}"
-                self._find("leak", [before, name], alike, text)
+                self._note("leak", [before, name], None, alike.count, alike.groups, text)
             alike = self.store.twice(name)
             of = counted(alike.count, "example")
             text = f"stream {name!r}: {of} occurred before in the stream: {in_words(alike)}"
-            self._find("duplicate", [name], alike, text)
+            self._note("duplicate", [name], None, alike.count, alike.groups, text)
         alike = self.store.with_other_labels()
         text = f"{counted(alike.count, 'example')} with the same inputs have different labels: {in_words(alike)}"
-        self._find("conflict", list(names), alike, text)
+        self._note("conflict", list(names), None, alike.count, alike.groups, text)
 
     def _judge_sources(self, name: str) -> None:
         for source, seen in self._streams[name].sources.items():
             shown = in_one_line(source, 60)
-            if seen.not_finite:
-                where = f"{counted(seen.not_finite, 'example')} with values that are not finite: {listed(seen.ids)}"
-                text = f"stream {name!r}, source {shown!r}: {where}"
-                self._note("not_finite", [name], source, seen.not_finite, [[each] for each in seen.ids], text)
+            where = f"{counted(seen.not_finite, 'example')} with values that are not finite: {listed(seen.ids)}"
+            text = f"stream {name!r}, source {shown!r}: {where}"
+            self._note("not_finite", [name], source, seen.not_finite, [[each] for each in seen.ids], text)
             if seen.is_constant and seen.examples >= _FEWEST:
                 text = f"stream {name!r}, source {shown!r}: the same value in all {seen.examples:,} examples"
                 self._note("constant", [name], source, seen.examples, [], text)
@@ -217,12 +216,11 @@ class _Look:
             for name in having if len(having) > 1 else ():
                 others = {value for other in having if other != name for value in self._labels(other)[source]}
                 alone = {value: n for value, n in self._labels(name)[source].items() if value not in others}
-                if alone:
-                    shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(alone.items())[:_SHOWN]]
-                    more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
-                    only = f"{counted(len(alone), 'value')} only in stream {name!r}"
-                    text = f"source {in_one_line(source, 60)!r}: {only}: {', '.join(shown)}{more}"
-                    self._note("label_in_one_stream", [name], source, len(alone), [], text)
+                shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(alone.items())[:_SHOWN]]
+                more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
+                only = f"{counted(len(alone), 'value')} only in stream {name!r}"
+                text = f"source {in_one_line(source, 60)!r}: {only}: {', '.join(shown)}{more}"
+                self._note("label_in_one_stream", [name], source, len(alone), [], text)
 
     def _judge_order(self) -> None:
         """Read pass 1 of the train stream until the labels are mixed."""
@@ -272,14 +270,10 @@ class _Look:
         counts = {"batches": stream.batches, "examples": stream.examples, "whole": stream.is_whole}
         return {**counts, "labels": labels, "tokens": tokens}
 
-    def _find(self, kind: str, streams: list[str], alike: Alike, text: str) -> None:
-        if alike.count:
-            self._note(kind, streams, None, alike.count, alike.groups, text)
-
     def _note(self, kind: str, streams: list[str], source: str | None, count: int, ids: list[Any], text: str) -> None:
-        self._findings.append(
-            {"kind": kind, "streams": streams, "source": source, "count": count, "examples": ids, "message": text}
-        )
+        """Add a finding, unless it counts nothing."""
+        where = {"kind": kind, "streams": streams, "source": source}
+        self._findings += [{**where, "count": count, "examples": ids, "message": text}] * bool(count)
 
 
 def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[str]) -> None:

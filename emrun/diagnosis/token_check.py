@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -61,11 +61,10 @@ class TokenCheck:
                 places, key=lambda place: [name for name, is_on in zip(masks, place[1:], strict=True) if is_on]
             )
             shown = [(by, [token for token, *_ in part]) for by, part in parts][:_MOST_PARTS]
-            self._example = {"id": ids[0], "parts": [*self._decoded(shown)]}
-
-    def _decoded(self, parts: Sequence[tuple[list[str], list[int]]]) -> Iterator[dict[str, Any]]:
-        for by, tokens in parts:
-            yield {"masked_by": by, "tokens": len(tokens), "text": str(self._decode(tokens[:_MOST_TOKENS]))}
+            texts = [str(self._decode(tokens[:_MOST_TOKENS])) for _, tokens in shown]
+            told = zip(shown, texts, strict=True)
+            own = [{"masked_by": by, "tokens": len(tokens), "text": text} for (by, tokens), text in told]
+            self._example = {"id": ids[0], "parts": own}
 
     def _count(self, row: Any) -> None:
         special = {name: int((row == number).sum()) for name, number in self._special.items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes a second
 
@@ -35,43 +36,6 @@ _MOST_POINTS = 5  # at which runs are interrupted by default
 _MAY_VARY = ("hooks", "metrics")  # may contain times; values that differ between two uninterrupted runs are left out
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The result for one point.
-
-    Args:
-        point: where the run was interrupted; None for an uninterrupted run that was repeated.
-        how: the name of the signal.
-        resumed_at: the iteration of the checkpoint from which the run resumed.
-        difference: the first difference; None when the resume is exact.
-    """
-
-    point: Point | None
-    how: str
-    resumed_at: int | None
-    difference: Difference | None
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of a verification.
-
-    Args:
-        rows: a row for each point; a single row without a point when two uninterrupted runs differ.
-        iterations: the length of each run.
-        notes: what the verification does not cover.
-    """
-
-    rows: list[Row]
-    iterations: int
-    notes: list[str]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether there is no difference."""
-        return all(row.difference is None for row in self.rows)
-
-
 def verify(
     config: Path,
     overrides: Sequence[str] = (),
@@ -81,7 +45,7 @@ def verify(
     full_epochs: bool = False,
     ranks: int = 1,
     tell: Callable[[int, int], object] = lambda done, most: None,
-) -> Verification:
+) -> dict[str, Any]:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
     Each run is a few iterations long, has its own process and writes into a temporary directory. The processes are
@@ -97,6 +61,12 @@ def verify(
         full_epochs: do not shorten epochs of more than 20 iterations.
         ranks: the number of processes that train together in each run.
         tell: called before each run with the number of runs so far, and the most that there will be.
+
+    Returns:
+        `exact`: whether nothing differs. `iterations`: the length of each run. `rows`: a row for each point, or a
+        single one without a point if two uninterrupted runs differ: `interrupted_at` and `iteration`, the point; `by`,
+        the signal; `resumed_at`, the iteration of the checkpoint; `difference` and `likely_cause`, None if the resume
+        is exact. `notes`: what the verification does not cover.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -141,7 +111,7 @@ def verify(
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
         if found is not None:
-            return Verification([Row(None, "", None, causes.explain(found, again))], straight.end, notes)
+            return _result(straight, [_row(None, "", None, causes.explain(found, again))], notes)
         notes += [
             f"not compared: {PARTS[part]} {name}, which differs between two uninterrupted runs"
             for part, names in vary.items()
@@ -157,11 +127,22 @@ def verify(
                 second = runs.make(job(name, end=end, resume=True))
                 found = find_difference(straight, [first, second], vary)
                 difference = causes.explain(found, second) if found else None
-                rows.append(Row(point, by.name, second.one("begin").get("iteration"), difference))
+                rows.append(_row(point, by.name, second.one("begin").get("iteration"), difference))
             else:
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
-                rows.append(Row(point, by.name, None, Difference(missed, "order")))
-        return Verification(rows, straight.end, notes)
+                rows.append(_row(point, by.name, None, Difference(missed, "order")))
+        return _result(straight, rows, notes)
+
+
+def _row(point: Point | None, by: str, resumed_at: int | None, found: Difference | None) -> dict[str, Any]:
+    where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
+    told = {"difference": found and found.what, "likely_cause": found and found.cause}
+    return {**where, "by": by, "resumed_at": resumed_at, **told}
+
+
+def _result(straight: Recording, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    is_exact = all(row["difference"] is None for row in rows)
+    return {"exact": is_exact, "iterations": straight.end, "rows": rows, "notes": notes}
 
 
 @dataclass(slots=True)

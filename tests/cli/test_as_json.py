@@ -8,12 +8,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from emrun.cli import bench, emrun as commands, verify_resume
+from emrun.cli import bench, emrun as commands
 from emrun.cli.as_json import plain
 from emrun.config.catalogue import PLACES, listing
 from emrun.diagnosis.differences import Difference
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench
-from emrun.diagnosis.verification import Row, Verification
+from emrun.diagnosis.verification import _row
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = {"completion", "init", "report", "trace"}
@@ -110,7 +110,6 @@ def test_bench_prints_measurements_and_the_setting():
 
 def test_verify_resume_prints_what_differs():
     difference = Difference("at iteration 3, x differs: 1 and 2", "batch", cause="a clock")
-    found = verify_resume._in_json(Verification([Row(None, "SIGTERM", None, difference)], 18, ["a note"]))
     row = {"interrupted_at": None, "iteration": None, "by": "SIGTERM", "resumed_at": None}
     told = {"difference": difference.what, "likely_cause": "a clock"}
-    assert found == {"exact": False, "iterations": 18, "rows": [{**row, **told}], "notes": ["a note"]}
+    assert _row(None, "SIGTERM", None, difference) == {**row, **told}
