@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -109,24 +108,20 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
         return []
     inner = values_of_mapping(parameter.annotation)
     if isinstance(value.value, dict) and inner is not None:
-        each = {name: (child, mismatch(child, inner)) for name, child in value.value.items()}
-        found = [(name, child, why) for name, (child, why) in each.items() if why is not None]
         return [
-            Problem(child.position, f"{where}.{name}", child.censored(why), "config.type") for name, child, why in found
+            Problem(child.position, f"{where}.{name}", child.censored(why), "config.type")
+            for name, child in value.value.items()
+            if (why := mismatch(child, inner)) is not None
         ]
     return [Problem(value.position, where, value.censored(wrong), "config.type", _value_meant(value, wrong))]
 
 
 def _value_meant(value: Node, wrong: str) -> str:
     """Return the fix of a value of the wrong type, if the message says which value is right."""
-    if value.spelling is not None:
-        return ""
-    if wrong.endswith("; write the number without quotes"):
-        return f"set {value.value}"
-    if wrong.endswith("; write it in quotes"):
-        return f"set '{value.value}'"
-    found = re.search(r"; write (true|false)$", wrong)
-    return f"set {found[1]}" if found is not None else ""
+    texts = {"true": "true", "false": "false", "it in quotes": f"'{value.value}'"}
+    texts["the number without quotes"] = str(value.value)
+    meant = texts.get(wrong.rpartition("; write ")[2])
+    return f"set {meant}" if meant is not None and value.spelling is None else ""
 
 
 def unknown(

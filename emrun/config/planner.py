@@ -67,9 +67,12 @@ class Planner:
         self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
             made["hooks"] = self.hooks(hooks)
-        policy = tree.get("main_loop", "on_bad_example")
-        if policy is not None and policy.value in ("warn", "ignore") and made["dataset"] is not None:
-            self._check_effect(policy, made["dataset"])
+        policy, dataset = tree.get("main_loop", "on_bad_example"), made["dataset"]
+        leaves_out = policy is not None and policy.value in ("warn", "ignore")
+        if policy is not None and leaves_out and dataset is not None and not dataset.wants("on_bad_example"):
+            name = getattr(dataset.target, "__name__", dataset.target)
+            message = f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples"
+            self._problem(policy, "main_loop.on_bad_example", message, "config.no-effect", "delete")
         return made
 
     def check_circle(self, dataset: Recipe | None, model: Recipe | None) -> None:
@@ -78,12 +81,6 @@ class Planner:
             cls = dataset.node.value["class"].shown()
             message = f"{cls} takes the model, and a part of the model takes the dataset; one must do without the other"
             self._problem(dataset.node, dataset.key, message, "config.structure")
-
-    def _check_effect(self, policy: Node, dataset: Recipe) -> None:
-        if not dataset.wants("on_bad_example"):
-            name = getattr(dataset.target, "__name__", dataset.target)
-            message = f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples"
-            self._problem(policy, "main_loop.on_bad_example", message, "config.no-effect", "delete")
 
     def _main_loop(self, section: Node | None) -> None:
         parameters = self._parameters_of("emrun.loop.main_loop.MainLoop")

@@ -107,69 +107,50 @@ def _parameters_of(target: Callable[..., Any]) -> Parameters | None:
         receivers = list(_receivers(target))
     except (TypeError, ValueError):  # written in C
         return None
-    hints = _hints([each.function for each in receivers])
+    hints = _hints([function for function, _, _ in receivers])
     named: dict[str, inspect.Parameter] = {}
-    sure = [each for each in receivers if each.share is Share.ALL]
-    for receiver in (*sure, *(each for each in receivers if each.share is Share.SOME)):
-        default = None if receiver.share is Share.ALL else UNREAD
-        for each in receiver.signature.parameters.values():
+    signatures = {share: [own for _, own, each in receivers if each is share] for share in (Share.ALL, Share.SOME)}
+    for share, signature in ((share, each) for share, several in signatures.items() for each in several):
+        default = None if share is Share.ALL else UNREAD
+        for each in signature.parameters.values():
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 typed = each.replace(annotation=hints.get(each.name))
                 behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the function before may set it
-                named.setdefault(each.name, typed if receiver is receivers[0] else behind)
-    takes_more = any(each.kind is each.VAR_POSITIONAL for each in receivers[0].signature.parameters.values())
-    return Parameters(named, takes_keywords(sure[-1].signature), takes_more, hints)
+                named.setdefault(each.name, typed if signature is receivers[0][1] else behind)
+    takes_more = any(each.kind is each.VAR_POSITIONAL for each in receivers[0][1].parameters.values())
+    return Parameters(named, takes_keywords(signatures[Share.ALL][-1]), takes_more, hints)
 
 
-@dataclass(frozen=True, slots=True)
-class _Receiver:
-    """A function that receives arguments of a call.
-
-    Args:
-        function: the function.
-        signature: its signature, without arguments that Python supplies, such as `self`.
-        share: how much it receives of the arguments that the functions before it do not name.
-    """
-
-    function: Any
-    signature: inspect.Signature
-    share: Share
+_Method = tuple[type, Any, int]
+"""A class, a function of it, and the number of arguments that Python supplies, such as `self`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """A function of a class, with the number of arguments that Python supplies, such as `self`."""
-
-    owner: type
-    function: Any
-    supplied: int
-
-
-def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[_Receiver]:
+def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[tuple[Any, inspect.Signature, Share]]:
     """Yield the functions that receive the arguments of a call, in order, up to the first without `**kwargs`.
+
+    Each has its signature, without arguments that Python supplies, and how much it receives of the arguments that the
+    functions before it do not name.
 
     Raises:
         TypeError, ValueError: a function is written in C and has no signature.
     """
-    steps = _construction(target) if inspect.isclass(target) else [_called(target)]
-    for step in steps:
-        for function in _layers(step.function):
-            if function is not step.function and not inspect.isfunction(function):  # a class that a function wraps
+    for owner, outermost, supplied in _construction(target) if inspect.isclass(target) else [_called(target)]:
+        for function in _layers(outermost):
+            if function is not outermost and not inspect.isfunction(function):  # a class that a function wraps
                 yield from _receivers(function, share)
                 return
-            receiver = _Receiver(function, _accepted(function, step), share)
-            yield receiver
-            if not takes_keywords(receiver.signature):
+            yield function, (signature := _accepted(function, supplied)), share
+            if not takes_keywords(signature):
                 return
-            share = min(share, _handed_on(function, step.owner))
+            share = min(share, _handed_on(function, owner))
 
 
 def _called(target: Any) -> _Method:
     """Return the function that is called for a target that is not a class."""
     if inspect.ismethod(target):
-        return _Method(object, target.__func__, 1)
+        return object, target.__func__, 1
     if inspect.isroutine(target) or isinstance(target, _CACHED):
-        return _Method(object, target, 0)
+        return object, target, 0
     return next(_methods(type(target), "__call__"))
 
 
@@ -178,13 +159,12 @@ def _construction(target: type) -> Iterator[_Method]:
 
     A `__new__` that only inspects the arguments, such as the one of hooks, is left out.
     """
-    new = next(each for each in _methods(target, "__new__") if not getattr(each.function, "only_looks", False))
-    for method in (next(_methods(type(target), "__call__")), new):
-        if inspect.isfunction(method.function):
-            yield method
+    news = (each for each in _methods(target, "__new__") if not getattr(each[1], "only_looks", False))
+    owner, function, _ = new = next(news)
+    yield from (each for each in (next(_methods(type(target), "__call__")), new) if inspect.isfunction(each[1]))
     first, *others = _methods(target, "__init__")
-    is_c = first.owner is object and new.owner is not object and not inspect.isfunction(new.function)
-    yield from (_Method(object, new.owner, 0) if is_c else first, *others)
+    is_c = first[0] is object and owner is not object and not inspect.isfunction(function)
+    yield from ((object, owner, 0) if is_c else first, *others)
 
 
 def _methods(cls: type, name: str) -> Iterator[_Method]:
@@ -193,9 +173,9 @@ def _methods(cls: type, name: str) -> Iterator[_Method]:
         found = vars(owner).get(name)
         function = getattr(found, "__func__", found)
         if inspect.isroutine(function) or isinstance(function, _CACHED):
-            yield _Method(owner, function, int(not isinstance(found, staticmethod) or name == "__new__"))
+            yield owner, function, int(not isinstance(found, staticmethod) or name == "__new__")
         elif found is not None:
-            yield _Method(owner, anything, 0)
+            yield owner, anything, 0
 
 
 def anything(*args: Any, **kwargs: Any) -> None:
@@ -215,7 +195,7 @@ def _layers(function: Any) -> Iterator[Any]:
         function = getattr(function, "__wrapped__", None)
 
 
-def _accepted(function: Any, method: _Method) -> inspect.Signature:
+def _accepted(function: Any, supplied: int) -> inspect.Signature:
     """Return the signature by which Python calls a function, whatever its `__signature__` says."""
     if function is object.__init__:
         return inspect.Signature()
@@ -226,7 +206,7 @@ def _accepted(function: Any, method: _Method) -> inspect.Signature:
         function = copied
     signature = inspect.signature(function, follow_wrapped=False)
     parameters = list(signature.parameters.values())
-    is_bound = method.supplied and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
+    is_bound = supplied and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
     return signature.replace(parameters=parameters[1:]) if is_bound else signature
 
 

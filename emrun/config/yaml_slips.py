@@ -38,7 +38,8 @@ class Slip:
             ("could not find expected ':'", lambda: self._of_no_key(self._start[0])),
             ("sequence entries are not", lambda: "a list must begin on a new line, or be written as [a, b]"),
             ("expected <block end>", self._in_a_block),
-            ("found character", self._character),
+            ("found character '\\t'", lambda: "a tab is not allowed here; indent with spaces"),
+            ("found character", self._quotes_needed),
             (("found unknown escape", "expected escape sequence"), self._escape),
             ("expected alphabetic", lambda: f"{self._at_start()!r} has a special meaning in YAML; use quotes"),
             ("expected chomping", self._quotes_needed),
@@ -120,10 +121,6 @@ class Slip:
         column = _indent(self._lines[above]) if above is not None else 0
         advice = "lines that belong together must begin in the same column"
         return f"is indented by {self._column}, the line above by {column}; {advice}"
-
-    def _character(self) -> str:
-        is_tab = self._text[self._column : self._column + 1] == "\t"
-        return "a tab is not allowed here; indent with spaces" if is_tab else self._quotes_needed()
 
     def _quotes_needed(self) -> str:
         start = self._text[self._column - (1 if self._problem.startswith("expected chomping") else 0) :]

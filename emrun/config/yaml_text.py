@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from pprint import saferepr
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -59,7 +60,7 @@ def _dump_like(plain: Any, template: str) -> str | None:
             data = yaml.load(template)
             _adapt(data, plain)
             text = _write(yaml, data)
-        return text if _same(parse(text, "config").plain(), plain) else None
+        return text if saferepr(parse(text, "config").plain()) == saferepr(plain) else None  # NaN equals NaN
     except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
         return None
 
@@ -76,17 +77,6 @@ def _adapt(data: Any, plain: Any) -> None:
             _adapt(data[key], value)
         else:
             data[key] = value
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two plain trees have equal values and types; NaN equals NaN."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return repr(one) == repr(other)
 
 
 def _alike(old: Any, new: Any) -> bool:
