@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 970,
     "base": 1_150,
     "cli": 2_832,
-    "config": 2_795,
+    "config": 2_808,
     "diagnosis": 2_828,
     "launch": 1_254,
     "loop": 2_939,

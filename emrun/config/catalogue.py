@@ -17,8 +17,7 @@ from typing import Any
 
 from emrun.base.wording import normalised
 from emrun.config.import_finder import Imported
-from emrun.config.names import built_ins, dotted_path, plugins, short_names
-from emrun.config.sections import SUPPLIED
+from emrun.config.names import SUPPLIED, built_ins, dotted_path, plugins, short_names
 from emrun.config.source_finder import Unimported
 from emrun.config.source_modules import SourceModules
 from emrun.config.yaml_tree import read_scalar

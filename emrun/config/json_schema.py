@@ -15,9 +15,9 @@ from typing import Any
 
 from emrun.base.types import Form
 from emrun.config.catalogue import argument_texts
-from emrun.config.names import NotThere, dotted_path, short_names
+from emrun.config.names import SUPPLIED, NotThere, dotted_path, short_names
 from emrun.config.planner import SWEEP
-from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED, SUPPLIED_TO_LOOP
+from emrun.config.sections import DEFAULT_MODEL, OVERLAY, REQUIRED, SECTIONS, SUPPLIED_TO_LOOP
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Unimported
 from emrun.config.type_hints import allows_mapping, alternatives, contradicts, form_in

@@ -21,6 +21,13 @@ _FILES = {
 }
 """Kind -> the files of its built-in classes."""
 
+SUPPLIED = {
+    "dataset": ("model", "output_dir", "on_bad_example"),
+    "model": ("dataset", "output_dir", "load_model"),
+    "hook": ("model", "dataset", "output_dir"),
+}
+"""Kind of a class -> the arguments that emrun supplies where the class has parameters of that name."""
+
 _OTHERS = Path(__file__).with_name("other_names.toml")
 """Names that other tools use, with advice."""
 
@@ -35,6 +42,18 @@ def advice() -> Mapping[str, Mapping[str, str]]:
         for kind in entry.keys() - {"text"}:
             found.setdefault(kind, {}).update(dict.fromkeys(entry[kind].split(), entry["text"]))
     return found
+
+
+def is_supplied(name: str, key: str) -> str:
+    """Return the message for an argument that a config gives although emrun supplies it.
+
+    Args:
+        name: the argument.
+        key: the key of the call in the config.
+    """
+    where = " from main_loop.on_bad_example" if name == "on_bad_example" else ""
+    other = "; if your class means something else, such as the name of a tokenizer, rename its parameter"
+    return f"{name!r} is supplied by emrun{where}; remove it{other if (key, name) == ('dataset', 'model') else ''}"
 
 
 def instead(name: str, kind: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from emrun.base.errors import ConfigError, Position, Problem, UsageError
 from emrun.base.wording import did_you_mean, listed, normalised
 from emrun.config.interpolation import name_of, unread_values
-from emrun.config.names import same_class
+from emrun.config.names import SUPPLIED, is_supplied, same_class
 from emrun.config.type_hints import BOOLEANS
 from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
 
@@ -96,7 +96,9 @@ class _Overriding:
         if not equals and not text.startswith("~"):
             raise self._error("", f"an override must be key=value, or ~key to delete a key{self._example(text)}")
         if key.startswith("+"):
-            raise self._error("", f"keys that are missing are added without a '+': write {text.lstrip('+')}")
+            kind, _, name = key.lstrip("+").partition(".")
+            how = f"keys that are missing are added without a '+': write {text.lstrip('+')}"
+            raise self._error(kind, is_supplied(name, kind)) if name in SUPPLIED.get(kind, ()) else self._error("", how)
         new = replace(parse(value, here.source), position=here, key=here) if equals else None
         self._path = path = re.sub(r"\[([0-9]+)\]", r".\1", key).split(".")  # messages write hooks[0]
         if len(path) > MAX_DEPTH:

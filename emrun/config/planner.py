@@ -11,11 +11,21 @@ from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import Elsewhere, check_call, nowhere
 from emrun.config.import_finder import Imported, not_installed
-from emrun.config.names import NoModule, NotThere, beside_config, dotted_path, instead, nearest_class, short_names
+from emrun.config.names import (
+    SUPPLIED,
+    NoModule,
+    NotThere,
+    beside_config,
+    dotted_path,
+    instead,
+    is_supplied,
+    nearest_class,
+    short_names,
+)
 from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
-from emrun.config.sections import DEFAULT_MODEL, SUPPLIED, SUPPLIED_TO_LOOP, check_main_loop
-from emrun.config.signatures import UNREAD
+from emrun.config.sections import DEFAULT_MODEL, SUPPLIED_TO_LOOP, check_main_loop
+from emrun.config.signatures import UNREAD, takes_text
 from emrun.config.type_hints import allows_mapping, alternatives, form_in
 from emrun.config.yaml_tree import Node
 from emrun.events import check_events
@@ -140,11 +150,18 @@ class Planner:
 
     def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
         """Prepare a dataset, a model or a hook; an argument that emrun supplies is a problem."""
-        for name in SUPPLIED[kind]:
-            if name in node.value:
-                self._supplied(node.value[name], key, name)
-        given = {name: child for name, child in node.value.items() if name not in SUPPLIED[kind]}
-        return self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
+        refused = [name for name in SUPPLIED[kind] if name in node.value]
+        for name in refused:
+            self._supplied(node.value[name], key, name)
+        given = {name: child for name, child in node.value.items() if name not in refused}
+        recipe = self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
+        parameters = None if recipe is None else self._finder.parameters(recipe.target)
+        for name in ("model", "dataset"):
+            named = parameters.named.get(name) if parameters is not None and name not in refused else None
+            if named is not None and name in SUPPLIED[kind] and takes_text(named):
+                message = f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it"
+                self._problem(node.value["class"], key, message, "config.supplied-key")
+        return recipe
 
     def value(
         self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
@@ -362,8 +379,7 @@ class Planner:
         raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
 
     def _supplied(self, node: Node, key: str, name: str) -> None:
-        where = " from main_loop.on_bad_example" if name == "on_bad_example" else ""
-        self._problem(node, key, f"{name!r} is supplied by emrun{where}; remove it", "config.supplied-key", "delete")
+        self._problem(node, key, is_supplied(name, key), "config.supplied-key", "delete")
 
     def _problem(self, node: Node, key: str, message: str, code: str, fix: str = "") -> None:
         self.problems.append(Problem(node.key_position, key, node.censored(message), code, fix))

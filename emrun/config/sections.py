@@ -39,13 +39,6 @@ DEFAULT_MODEL = "TorchModel"
 SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "seed")
 """The parameters of the main loop that are not keys of its section."""
 
-SUPPLIED = {
-    "dataset": ("model", "output_dir", "on_bad_example"),
-    "model": ("dataset", "output_dir", "load_model"),
-    "hook": ("model", "dataset", "output_dir"),
-}
-"""Kind of a class -> the arguments that emrun supplies where the class has parameters of that name."""
-
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a string"}
 
 

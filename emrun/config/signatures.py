@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from emrun.base.types import evaluated
 
@@ -47,6 +47,11 @@ class Parameters:
     def by_position(self, count: int) -> list[str]:
         """Return the names of the first `count` parameters that can be given by position."""
         return [p.name for p in self.named.values() if p.kind is not p.KEYWORD_ONLY][:count]
+
+
+def takes_text(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is for a text, by its type or its default."""
+    return isinstance(parameter.default, str) or str in (parameter.annotation, *get_args(parameter.annotation))
 
 
 def takes_keywords(signature: inspect.Signature) -> bool:

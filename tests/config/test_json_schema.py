@@ -18,10 +18,10 @@ from ruamel.yaml import YAML
 from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
 from emrun.config.json_schema import config_schema, hint_schema
-from emrun.config.names import short_names
+from emrun.config.names import SUPPLIED, short_names
 from emrun.config.overrides import merge
 from emrun.config.plan import Plan
-from emrun.config.sections import SECTIONS, SUPPLIED
+from emrun.config.sections import SECTIONS
 from emrun.config.source_finder import Unimported
 from emrun.config.type_hints import mismatch
 from emrun.config.yaml_tree import node_of
