@@ -11,6 +11,7 @@ from emrun.config.calls import Elsewhere, check_type, nowhere, unknown
 from emrun.config.overrides import hook_entry
 from emrun.config.signatures import Parameters
 from emrun.config.yaml_tree import Node
+from emrun.extra_streams import read_extra_streams
 
 SECTIONS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
@@ -97,10 +98,21 @@ def check_main_loop(
                 message = node.censored(f"{name} does not build objects; write the value without 'class' or 'import'")
                 problems.append(Problem(node.position, f"{name}.{key}", message, "config.type"))
             else:
-                problems += check_type(node, main_loop.named[key], f"{name}.{key}")
+                wrong = check_type(node, main_loop.named[key], f"{name}.{key}")
+                problems += wrong or (_check_extra_streams(section, node) if key == "extra_streams" else [])
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
             problems.append(unknown(node, name, key, allowed, elsewhere))
     return problems
+
+
+def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
+    train = section.get("train_stream_name")
+    name = str(train.value) if train is not None else "train"
+    try:
+        read_extra_streams(node.plain() or (), name, f"{name}_eval")
+    except ArgumentError as error:
+        return [Problem(node.position, "main_loop.extra_streams", node.censored(error.message), "config.value")]
+    return []
 
 
 def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> list[Problem]:

@@ -11,8 +11,8 @@ from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError, UsageError
 from emrun.base.types import Batch, Interval
 from emrun.dataset import asks_model, stream_function, stream_lengths, stream_names
+from emrun.extra_streams import ExtraStream, read_extra_streams
 from emrun.ranks.group import Ranks
-from emrun.streams.extra_streams import ExtraStream, read_extra_streams
 from emrun.streams.kept_batches import KeptBatches
 from emrun.streams.pass_lengths import asked_length
 from emrun.streams.reading import Reading

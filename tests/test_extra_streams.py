@@ -3,7 +3,7 @@
 import pytest
 
 from emrun.base.errors import ArgumentError
-from emrun.streams.extra_streams import ExtraStream, read_extra_streams
+from emrun.extra_streams import ExtraStream, read_extra_streams
 
 
 def read(*entries):
