@@ -53,7 +53,8 @@ def check_events(checked: type) -> None:
             hint = f"did you mean {near!r}?" if near is not None else "train_step" in ours and _STEPS.get(name)
             if hint and not _calls(checked, name):
                 what = "an event of the main loop" if near in EVENTS else "a method that emrun calls"
-                raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}")
+                keep = f" (to keep it for your own use, name it _{name})" if name in (*_OTHERS, *_STEPS) else ""
+                raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}{keep}")
 
 
 def _calls(checked: type, helper: str) -> bool:

@@ -107,7 +107,11 @@ def test_helpers_and_unrelated_methods_are_fine(name):
         ("load_statedict", "a method that emrun calls; did you mean 'load_state_dict'"),
         ("after_epochs", "an event of the main loop; did you mean 'after_epoch'"),
         ("on_epoch_end", "an event of the main loop; did you mean 'after_epoch'"),
-        ("training_step", "a method that emrun calls; write train_step"),
+        (
+            "training_step",
+            "a method that emrun calls; write train_step(self, inputs), which returns the outputs (to keep it for your "
+            "own use, name it _training_step)",
+        ),
         ("validation_step", "a method that emrun calls; evaluations call forward"),
         ("configure_optimizers", "a method that emrun calls; write model.optimizer: {class: AdamW, lr: 0.001}"),
     ],

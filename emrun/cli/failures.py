@@ -108,6 +108,10 @@ def print_failure(error: BaseException, *, has_log: bool = True) -> None:
             print_error(line.rstrip("\n"))
     if frames:
         print_error(frames.rstrip())
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        from emrun.config.import_finder import instead_of
+
+        print_error(f"{error.name!r} is {instead_of(error)}")
     log = getattr(error, "kept_in", None)
     is_kept = has_log and log is not None and log.is_file()
     print_error(

@@ -10,6 +10,8 @@ import click
 
 from emrun.config.names import instead
 
+_VALUE = "VALUE"  # in a command, for a value that is missing
+
 
 def answer(error: click.ClickException) -> None:
     """Add the command to write to the error about an option or a command that does not exist, if it is known elsewhere.
@@ -39,12 +41,13 @@ def answer(error: click.ClickException) -> None:
         return
     if written is not None:
         error.possibilities = []  # type: ignore[attr-defined]
-        error.fix = f"command {shlex.join(['emrun', *written])}"  # type: ignore[attr-defined]
-        error.message += f" Write: {shlex.join(['emrun', *written])}"  # type: ignore[misc]
+        line, is_whole = shlex.join(["emrun", *written]), not any(each.endswith(_VALUE) for each in written)
+        error.fix = f"command {line}" * is_whole  # type: ignore[attr-defined]
+        error.message += f" {'Write' if is_whole else 'It needs a value'}: {line}"  # type: ignore[misc]
 
 
 def _with_option(option: str, command: click.Command, given: Sequence[str]) -> list[str] | None:
-    """Return the arguments with what stands for an option; None if the option is not known, or without a value."""
+    """Return the arguments with what stands for an option, `VALUE` for a missing one; None if it is not known."""
     form = instead(option.lstrip("-").replace("-", "_"), "option")
     place = next((place for place, each in enumerate(given) if each.partition("=")[0] == option), None)
     if form is None or place is None:
@@ -53,9 +56,8 @@ def _with_option(option: str, command: click.Command, given: Sequence[str]) -> l
     takes = "{}" in form
     after = place + 1
     if takes and not has_value:
-        if after == len(given) or given[after].startswith("-"):
-            return None
-        value, after = given[after], after + 1
+        is_missing = after == len(given) or given[after].startswith("-")
+        value, after = (_VALUE, after) if is_missing else (given[after], after + 1)
     name, *others = [*given[:place], *given[after:]] or [""]
     first, *rest = form.format(value).split(" ", 1)
     if first in ("resume", "check"):

@@ -126,13 +126,18 @@ _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow", "cv2": "opencv-python",
 
 def not_installed(error: ModuleNotFoundError, path: str) -> str:
     """Return what to do if a module that a dotted path names imports one that does not exist."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{from_here(Path(place.filename))}:{place.lineno}"
+    return f"{path} imports {error.name!r} in {where}, which is {instead_of(error)}"
+
+
+def instead_of(error: ModuleNotFoundError) -> str:
+    """Return that a module is not installed, and what to install or to write instead."""
     top = str(error.name).partition(".")[0]
     place = traceback.extract_tb(error.__traceback__)[-1]
     near = sure(top, [each.stem for each in Path(place.filename).parent.glob("*.py")])
     advice = f": pip install {_PACKAGES.get(top, top)}; or, if it is a module of yours, put it beside the others"
-    advice = f"; did you mean {near!r}?" if near else advice
-    where = f"{from_here(Path(place.filename))}:{place.lineno}"
-    return f"{path} imports {error.name!r} in {where}, which is not installed{advice}"
+    return f"not installed{f'; did you mean {near!r}?' if near else advice}"
 
 
 def _missing(owner: Any, part: str, path: str) -> LookupError:

@@ -46,6 +46,11 @@ class MonitorsValid(ReadsValid):
     monitors = ["valid/loss/mean"]
 
 
+class Imports(AbstractHook):
+    def __init__(self):
+        import nobody_has.parts
+
+
 class Late(AbstractHook):
     def __init__(self):
         os.kill(os.getpid(), 15)
@@ -108,6 +113,15 @@ def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_cl
         "RuntimeError: Trying to create tensor with negative dimension -1: [1, -1]",
         "--verbose shows the full traceback",
     ]
+
+
+def test_a_library_that_a_constructor_imports_and_that_is_missing_is_told_with_what_to_install(project, emrun):
+    place = project("mine.Imports")
+    done = emrun("train", "-q", "c.yaml", "--output-dir", "run")
+    assert done.returncode == 1
+    told = "'nobody_has' is not installed: pip install nobody_has; or, if it is a module of yours, put it beside"
+    assert f"\n    import nobody_has.parts\n{told} the others\n" in done.stderr
+    assert f'File "{place / "mine.py"}"' in done.stderr
 
 
 def test_an_error_in_a_worker_process_has_one_frame_of_the_user(project, emrun):

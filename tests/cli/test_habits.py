@@ -40,6 +40,14 @@ def test_what_is_no_habit_or_has_no_value_is_not_guessed_and_never_deletes(emrun
     assert "--rm'" not in done.stderr
 
 
+@pytest.mark.parametrize("given", ["train config.yaml --lr", "train config.yaml --lr -q"])
+def test_a_habit_without_its_value_is_answered_with_the_place_of_the_value(emrun, given):
+    done = emrun(*given.split())
+    assert done.returncode == 2
+    written = given.replace(" --lr", "") + " model.optimizer.lr=VALUE"
+    assert done.stderr.splitlines()[-1] == f"Error: No such option '--lr'. It needs a value: emrun {written}"
+
+
 def test_what_no_command_does_is_answered_with_python(emrun):
     done = emrun("export", "log/run")
     assert done.returncode == 2
