@@ -272,11 +272,19 @@ def number_at(epoch_data: EpochData, address: str, owner: str) -> float | None:
     try:
         if not isinstance(value, str | bytes):
             return float(item() if callable(item) else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         pass
     shape = getattr(value, "shape", None)
     shown = repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
     raise HookError(f"{owner} monitors {address}, which is not a number: {shown}")
+
+
+def as_float(value: float) -> float:
+    """Return a number as a float; a whole number that is too large for it is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def numbers(value: Any) -> Any:
@@ -286,8 +294,9 @@ def numbers(value: Any) -> Any:
         return {key: entry for key, entry in entries.items() if entry is not None}
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor or an array with one number
         value = value.item()
-    if isinstance(value, bool | int):
+    if isinstance(value, bool | int) and abs(value) < 2**63:
         return int(value)
-    if isinstance(value, float):
+    if isinstance(value, int | float):
+        value = as_float(value)
         return value if math.isfinite(value) else json.dumps(value)
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from emrun.epoch_data import statistics
+from emrun.epoch_data import as_float, statistics
 from emrun.record.metrics import epoch_of, epochs_of
 from emrun.record.steps import NOT_FINITE, Chunk, chunks_of
 from emrun.shown import Counts, Picture, Text, Written
@@ -64,7 +64,7 @@ class Row:
         """Name -> number: `STREAM/VARIABLE` for means and plain numbers of an epoch, `STREAM/VARIABLE/AGGREGATION` for
         others, and `steps/NAME` for means between epochs."""
         of_epoch = {
-            f"{stream}/{name}": float(value)
+            f"{stream}/{name}": as_float(value)
             for stream, variables in self.streams.items()
             for name, value in statistics(variables)
             if not isinstance(value, Mapping)

@@ -1,6 +1,7 @@
 """The reader of rows: their order, damage, and reading while they are written."""
 
 import json
+import math
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_rows_come_in_the_order_in_which_they_arose(tmp_path):
     assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
     assert rows[0].values == {"steps/loss": 1.0}
     assert rows[2].streams["valid"]["loss"]["mean"] != rows[2].streams["valid"]["loss"]["mean"]  # NaN
+
+
+def test_whole_numbers_of_any_size_are_values_and_infinite_where_a_float_ends(tmp_path):
+    record = Record(tmp_path)
+    record.add_epoch(1, 1, 1, 0.5, {"valid": {"a": 2**62 + 1, "b": 10**30, "c": {"max": 10**400, "min": -(10**400)}}})
+    (row,) = Reader(tmp_path).rows()
+    assert row.values == {"valid/a": 2.0**62, "valid/b": 1e30, "valid/c/max": math.inf, "valid/c/min": -math.inf}
+    assert row.streams["valid"]["a"] == 2**62 + 1
+    with (tmp_path / METRICS).open("a") as file:
+        file.write(json.dumps({**record.epochs[0], "epoch": 2, "streams": {"valid": {"a": -(10**400)}}}) + "\n")
+    *_, by_hand = Reader(tmp_path).rows()
+    assert by_hand.values == {"valid/a": -math.inf}
 
 
 def test_new_rows_are_read_while_they_are_written(tmp_path):
