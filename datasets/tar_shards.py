@@ -115,22 +115,8 @@ class TarShards(NamedSplits):
         check_count("max_bytes", max_bytes, minimum=1)
         images = Images(mode, dtype, size, crop, interpolation, orient)
         decoder = _Decoder(_checked(sources), images, max_bytes)
-
-        def part(argument: str, files: str | list[str]) -> _Shards:
-            index = _Index(decoder.fields, skips=reader.skips)
-            for path in files_of(argument, files):
-                index.add(argument, path)
-            if index.others:
-                found = argument, counted(len(index.others), "name"), first_of(index.others)
-                _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": index.others})
-            if not index.names:
-                there = first_of(index.others)
-                message = f"contains no examples: the shards have {there}; sources: {listed(decoder.fields)}"
-                raise ArgumentError(argument, message)
-            return _Shards(index, decoder, reader, trains=argument == "train")
-
         files = {"train": train, "valid": valid, "test": test}
-        parts = {name: part(name, each) for name, each in files.items() if each is not None}
+        parts = {name: _Shards(name, each, decoder, reader) for name, each in files.items() if each is not None}
         super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
 
 
@@ -150,61 +136,66 @@ def _kind(field: str) -> str:
     return field.lower().rpartition(".")[2]
 
 
-class _Index:
-    """The places of the fields of all examples, shard after shard."""
+def _indexed(
+    argument: str, path: Path, fields: Sequence[str], others: list[str], *, skips: bool
+) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Return name and places of each example of a shard, from its headers: offset and length of each field.
 
-    def __init__(self, fields: Sequence[str], *, skips: bool) -> None:
-        self.fields = fields
-        self.paths: list[Path] = []
-        self.identities: list[tuple[int, int]] = []
-        self.sizes: list[int] = []  # number of examples in each shard
-        self.names: list[str] = []
-        self.places: list[list[tuple[int, int]]] = []  # for each example: offset and length of each field
-        self.others: list[str] = []
-        """Names of examples that have none of the fields, and of files whose content is elsewhere."""
-        self._skips = skips
+    Args:
+        argument: the argument that names the shard.
+        path: the shard.
+        fields: the fields.
+        others: gets the names of examples that have none of the fields, and of files whose content is elsewhere.
+        skips: whether examples that lack a field, or are behind a damage, are left out.
 
-    def add(self, argument: str, path: Path) -> None:
-        """Read the headers of a shard.
+    Raises:
+        ArgumentError: the shard is damaged or an example lacks a field, and such examples are not left out.
+    """
+    found = []
+    try:
+        with path.open("rb") as file:
+            for offset, name, members in _examples_of(file, fields, others):
+                places = _places_of(offset, name, members, fields, others, skips=skips)
+                if places is not None:
+                    found.append((name, places))
+    except DAMAGE as error:
+        if not skips or not found:
+            raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
+        _LOG.warning("shard %r: %s; its %d complete examples are used", str(path), error, len(found))
+    except OSError as error:
+        raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {reason_of(error)}") from error
+    return found
 
-        Raises:
-            ArgumentError: the shard is damaged or an example lacks a field, and such examples are not left out.
-        """
-        before = len(self.names)
-        self.paths.append(path)
-        self.identities.append(identity(path))
-        try:
-            with path.open("rb") as file:
-                for offset, name, members in _examples_of(file, self.fields, self.others):
-                    self._add_example(offset, name, members)
-        except DAMAGE as error:
-            if not self._skips or len(self.names) == before:
-                raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
-            _LOG.warning("shard %r: %s; its %d complete examples are used", str(path), error, len(self.names) - before)
-        except OSError as error:
-            raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {reason_of(error)}") from error
-        self.sizes.append(len(self.names) - before)
 
-    def _add_example(self, offset: int, name: str, members: Mapping[str, tuple[int, int]]) -> None:
-        places = [members.get(field, (_ABSENT, 0)) for field in self.fields]
-        absent = [field for field, (start, _) in zip(self.fields, places, strict=True) if start == _ABSENT]
-        dotted = [
-            {each[: -len(field)] for each in members if each.endswith(f".{field}") and each not in self.fields}
-            for field in self.fields
-        ]
-        if len(absent) == len(places) and not any(dotted):
-            self.others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
-            return
-        if absent and not self._skips:
-            advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
-            what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
-            raise ValueError(f"example {name!r} at offset {offset} {what}")
-        if len(absent) == len(places):
-            self.others += [f"{name}.{each}*" for each in sorted(set.union(*dotted))]
-            return
-        self.others += [f"{name}.{each}*" for each in sorted(set.intersection(*dotted))]
-        self.names.append(name)
-        self.places.append(places)
+def _places_of(
+    offset: int,
+    name: str,
+    members: Mapping[str, tuple[int, int]],
+    fields: Sequence[str],
+    others: list[str],
+    *,
+    skips: bool,
+) -> list[tuple[int, int]] | None:
+    """Return where the fields of an example are; None if it has none of them, which is added to `others`.
+
+    Raises:
+        ValueError: a field is missing, and the example is not left out.
+    """
+    absent = [field for field in fields if field not in members]
+    dotted = [
+        {each[: -len(field)] for each in members if each.endswith(f".{field}") and each not in fields}
+        for field in fields
+    ]
+    if len(absent) == len(fields) and not any(dotted):
+        others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
+        return None
+    if absent and not skips:
+        advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
+        what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
+        raise ValueError(f"example {name!r} at offset {offset} {what}")
+    is_none = len(absent) == len(fields)
+    others += [f"{name}.{each}*" for each in sorted((set.union if is_none else set.intersection)(*dotted))]
+    return None if is_none else [members.get(field, (_ABSENT, 0)) for field in fields]
 
 
 def _examples_of(
@@ -357,16 +348,25 @@ def _array(content: bytes) -> np.ndarray[Any, Any]:
 class _Shards:
     """The examples of one stream."""
 
-    def __init__(self, index: _Index, decoder: _Decoder, reader: ExampleReader, *, trains: bool) -> None:
-        self._trains = trains
-        self._paths = index.paths
-        self._identities = index.identities
-        self._names = index.names
-        self._places = np.array(index.places, dtype=np.int64).reshape(len(index.names), len(index.fields), 2)
-        self.blocks: Sequence[int] | None = index.sizes
-        self._ends = np.cumsum(index.sizes, dtype=np.int64)
+    def __init__(self, argument: str, files: str | list[str], decoder: _Decoder, reader: ExampleReader) -> None:
+        self._trains = argument == "train"
         self._decoder = decoder
         self._reader = reader
+        self._paths = files_of(argument, files)
+        self._identities = list(map(identity, self._paths))
+        others: list[str] = []
+        shards = [_indexed(argument, path, decoder.fields, others, skips=reader.skips) for path in self._paths]
+        self._names = [name for shard in shards for name, _ in shard]
+        if others:
+            found = argument, counted(len(others), "name"), first_of(others)
+            _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": others})
+        if not self._names:
+            there = first_of(others)
+            message = f"contains no examples: the shards have {there}; sources: {listed(decoder.fields)}"
+            raise ArgumentError(argument, message)
+        self._places = np.array([places for shard in shards for _, places in shard], dtype=np.int64)
+        self.blocks: Sequence[int] | None = list(map(len, shards))
+        self._ends = np.cumsum(self.blocks, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._names)
