@@ -50,7 +50,8 @@ class AbstractModel(ABC):
     """The least number of rows that a rank with rows should get of a batch: 2 for BatchNorm."""
 
     is_sharded: bool = False
-    """Whether each of several ranks has only a part of the weights, so that all of them save a checkpoint together."""
+    """Whether each of several ranks has only a part of the weights, and writes its part of a checkpoint: what `stage`
+    returns then returns what `emrun.storage.checkpoints.shards.write_shard` returns."""
 
     is_lazy: bool = False
     """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
@@ -178,7 +179,7 @@ class AbstractModel(ABC):
     def save(self, directory: Path) -> None:
         """Write the weights to `directory`, which exists and is empty."""
 
-    def stage(self) -> Callable[[Path], None] | None:
+    def stage(self) -> Callable[[Path], Any] | None:
         """Return a function that writes the current weights later, in another thread, while the training continues.
 
         Returns:

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from emrun.base.errors import StateError
 from emrun.base.sources import is_nested
 from emrun.base.types import Batch
 
-COPY = "emrun_copy"
-"""The attribute of a tensor that is a copy already, which nothing else changes."""
 _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
@@ -28,15 +27,30 @@ _BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _MAPPINGS: Mapping[str, type] = {"mapping": dict, "ordered": OrderedDict, "counter": Counter}
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a tensor, of which other ranks have the others.
+
+    Args:
+        values: the rows, of shape (rows, ...).
+        shape: the shape of the whole tensor.
+        begin: the index of the first of these rows in it.
+    """
+
+    values: torch.Tensor
+    shape: tuple[int, ...]
+    begin: int
+
+
 def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
         value: plain types, tensors, NumPy numbers and arrays of numbers, generators of random numbers
             (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these. `decode` restores
-            arrays and generators.
+            arrays and generators. `Rows` stay `Rows`; see `taken_out` in `emrun.storage.checkpoints.shards`.
         key: the name of the value in messages.
-        copied: copy the tensors, so that later changes in place do not change the result; not those marked by `COPY`.
+        copied: copy the tensors, so that later changes in place do not change the result.
 
     Raises:
         StateError: the value is of another type; the message names its key.
@@ -52,7 +66,9 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         there = value.detach()
         there = there if type(there) is torch.Tensor else there.as_subclass(torch.Tensor)  # sparse ones refuse
-        return there.clone() if copied and there.is_cpu and not hasattr(value, COPY) else there.cpu()
+        return there.clone() if copied and there.is_cpu else there.cpu()
+    if isinstance(value, Rows):
+        return replace(value, values=encode(value.values, key, copied=copied))
     if isinstance(value, Mapping):
         for name in value:
             if type(name) not in (str, int, float, bool, type(None)):

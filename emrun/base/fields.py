@@ -151,10 +151,8 @@ def _is_file_name(name: Any) -> bool:
     return len(name.encode(errors="surrogateescape")) <= 255
 
 
-FILES = mapping_of(
-    record({"sha256": SHA256, "size": whole()}),
-    Kind("the name of a file in the same directory, not a path", _is_file_name),
-)
+FILE_NAME = Kind("the name of a file in the same directory, not a path", _is_file_name)
+FILES = mapping_of(record({"sha256": SHA256, "size": whole()}), FILE_NAME)
 """File name -> checksum and size, for the files of a directory with a manifest."""
 
 

@@ -37,7 +37,8 @@ from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
-from emrun.storage.checkpoints.manifest import FROZEN
+from emrun.storage.checkpoints.manifest import FROZEN, SHARDS, TRAINED
+from emrun.storage.checkpoints.shards import has_tensors, read_tensors, whole_of
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as WEIGHTS, INDEX, UNFROZEN
 from emrun.storage.run import CHECKPOINTS
@@ -240,11 +241,18 @@ def _final(directory: Path) -> dict[str, Any]:
     place = directory / CHECKPOINTS / "latest"
     state = load_state(place)
     weights: dict[str, str] = {}
+    is_sharded = (place / SHARDS).exists()
+    for name in (WEIGHTS, TRAINED) if is_sharded else ():
+        if has_tensors(place, name):
+            found = read_tensors(place, name)
+            weights |= {f"{Path(name).stem}: {key}": digest(whole_of(value)) for key, value in found.items()}
     for path in sorted(place.iterdir()):
+        if path.suffix == _WEIGHTS and is_sharded:
+            continue
         if path.suffix == _WEIGHTS:
             kind = "" if path.name in (WEIGHTS, FROZEN, UNFROZEN) else f"{path.stem}: "
             weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
-        elif path.name not in (FILE, INDEX, "manifest.json"):
+        elif path.name not in (FILE, INDEX, SHARDS, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
     hooks = {}
     for each in state["hooks"]:
@@ -284,6 +292,7 @@ def _flat(value: Any, key: str) -> dict[str, str]:
     elif isinstance(value, list | tuple):
         pairs = [(f"{key}[{index}]", child) for index, child in enumerate(value)]
     else:
+        value = whole_of(value)
         return {key: f"digest {digest(value)}" if isinstance(value, torch.Tensor) else repr(value)}
     return {name: text for where, child in pairs for name, text in _flat(child, where).items()}
 

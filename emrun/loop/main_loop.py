@@ -219,6 +219,7 @@ class MainLoop(Loop):
             first_saved,
             events.tell_of_checkpoint,
             *follows,
+            self.model.is_sharded,
         )
         self.first_batch = FirstBatch(self, events, checks)
         if several is not None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import safe_component
-from emrun.base.errors import ArgumentError, EmrunError, HookError, RunInUse, reason_of
+from emrun.base.errors import ArgumentError, EmrunError, HookError, RankFailed, RunInUse, reason_of
 from emrun.base.types import InsteadOf, Policy
 from emrun.epoch_data import declared
 from emrun.hook import AbstractHook
+from emrun.loop.together import LONGEST, write_together
 from emrun.ranks.group import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
 from emrun.storage.checkpoints.commits import commit
@@ -44,24 +45,27 @@ class Saving:
     Args:
         root: the directory of the checkpoints; None without a run.
         snapshot: copies the state and stores in it the names of all checkpoints after this one, name -> directory.
-            Returns the function that writes the copy to a directory, and whether another thread may call it.
+            Returns the function that writes the copy to a directory, and whether another thread may call it; of a
+            sharded model, the function for `write_together`.
         noticed: called in the thread when a checkpoint is saved or could not be saved; must not block.
         first_saved: called in the thread of the loop when the first checkpoint is saved.
         told: called in the thread of the loop with each name and the directory of a saved checkpoint, before the next
             checkpoint is begun.
-        ranks: the ranks of the run. Only rank 0 writes.
+        ranks: the ranks of the run. Only rank 0 writes, unless the model is sharded.
         follows: whether rank 0 has the run of this rank; `snapshot` gives rank 0 the part of this rank then.
+        is_sharded: whether each rank writes its part of the model, in a thread of its own.
     """
 
     def __init__(
         self,
         root: Path | None,
-        snapshot: Callable[[Mapping[str, str]], tuple[Callable[[Path], None], bool]],
+        snapshot: Callable[[Mapping[str, str]], tuple[Callable[[Path], Any], bool]],
         noticed: Callable[[], None] = lambda: None,
         first_saved: Callable[[], None] = lambda: None,
         told: Callable[[str, Path], None] = lambda name, place: None,
         ranks: Ranks | None = None,
         follows: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self.requested: dict[str, Policy] = {}
         self._root = root
@@ -71,6 +75,8 @@ class Saving:
         self._told = told
         self._ranks = ranks or Ranks()
         self._follows = follows
+        self._is_sharded = is_sharded
+        self._writers: Ranks | None = None  # the ranks, as the threads know them
         self.keeps_all = False
         """Whether no checkpoint that loses its name is deleted, because a resume gives the name back."""
         self._is_alone = False
@@ -133,7 +139,9 @@ class Saving:
         self._is_decided = False
         if self._root is None or self._known is None:
             if self._ranks.from_first(False):
-                self._snapshot({})
+                write, _ = self._snapshot({})
+                if self._is_sharded:
+                    self._in_flight = self._started(state, names, partial(write_together, self._of_threads(), write))
             return
         try:
             self._in_flight = self._begin(self._root, self._known, state, names, instead_of)
@@ -165,12 +173,21 @@ class Saving:
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
         self._decide(True)
         write, in_background = self._snapshot({**left, **dict.fromkeys(names, free_place(root, iteration).name)})
-        save = partial(
-            commit, root, write, epoch=epoch, iteration=iteration, names=names, given_up=given_up, known=known
-        )
+        how: dict[str, Any] = {"epoch": epoch, "iteration": iteration, "names": names, "known": known}
+        committed: Callable[..., Path] = partial(commit, root, given_up=given_up, **how)
+        if self._is_sharded:
+            return self._started(state, names, partial(write_together, self._of_threads(), write, committed))
         if not in_background:
-            self._take_note(state, names, save())
+            self._take_note(state, names, committed(write))
             return None
+        return self._started(state, names, partial(committed, write))
+
+    def _of_threads(self) -> Ranks:
+        """Return the ranks for the threads that write; all ranks call this."""
+        self._writers = self._writers or self._ranks.apart(LONGEST)
+        return self._writers
+
+    def _started(self, state: State, names: dict[str, Policy], save: Callable[[], Path | None]) -> _Writing:
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
         saved = self._thread.submit(save)
         saved.add_done_callback(lambda _: self._noticed())
@@ -232,7 +249,8 @@ class Saving:
         except Exception as error:
             _report(error, writing.names)
             return
-        self._take_note(writing.state, writing.names, place)
+        if place is not None:
+            self._take_note(writing.state, writing.names, place)
 
     def _take_note(self, state: State, names: dict[str, Policy], place: Path) -> None:
         is_first = self._newest is None
@@ -275,15 +293,15 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """A checkpoint that is being written: its state, its names, and its future directory."""
+    """A checkpoint that is being written: its state, its names, and its future directory, which rank 0 alone knows."""
 
     state: State
     names: dict[str, Policy]
-    saved: Future[Path]
+    saved: Future[Path | None]
 
 
 def _report(error: Exception, names: dict[str, Policy]) -> None:
-    if "error" in names.values() or isinstance(error, RunInUse):
+    if "error" in names.values() or isinstance(error, RunInUse | RankFailed):
         raise error
     if "warn" in names.values():
         kind = "" if isinstance(error, EmrunError) else f"{type(error).__name__}: "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base import fields
-from emrun.base.encoding import decode, encode, random_state, set_random_state
+from emrun.base.encoding import Rows, decode, encode, random_state, set_random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.wording import listed
 from emrun.events import may_change_batches, merges
@@ -23,6 +23,7 @@ from emrun.ranks.group import Ranks
 from emrun.record.record import Record
 from emrun.same_hooks import arguments_of, matched
 from emrun.storage.checkpoints.manifest import NAMES
+from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
 from emrun.storage.class_names import record_classes
 from emrun.streams.dataset_streams import DatasetStreams
@@ -178,17 +179,17 @@ class TrainingState:
             copy = self.encoded(copied=True)  # evaluations do not change the state of the model
             self._copy = {**copy, "ranks": self._parts_of(copy)} if self._ranks.several else copy
 
-    def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], None], bool]:
+    def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], Any], bool]:
         """Return a function that writes the state to a directory, and whether another thread may call the function.
 
-        The state is the current one, or the copy of `keep_copy`.
+        The state is the current one, or the copy of `keep_copy`. Of a sharded model, the function writes what this rank
+        has, and returns it; see `write_together`.
 
         Args:
             names: name -> directory of all checkpoints after this one is committed; saved in the state.
         """
-        if self._follows:
-            if self._loop.model.is_sharded:
-                self._loop.model.stage()
+        is_sharded = self._loop.model.is_sharded
+        if self._follows and not is_sharded:
             if self._copy is None:
                 self._parts_of(self.encoded())
             return lambda directory: None, False
@@ -197,20 +198,20 @@ class TrainingState:
         write_weights = self._loop.model.stage()
         in_background = write_weights is not None
         state = self._copy if self._copy is not None else self.encoded(copied=in_background)
-        if in_background and not self._loop.model.is_sharded:  # then it is a copy
+        if in_background and not is_sharded:  # then it is a copy
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
         if self._ranks.several and "ranks" not in state:
             state = {**state, "ranks": self._parts_of(state)}
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
         classes = partial(record_classes, self._loop.dataset)
-        writers = (write_weights or self._loop.model.save, partial(save_state, state), classes)
-
-        def write(directory: Path) -> None:
-            for each in writers:
-                each(directory)
-
-        return write, in_background
+        if not is_sharded:
+            writers = (write_weights or self._loop.model.save, partial(save_state, state), classes)
+            return partial(_write, (), writers), in_background
+        rows: dict[str, Rows] = {}
+        state = {**state, "model": taken_out(state["model"], rows)}
+        parts = (write_weights, partial(write_shard, {OF_STATE: (rows, {})}, self._ranks.rank))
+        return partial(_write, parts, () if self._follows else (partial(save_state, state), classes)), in_background
 
     def _parts_of(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return what the other ranks keep for themselves; all ranks call this."""
@@ -406,6 +407,13 @@ def _logged_already() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def _write(parts: Sequence[Any], rest: Sequence[Callable[[Path], None]], directory: Path) -> list[Any] | None:
+    """Write the files of a checkpoint; return what the `parts` of a sharded model return, if there are any."""
+    for each in rest:
+        each(directory)
+    return [each(directory) for each in parts] or None
 
 
 def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
 from emrun.storage.checkpoints.manifest import TRAINED
+from emrun.storage.checkpoints.shards import has_tensors, write_shard
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS, Collected, write_apart, write_weights
 
@@ -138,6 +139,7 @@ class ModuleModel(AbstractModel):
             "memory_format": self._memory_format is not None,
             f"a lazy module ({type(self.module).__name__})": self.is_lazy,
             f"a loss that gets the module ({taken})": taken is not None,
+            f"a save or a load of {type(self).__name__}": _has_own_files(self),
         }
         if found := next((each for each, is_there in refused.items() if is_there), None):
             raise ArgumentError("strategy", f"cannot be used with {found} yet; remove one of them")
@@ -302,12 +304,11 @@ class ModuleModel(AbstractModel):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
-        trained = self._loaded_from / TRAINED if self._loaded_from is not None else None
-        if trained is not None and trained.exists():
+        if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
             if self._restores_averages:
                 tensors = chain(self.module.named_parameters(), self.module.named_buffers())
                 self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
-            load_weights(self.module, trained.parent, TRAINED)
+            load_weights(self.module, self._loaded_from, TRAINED)
         set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state["stream_metrics"] is not None:
             self._stream_metrics.load_state_dict(state["stream_metrics"])
@@ -316,7 +317,7 @@ class ModuleModel(AbstractModel):
         """Write the weights to `model.safetensors`.
 
         Raises:
-            StateError: the weights lie on several ranks, which `stage` collects.
+            StateError: the weights lie on several ranks, of which each writes its own; see `stage`.
             StorageError: the file cannot be written.
         """
         if self.is_sharded:
@@ -325,17 +326,18 @@ class ModuleModel(AbstractModel):
             for name, weights in self._collected(copied=False).items():
                 write_weights(*weights, directory, name)
 
-    def stage(self) -> Callable[[Path], None] | None:
+    def stage(self) -> Callable[[Path], Any] | None:
         """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`.
 
-        The function writes large frozen parameters to a file of their own; see `write_apart`.
-
-        If the weights are sharded, all ranks call this, and rank 0 gets the whole of them.
+        The function writes large frozen parameters to a file of their own; see `write_apart`. If the weights are
+        sharded, it writes what this rank has of them, and returns what `write_shard` returns.
         """
         if getattr(self.save, "__func__", None) is not ModuleModel.save:
             return None
         with self._optimizers.mode_of_evaluations():
             found = self._collected(copied=True)
+        if self.is_sharded:
+            return partial(write_shard, found, ranks().rank)
         parameters = self.module.named_parameters(remove_duplicate=False)
         return partial(write_apart, found, [name for name, each in parameters if not each.requires_grad])
 
@@ -478,6 +480,11 @@ class ModuleModel(AbstractModel):
             self._prefetcher = Prefetcher(self._inputs, self.device)
             self._tensors = self._formatted(self._prefetcher.tensors)
         return self._prefetcher.pin
+
+
+def _has_own_files(model: ModuleModel) -> bool:
+    """Return whether a subclass saves or loads the weights in its own way."""
+    return any(getattr(type(model), name) is not getattr(ModuleModel, name) for name in ("save", "stage", "load"))
 
 
 def _find_device(name: str) -> torch.device:

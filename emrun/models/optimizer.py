@@ -20,7 +20,8 @@ from emrun.base.fields import FieldError
 from emrun.base.types import Factory
 from emrun.base.wording import listed
 from emrun.models.parameter_groups import parameter_groups
-from emrun.ranks.pieces import in_pieces_like, is_in_pieces, whole_on_first
+from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
+from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
 
 _rate_of = itemgetter("lr")
@@ -123,13 +124,14 @@ def _number(value: Any) -> Any:
 def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
     """Return an optimizer's state with its class and configured arguments, which a resume compares with the config.
 
-    If the parameters are sharded, all ranks call this, and rank 0 gets the whole state.
+    Of tensors that lie on several ranks, it has the `Rows` of this one.
     """
+    state = optimizer.state_dict()
     return {
         "class": type(optimizer).__name__,
         "configured": configured,
         "dtypes": _dtypes(optimizer),
-        "state": _whole_state(optimizer),
+        "state": tree_map(rows_of, state) if any(map(is_in_pieces, parameters_of(optimizer))) else state,
     }
 
 
@@ -147,7 +149,7 @@ def load_optimizer_state(
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
-    state = _in_pieces(optimizer, saved["state"])
+    state = _as_held(optimizer, saved["state"])
     _load(optimizer, state)
     if saved["dtypes"] == _dtypes(optimizer):
         _undo_casts(optimizer, state)
@@ -176,24 +178,21 @@ def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
         optimizer.load_state_dict(state)
 
 
-def _whole_state(optimizer: torch.optim.Optimizer) -> Any:
-    state = optimizer.state_dict()
-    return tree_map(whole_on_first, state) if any(map(is_in_pieces, parameters_of(optimizer))) else state
-
-
-def _in_pieces(optimizer: torch.optim.Optimizer, state: Any) -> Any:
-    """Return a state in which the tensors of the shape of a sharded parameter are sharded as it is."""
+def _as_held(optimizer: torch.optim.Optimizer, state: Any) -> Any:
+    """Return a state in which the tensors of the shape of a sharded parameter are sharded as it is, others whole."""
     parameters = parameters_of(optimizer)
     if not any(map(is_in_pieces, parameters)):
-        return state
+        return tree_map(whole_of, state)
     indices = [index for group in state["param_groups"] for index in group["params"]]
     of_index = dict(zip(indices, parameters, strict=False))
 
     def held(index: int, values: Any) -> Any:
-        shape = of_index[index].shape
-        return tree_map_only(
-            torch.Tensor, lambda each: in_pieces_like(each, of_index[index]) if each.shape == shape else each, values
-        )
+        parameter = of_index[index]
+
+        def as_parameter(each: Any) -> Any:
+            return in_pieces_like(each, parameter) if each.shape == parameter.shape else whole_of(each)
+
+        return tree_map_only((torch.Tensor, Stored), as_parameter, values)
 
     return {**state, "state": {index: held(index, values) for index, values in state["state"].items()}}
 

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
@@ -182,6 +182,19 @@ class Ranks:
         code.update(data)
         return code.digest()
 
+    def apart(self, seconds: float) -> Ranks:
+        """Return the same ranks with a process group of its own, for another thread; all ranks call this.
+
+        Args:
+            seconds: how long a rank waits for the others in this group; `limit_waits` does not change it.
+        """
+        import torch.distributed as dist
+
+        with answered(()):
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+            self.check([group])
+        return replace(self, group=group)
+
     def add_up(self, tensor: torch.Tensor) -> None:
         """Replace a tensor, on any device, by the sum of those of all ranks; its shape and dtype are the same there."""
         if self.several:
@@ -295,7 +308,9 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
         words: words of which one is in the message of such a failure; empty if the block does nothing but exchange.
     """
     global _misses_others, _waits_since  # noqa: PLW0603 - a process is one rank
-    before, _waits_since = _waits_since, monotonic()
+    before, is_main = _waits_since, threading.current_thread() is threading.main_thread()
+    if is_main:  # another thread writes a checkpoint, while the training goes on
+        _waits_since = monotonic()
     try:
         yield
     except RuntimeError as error:
@@ -310,7 +325,8 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
             ) from error
         raise RankFailed("another rank has ended") from error
     finally:
-        _waits_since = before
+        if is_main:
+            _waits_since = before
 
 
 _current = Ranks()

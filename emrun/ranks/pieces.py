@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from emrun.base.encoding import COPY
+from emrun.base.encoding import Rows
 from emrun.ranks.group import answered, ranks
 
 if TYPE_CHECKING:
@@ -29,29 +29,32 @@ def whole(tensor: Any) -> Any:
         return tensor.detach().full_tensor()
 
 
-def whole_on_first(tensor: Any) -> Any:
-    """Return `whole` of a tensor in main memory on rank 0, an empty tensor on the others, which all call this too.
-
-    What was exchanged is marked as a copy, see `encode`.
-    """
-    if not is_in_pieces(tensor):
-        return tensor
-    found = whole(tensor)
-    found = found.cpu() if tensor.device_mesh.get_rank() == 0 else found.new_empty(0)
-    setattr(found, COPY, True)
-    return found
-
-
 def piece(tensor: Tensor) -> Tensor:
     """Return what this rank has of a tensor, in the same memory: some rows, or none; another tensor as it is."""
     return tensor.detach().to_local() if is_in_pieces(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def in_pieces_like(tensor: Tensor, other: Any) -> Tensor:
-    """Return a whole tensor, which each rank has, in pieces as another one is; only this rank's rows are copied."""
-    from torch.distributed.tensor import distribute_tensor
+def rows_of(tensor: Any) -> Any:
+    """Return what this rank has of a tensor, in the same memory, with its place; another value as it is."""
+    if not is_in_pieces(tensor):
+        return tensor
+    size, mesh = len(tensor), tensor.device_mesh
+    return Rows(piece(tensor), tuple(tensor.shape), min(size, mesh.get_local_rank() * -(-size // mesh.size())))
 
-    return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None).clone()
+
+def in_pieces_like(tensor: Any, other: Any) -> Tensor:
+    """Return a tensor in pieces as another one is; only this rank's rows of it are read and copied.
+
+    Args:
+        tensor: the whole tensor, or what returns its rows for a slice, such as `Stored`.
+        other: the other one, of the same shape.
+    """
+    from torch.distributed.tensor import DTensor
+
+    own, mesh = rows_of(other), other.device_mesh
+    local = tensor[own.begin : own.begin + len(own.values)].to(own.values.device, copy=True)
+    kinds = {"shape": other.shape, "stride": other.stride(), "run_check": False}
+    return DTensor.from_local(local.contiguous(), mesh, other.placements, **kinds)
 
 
 def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]:

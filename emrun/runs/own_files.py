@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.runs.stored_run import StoredRun
-from emrun.storage.checkpoints.manifest import ASIDE, FILE, TO_RESUME, Contents, is_directory_name
+from emrun.storage.checkpoints.manifest import ASIDE, FILE, Contents, files_to_resume, is_directory_name
 from emrun.storage.code.files import recorded_files
 from emrun.storage.code.record import code_records
 from emrun.storage.files import LIST, PLACES, check_guards, listed_files, remove_files, storing
@@ -132,7 +132,7 @@ def _of_checkpoints(root: Path) -> Iterator[PurePath]:
         if name.startswith(ASIDE):
             yield from (PurePath(name, each) for each in _files_below(root / name))
         elif is_directory_name(name) or name in here.named:
-            yield from (PurePath(name, each) for each in (*files_of(root / name / FILE), *TO_RESUME))
+            yield from (PurePath(name, each) for each in (*files_of(root / name / FILE), *files_to_resume(root / name)))
 
 
 def _folders_in(directory: Path) -> list[str]:

@@ -14,7 +14,7 @@ from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
 from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.runs.summaries import Which
-from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, TO_RESUME, Contents, leave_out
+from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, Contents, files_to_resume, leave_out
 from emrun.storage.files import remove_files, storing
 from emrun.storage.lock import LOCK_FILES, RunLock, last_writer_elsewhere, process_of, writer_of
 from emrun.storage.run import CHECKPOINTS
@@ -44,8 +44,8 @@ class Removal:
     def of(cls, run: StoredRun, what: What) -> Removal:
         """Return what would be removed of a run."""
         if what == "optimizer states":
-            files = [place / name for place in _checkpoints_in(run.directory) for name in TO_RESUME]
-            return cls(run, what, [each for each in files if each.exists()])
+            places = _checkpoints_in(run.directory)
+            return cls(run, what, [place / name for place in places for name in files_to_resume(place)])
         own = list(own_files(run.directory))
         if what == "checkpoints":
             homes = [run.directory / name for name in (CHECKPOINTS, _ASIDE)]
@@ -102,7 +102,7 @@ class Removal:
             with storing(directory, "remove files of"):
                 if self.what == "optimizer states":
                     for place in _checkpoints_in(directory):
-                        leave_out(place, TO_RESUME)
+                        leave_out(place, files_to_resume(place))
                     return
                 locks = [directory / name for name in LOCK_FILES if self.what == "runs"]  # while the lock is held
                 remove_files([*self._set_aside(), *self.files, *locks], directory)

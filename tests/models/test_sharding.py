@@ -5,16 +5,21 @@ import torch
 from in_ranks import Failed, in_ranks, results_of
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim import SGD, Muon
+from torch.optim import SGD, AdamW, Muon
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from emrun import TorchModel
+from emrun.base.encoding import decode, digest, encode
 from emrun.base.errors import ArgumentError
 from emrun.models.sharding import Sharding
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.saving import collect_weights, load_weights
 from emrun.ranks.group import Ranks, join
 from emrun.ranks.pieces import whole
-from emrun.storage.checkpoints.weights import FILE, write_weights
+from emrun.storage.checkpoints.saved_weights import read_saved
+from emrun.storage.checkpoints.shards import OF_STATE, taken_out, whole_of, write_places, write_shard
+from emrun.storage.checkpoints.state_file import load_state, save_state
+from emrun.storage.checkpoints.weights import FILE
 
 
 class Net(nn.Module):
@@ -184,11 +189,12 @@ def saved_and_loaded(place):
         tied(net)
         Sharding(net, BLOCKS, ranks)
     weights, same = collect_weights(nets[0], copied=True)
+    shards = ranks.gathered(write_shard({FILE: (weights, same)}, ranks.rank, place))
     if ranks.is_first:
-        write_weights(weights, same, place)
+        write_places(place, shards)
     ranks.all_gathered(None)
     load_weights(nets[1], place)
-    InitFrom.read(place / FILE).load(nets[2])
+    InitFrom.read(place).load(nets[2])
     return [{name: whole(each) for name, each in net.state_dict().items()} for net in nets], same
 
 
@@ -198,7 +204,7 @@ def test_tied_weights_are_saved_once_and_loaded(tmp_path):
         torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
         torch.testing.assert_close(begun, saved, rtol=0, atol=0)
     assert found[0][1] == {"head.weight": "embed.weight"}
-    assert "head.weight" not in load_file(tmp_path / FILE)
+    assert "head.weight" not in load_file(tmp_path / "model-0.safetensors")
 
 
 def one_forward(is_alone):
@@ -222,3 +228,54 @@ def test_a_forward_of_one_rank_alone_is_an_error_before_it_waits_for_the_others(
         assert isinstance(each, Failed)
         assert each.kind == "RuntimeError"
         assert "give the hook `every_rank = True`" in each.message
+
+
+def saved_again(place, source):
+    """Save a model that has made some updates, or has loaded what another number of ranks saved."""
+    ranks = join()
+    torch.manual_seed(1)
+    strategy = BLOCKS if ranks.several else None
+    model = TorchModel(Net(), optimizer=AdamW, device="cpu", strategy=strategy)
+    if source is None:
+        for rows in (torch.arange(4).view(2, 2), torch.arange(2, 5).view(1, 3)):
+            model.run({"x": rows}, True, "train")
+    else:
+        model.load(source)
+        model.load_state_dict(decode(load_state(source)["model"]))
+    rows = {}
+    state = {"model": taken_out(encode(model.state_dict(), "model", copied=True), rows)}
+    write = model.stage()
+    if not ranks.several:
+        write(place)
+        save_state(state, place)
+        return
+    shards = ranks.gathered([write(place), write_shard({OF_STATE: (rows, {})}, ranks.rank, place)])
+    if ranks.is_first:
+        save_state(state, place)
+        write_places(place, [each for of_rank in shards for each in of_rank])
+
+
+def flat(value):
+    return dict(tree_flatten_with_path(tree_map(whole_of, value))[0])
+
+
+def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(tmp_path):
+    places = [tmp_path / str(number) for number in range(5)]
+    for place in places:
+        place.mkdir()
+    saved_again(places[0], None)
+    for place, source, size in zip(places[1:], places, (2, 3, 2, 1), strict=False):
+        in_ranks(size, saved_again, place, source) if size > 1 else saved_again(place, source)
+    expected, states = read_saved(places[0]).tensors, flat(load_state(places[0])["model"])
+    assert any("exp_avg" in str(path) for path in states)
+    for place in places[1:]:
+        found, of_place = read_saved(place).tensors, flat(load_state(place)["model"])
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], each) for name, each in expected.items())
+        assert of_place.keys() == states.keys()
+        assert digest([*of_place.values()]) == digest([*states.values()])
+    assert [(place / "shards.json").exists() for place in places] == [False, True, True, True, False]
+    own = [load_file(places[2] / f"state-{rank}.safetensors") for rank in range(3)]
+    names = [{name.rpartition("[")[2] for name in each} for each in own]
+    assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
+    assert (places[4] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again

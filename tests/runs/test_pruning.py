@@ -14,7 +14,7 @@ from emrun.runs.finding import find_runs
 from emrun.runs.pruning import Removal, better, without_best
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.storage.checkpoints import commits
-from emrun.storage.checkpoints.manifest import STATE, TO_RESUME, TRAINED, check_resumable, verify
+from emrun.storage.checkpoints.manifest import STATE, TRAINED, check_resumable, files_to_resume, verify
 from emrun.storage.checkpoints.state_file import FILE as STATE_FILE
 from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
@@ -63,7 +63,15 @@ def test_without_optimizer_states_checkpoints_are_intact_but_not_resumable(direc
         with pytest.raises(UsageError, match=r"has no state\.pt, so that it cannot be resumed"):
             check_resumable(place)
     assert Removal.of(StoredRun(directory), "optimizer states").size == 0
-    assert TO_RESUME[0] == STATE_FILE
+
+
+def test_the_files_of_ranks_go_with_those_of_one_process_and_the_state_first(tmp_path):
+    of_ranks = ["state-0.safetensors", "state-12.safetensors", "training-1.safetensors"]
+    others = ["model-0.safetensors", "shards.json", "manifest.json", "state-x.safetensors"]
+    for name in (STATE_FILE, "training.safetensors", *of_ranks, *others):
+        (tmp_path / name).touch()
+    assert files_to_resume(tmp_path) == [STATE_FILE, *of_ranks, "training.safetensors"]
+    assert files_to_resume(tmp_path / "missing") == []
 
 
 def test_what_an_interrupt_leaves_is_removed_the_next_time(directory, monkeypatch):

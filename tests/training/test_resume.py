@@ -341,7 +341,7 @@ def test_a_module_that_is_built_in_another_way_each_time_is_refused_with_the_nam
 def test_a_damaged_checkpoint_is_refused_with_those_that_are_intact(project):
     directory = stopped(project, epochs=2)
     root = directory / "checkpoints"
-    damaged = commit(root, lambda place: (place / "state.pt").write_bytes(b"x"), epoch=1, iteration=2, names=("mine",))
+    damaged = commit(root, lambda place: (place / "state.pt").touch(), epoch=1, iteration=2, names=("mine",))
     (damaged / "state.pt").write_bytes(b"y")
     with pytest.raises(StorageError, match="is damaged") as caught:
         resume_training(directory, checkpoint_name="mine")

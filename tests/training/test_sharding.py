@@ -8,7 +8,6 @@ import signal
 import pytest
 import torch
 from in_ranks import in_ranks, results_of
-from safetensors.torch import load_file
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import UsageError
@@ -18,6 +17,9 @@ from emrun.ranks.group import join, ranks
 from emrun.ranks.pieces import piece
 from emrun.runs.comparison import compare
 from emrun.runs.finding import find_run
+from emrun.storage.checkpoints import shards
+from emrun.storage.checkpoints.manifest import Contents, verify
+from emrun.storage.checkpoints.saved_weights import read_saved
 from emrun.training.create import train
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
@@ -132,11 +134,15 @@ def trained(config, directory, hook=None, resumes=False, changes=()):
     return (hook and (hook.held, hook.bytes)), outcome.status
 
 
+def weights_in(directory):
+    return dict(read_saved(directory / "checkpoints/latest").tensors)
+
+
 def result_of(directory):
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     steps = read_steps(directory)
     values = {name: steps[name].tolist() for name in steps if name.startswith(("loss", "gradient_norm", "weight"))}
-    return [line["streams"] for line in lines], values, load_file(directory / "checkpoints/latest/model.safetensors")
+    return [line["streams"] for line in lines], values, weights_in(directory)
 
 
 def flat(tree, path=""):
@@ -248,6 +254,31 @@ class Fails(AbstractHook):
             self.main_loop.request_checkpoint("kept")
 
 
+class DiesInCommit(AbstractHook):
+    """Saves when an epoch begins, and kills rank 1 while it writes its part of the third checkpoint."""
+
+    every_rank = True
+    reads = ()
+
+    def before_epoch(self, epoch_id):
+        if epoch_id == 3 and not ranks().is_first:
+            shards.describe = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        self.main_loop.request_checkpoint("latest")
+
+
+def test_a_rank_that_dies_while_it_writes_costs_that_checkpoint_only(project):
+    failed, status = results_of(2, trained, config_of(updates=40), project / "run", DiesInCommit())
+    assert (failed.kind, status) == ("RankFailed", -signal.SIGKILL)
+    contents = Contents.of(project / "run/checkpoints")
+    assert (contents.own, contents.asides) == (["it-00000009"], [])
+    assert verify((project / "run/checkpoints/latest").resolve()).epoch == 1
+    log = (project / "run/train.log").read_text()
+    assert "checkpoint of shards: rank 0 wrote " in log
+    assert log.count("the last checkpoint was not saved: another rank has ended") == 1
+    trained(None, project / "run", resumes=True, changes=["hooks.StopAfter.updates=17"])
+    assert verify((project / "run/checkpoints/latest").resolve()).iteration == 17
+
+
 @pytest.mark.parametrize(
     ("event", "size"), [("after_stream", 10), ("before_update", None)], ids=["an evaluation", "a step"]
 )
@@ -272,7 +303,7 @@ def test_what_one_rank_cannot_save_alone_is_not_waited_for(project, event, size)
 def test_weights_to_begin_with_are_those_of_one_process(project):
     config = config_of(updates=1)
     trained(config, project / "first")
-    weights = load_file(project / "first/checkpoints/latest/model.safetensors")
+    weights = weights_in(project / "first")
     torch.save({name.replace("blocks", "parts"): each.float() for name, each in weights.items()}, "weights.pt")
     config["model"]["init_from"] = {"path": "weights.pt", "rename": {"parts": "blocks"}}
     trained(config, project / "one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from torch.nn.parameter import is_lazy
 from emrun.base.errors import StateError
 from emrun.base.wording import few, listed
 from emrun.models.laziness import uninitialised
-from emrun.ranks.pieces import in_pieces_like, is_in_pieces, whole_on_first
-from emrun.storage.checkpoints.weights import FILE, read_weights
+from emrun.ranks.pieces import in_pieces_like, is_in_pieces, piece, rows_of
+from emrun.storage.checkpoints.shards import read_tensors, whole_of
+from emrun.storage.checkpoints.weights import FILE, Collected
 
 
 def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -35,8 +37,10 @@ def _is_extra(name: str, value: Any) -> bool:
 
 def collect_weights(
     module: torch.nn.Module, *, copied: bool = False, replaced: Mapping[int, Tensor] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+) -> Collected:
     """Return a module's parameters and buffers, tied tensors once, and the names of the others; see `write_weights`.
+
+    Of a tensor that lies on several ranks, they are the `Rows` of this one.
 
     Args:
         module: the module.
@@ -49,61 +53,52 @@ def collect_weights(
     without_shape = uninitialised(module)
     if without_shape:
         raise StateError(f"{listed(without_shape)}: a lazy module has no weights to save before its first batch")
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Any] = {}
     tied: dict[str, str] = {}
-    first_at: dict[tuple[object, ...], str] = {}
+    first_at: dict[object, str] = {}
     storages: set[int] = set()
     found = own_tensors(module)
     if replaced:
         names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
         others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
         found |= {name: tensor for name, tensor in others.items() if name in found}
-    gathered = _gathered(module, found)
-    found |= gathered
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, tensor in found.items():
-        own_storage = tensor.untyped_storage().data_ptr()
-        place = own_storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        here = piece(tensor)
+        own_storage = here.untyped_storage().data_ptr()
+        place: object = own_storage, here.storage_offset(), here.shape, here.stride(), here.dtype
+        if is_in_pieces(tensor):
+            place = id(parameters[name])  # this rank may have none of its rows
         if tensor.numel() and place in first_at:
             tied[name] = first_at[place]
             continue
         first_at[place] = name
-        own = tensor.detach().cpu().contiguous()
+        own = here.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == own_storage and name not in gathered)
-        weights[name] = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
+        is_shared = storage in storages or (copied and storage == own_storage)
+        own = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
+        weights[name] = replace(rows_of(tensor), values=own) if is_in_pieces(tensor) else own
         storages.add(storage)
     return weights, tied
 
 
-def _gathered(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of a module's tensors that lie on several ranks: whole on rank 0, and empty on the other ranks.
-
-    All ranks call this, and exchange one tensor after the other. Tied tensors stay one.
-    """
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    found: dict[int, Tensor] = {}
-    for name, tensor in tensors.items():
-        if is_in_pieces(tensor) and id(parameters[name]) not in found:
-            found[id(parameters[name])] = whole_on_first(tensor)
-    return {name: found[id(parameters[name])] for name, tensor in tensors.items() if is_in_pieces(tensor)}
-
-
-def as_held(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return whole tensors as a module holds those of the same names: in pieces, if it is sharded."""
+def as_held(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return tensors, which may be `Stored`, as a module holds those of the same names: in pieces, if it is sharded."""
     own = own_tensors(module)
     return {
-        name: in_pieces_like(each, own[name]) if is_in_pieces(own.get(name)) else each for name, each in tensors.items()
+        name: in_pieces_like(each, own[name]) if is_in_pieces(own.get(name)) else whole_of(each)
+        for name, each in tensors.items()
     }
 
 
 def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> None:
-    """Read the weights that `write_weights` wrote into a module of the same structure.
+    """Read the weights of a checkpoint into a module of the same structure: of a sharded one, the rows of this rank.
 
     Raises:
         StorageError: the file cannot be read.
         StateError: the names or shapes in the file are not those of the module.
     """
-    state = read_weights(directory, name)
+    state = read_tensors(directory, name)
     expected = own_tensors(module)
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())

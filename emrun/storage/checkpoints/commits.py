@@ -9,9 +9,10 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
 from emrun.base.wording import did_you_mean, listed
@@ -44,7 +45,7 @@ DEFAULTS = ("best", "latest")  # the names that are tried in this order if no na
 
 def commit(
     root: Path,
-    save: Callable[[Path], None],
+    save: Callable[[Path], Mapping[str, Any] | None],
     *,
     epoch: int,
     iteration: int,
@@ -60,7 +61,8 @@ def commit(
 
     Args:
         root: the directory of the run's checkpoints; created if it is missing.
-        save: writes the checkpoint's files into an existing, empty directory.
+        save: writes the checkpoint's files into an existing, empty directory. What it returns are the entries in the
+            manifest of files that it has flushed and described already.
         epoch: the number of finished training epochs.
         iteration: the number of batches of the train stream that were run.
         names: the names of the new checkpoint, such as `latest`.
@@ -86,8 +88,8 @@ def commit(
         try:
             with written_aside(place, root / f"{ASIDE}{os.getpid()}") as aside:
                 aside.mkdir()
-                save(aside)
-                seal_manifest(aside, known.commits + 1, epoch, iteration, names)
+                described = save(aside)
+                seal_manifest(aside, known.commits + 1, epoch, iteration, names, described)
                 check_guards(place)
                 known.expect(place)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, count
@@ -21,8 +21,9 @@ from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 FORMAT = 2
 FILE = "manifest.json"
 STATE, TRAINED, FROZEN = "state.pt", "training.safetensors", "frozen.safetensors"
-TO_RESUME = (STATE, TRAINED)
-"""The files of a checkpoint that a resume needs and an evaluation does not, with few exceptions; see `leave_out`."""
+SHARDS = "shards.json"
+"""Where the rows of each tensor lie, if each rank has written its own; see `emrun.storage.checkpoints.shards`."""
+_TO_RESUME = re.compile(rf"{re.escape(STATE)}|(training|state)(-\d+)?\.safetensors")
 ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
@@ -85,11 +86,13 @@ def verify(place: Path) -> Manifest:
     return manifest
 
 
-def seal_manifest(folder: Path, commit: int, epoch: int, iteration: int, names: list[str]) -> None:
-    """Flush the files of a checkpoint and write its manifest."""
+def seal_manifest(
+    folder: Path, commit: int, epoch: int, iteration: int, names: list[str], known: Mapping[str, Any] | None = None
+) -> None:
+    """Flush the files of a checkpoint and write its manifest; `known` has the entries of some of them, if any."""
     content = {"format": FORMAT, "commit": commit, "epoch": epoch, "iteration": iteration, "names": names}
     record({name: kind for name, kind in MANIFEST.items() if name != "files"}).check(content)
-    seal(folder, FILE, content, _known_of_linked(folder))
+    seal(folder, FILE, content, _known_of_linked(folder) if known is None else known)
 
 
 def _known_of_linked(folder: Path) -> dict[str, dict[str, Any]]:
@@ -124,6 +127,12 @@ def read_manifest(place: Path) -> Manifest:
     if is_directory_name(directory) and directory.split("-")[1] != f"{manifest.iteration:08d}":
         raise StorageError(f"checkpoint {place}: {FILE} belongs to another checkpoint; the checkpoint is damaged")
     return manifest
+
+
+def files_to_resume(place: Path) -> list[str]:
+    """Return the files of a checkpoint that a resume needs and an evaluation does not; `state.pt` is the first."""
+    found = (each.name for each in place.glob("*") if _TO_RESUME.fullmatch(each.name))
+    return sorted(found, key=lambda name: (name != STATE, name))
 
 
 def leave_out(place: Path, names: Sequence[str]) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.wording import in_one_line, listed, nearest
 from emrun.storage.checkpoints import commits
-from emrun.storage.checkpoints.manifest import FILE as MANIFEST, verify
+from emrun.storage.checkpoints.manifest import FILE as MANIFEST, SHARDS, verify
+from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, INDEX, read_safetensors
 from emrun.storage.files import refuse_timeout, storing
 from emrun.storage.run import CHECKPOINTS, holds_run
@@ -91,7 +92,7 @@ def read_saved(path: Path) -> SavedWeights:
 
 def _weights_in(directory: Path) -> Path:
     """Return the file that has or lists the weights; `model.safetensors` if neither is there."""
-    return next((directory / name for name in (FILE, INDEX) if (directory / name).exists()), directory / FILE)
+    return next((directory / name for name in (FILE, INDEX, SHARDS) if (directory / name).exists()), directory / FILE)
 
 
 def _first(names: list[str]) -> str:
@@ -138,6 +139,9 @@ def _of_file(path: Path) -> SavedWeights:
     with storing(path, "read"):
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
             raise StorageError(errno.EINVAL, f"cannot read {path}: it is not a regular file")
+    if path.name == SHARDS:
+        tensors = read_tensors(path.parent, FILE)
+        return SavedWeights(str(path), {name: whole_of(each) for name, each in tensors.items()}, [])
     if path.name.endswith(_INDEX_ENDING):
         return SavedWeights(str(path), _of_index(path), [])
     if path.suffix != ".safetensors":

@@ -13,7 +13,9 @@ import torch
 
 from emrun.base.encoding import decode, encode
 from emrun.base.errors import StorageError, reason_of
-from emrun.storage.checkpoints.manifest import STATE
+from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.storage.checkpoints.manifest import SHARDS, STATE
+from emrun.storage.checkpoints.shards import OF_STATE, put_back, read_tensors
 from emrun.storage.files import opened_regular, refuse_timeout
 
 FILE = STATE
@@ -54,7 +56,8 @@ def read_back(state: Any, key: str) -> Any:
 def load_state(directory: Path) -> dict[str, Any]:
     """Read `state.pt`, still encoded (see `decode`); nothing in the file is imported or called.
 
-    Values that are there many times, and tensors that repeat their values, may unfold to four times the file.
+    Tensors that lie in the files of several ranks are `Stored`. Values that are there many times, and tensors that
+    repeat their values, may unfold to four times the file.
 
     Raises:
         StorageError: the file cannot be read.
@@ -78,6 +81,9 @@ def load_state(directory: Path) -> dict[str, Any]:
         raise StorageError(errno.EIO, f"cannot read {path}: {reason}") from error
     if not isinstance(state, dict):
         raise StorageError(errno.EIO, f"cannot read {path}: the file is not a saved state of a run")
+    if (directory / SHARDS).exists():
+        with reading(str(path), ANOTHER_CHECKPOINT):
+            state["model"] = put_back(state["model"], read_tensors(directory, OF_STATE))
     return state
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,8 +27,8 @@ UNFROZEN = "unfrozen.safetensors"
 """The other tensors of the weights that evaluations use, if frozen tensors lie apart."""
 LEAST_APART = 2**20  # bytes of frozen tensors that are worth a file
 
-Collected = tuple[Mapping[str, Tensor], Mapping[str, str]]
-"""The weights and the names of tied weights, as `write_weights` takes them."""
+Collected = tuple[Mapping[str, Any], Mapping[str, str]]
+"""The weights and the names of tied weights, as `write_weights` takes them; on several ranks, some are `Rows`."""
 
 _TIED = "tied"  # the only key of the metadata: safetensors writes several in random order, and files would differ
 

@@ -376,7 +376,7 @@ def test_a_commit_looks_at_no_other_checkpoint(root, monkeypatch):
 
 
 def test_what_is_intact_is_not_looked_for_where_files_cannot_be_read_in_time(tmp_path):
-    commit(tmp_path, lambda place: (place / "state.pt").write_bytes(b"x"), epoch=1, iteration=2, names=("best",))
+    commit(tmp_path, lambda place: (place / "state.pt").touch(), epoch=1, iteration=2, names=("best",))
     late, damaged = ReadTimeout("no answer"), StorageError("damaged")
     note_intact(late, tmp_path)
     note_intact(damaged, tmp_path)
