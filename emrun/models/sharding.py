@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Required, TypedDict
@@ -125,7 +125,9 @@ class Sharding:
             shard.set_force_sum_reduction_for_comms(True)  # the losses are weighted, and a mean would divide them
             shard.set_gradient_divide_factor(1.0)
             part.register_forward_pre_hook(self._refuse_alone, prepend=True)
-            part.register_forward_pre_hook(partial(self._note, f"{name}." if name else ""))
+            part.register_forward_pre_hook(partial(self._note, name))
+            part.register_forward_hook(partial(self._check_kept, name), prepend=True)
+        module.register_forward_pre_hook(_check_divided, prepend=True)
         root = f"FSDP2-wrapped module .{type(module).__name__}. returned a view"  # nothing changes outputs in place
         warnings.filterwarnings("ignore", message=root)
         shard.set_reduce_scatter_unused_params(True)  # a rank may have no gradient of a parameter
@@ -173,16 +175,38 @@ class Sharding:
                 "hook `every_rank = True`, so that all ranks run the model together"
             )
 
-    def _note(self, prefix: str, part: torch.nn.Module, *_: Any) -> None:
-        """Note from now on which parameters of a part, which are whole now, get a gradient."""
-        if not torch.is_grad_enabled():
-            return
-        for name, each in part.named_parameters(prefix[:-1]):
+    def _new(self, path: str, part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the parameters of a part, whole now and with a gradient, that are not noted yet: name, itself."""
+        for name, each in part.named_parameters(path) if torch.is_grad_enabled() else ():
             if each.requires_grad and id(each) not in self._noted and not is_in_pieces(each):
-                self._noted[id(each)] = each
-                each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    lambda _, name=name: self.given.add(name)
-                )
+                yield name, each
+
+    def _note(self, path: str, part: torch.nn.Module, *_: Any) -> None:
+        """Note from now on which parameters of a part get a gradient."""
+        for name, each in self._new(path, part):
+            self._noted[id(each)] = each
+            each.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda _, name=name: self.given.add(name)
+            )
+
+    def _check_kept(self, path: str, part: torch.nn.Module, *_: Any) -> None:
+        """Check that a part has the parameters with which its forward pass has begun."""
+        if (found := next(self._new(path, part), None)) is not None:
+            raise _is_new(found[0])
+
+
+def _check_divided(module: torch.nn.Module, *_: Any) -> None:
+    """Check that all parameters of a module are divided, before it runs."""
+    for name, each in module.named_parameters():
+        if not is_in_pieces(each):
+            raise _is_new(name)
+
+
+def _is_new(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name!r} is a new parameter, which the module or a hook has added or put in place of another since "
+        "model.strategy has divided the weights: make all parameters in __init__, and change their values in place"
+    )
 
 
 def check_by_rows(members: Sequence[ScheduledOptimizer]) -> None:

@@ -50,8 +50,9 @@ def ranks_of(command):
         pytest.param(3, [], marks=pytest.mark.campaign),
         pytest.param(2, SHARDED, marks=pytest.mark.campaign),
         pytest.param(3, SHARDED, marks=pytest.mark.campaign),
+        pytest.param(2, [*SHARDED, "hooks.SaveEvery.every=1 updates"], marks=pytest.mark.campaign),
     ],
-    ids=["2", "3", "2 sharded", "3 sharded"],
+    ids=["2", "3", "2 sharded", "3 sharded", "2 sharded, mostly in commits"],
 )
 def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, small, trials, size, overrides):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS)

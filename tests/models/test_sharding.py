@@ -279,3 +279,38 @@ def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(t
     names = [{name.rpartition("[")[2] for name in each} for each in own]
     assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
     assert (places[4] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
+
+
+class Changing(Net):
+    """Has another parameter in its second forward pass: added, or put in place of one, by itself or between two."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.passes = how, 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes == 2 and self.how == "adds":
+            self.blocks[1][0].scale = nn.Parameter(torch.ones(1))
+        if self.passes == 2 and self.how == "replaces":
+            self.head.weight = nn.Parameter(torch.ones(5, 4))
+        return super().forward(x)
+
+
+def three_passes(how):
+    net = Changing(how)
+    Sharding(net, BLOCKS, join())
+    for number in range(3):
+        if number == 1 and how == "between":
+            net.blocks[0] = Net().blocks[0]
+        net(torch.arange(4).view(2, 2))["loss"].sum().backward()
+    return net.passes
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("adds", "blocks.1.0.scale"), ("replaces", "head.weight"), ("between", "blocks.0.0.weight")]
+)
+def test_a_parameter_that_is_added_or_replaced_later_is_an_error_with_its_name(how, name):
+    for each in results_of(2, three_passes, how):
+        assert each.kind == "RuntimeError"
+        assert each.message.startswith(f"{name!r} is a new parameter, which the module or a hook has added or put in")

@@ -176,9 +176,7 @@ def test_parts_of_a_dataset_have_an_argument_model_of_their_own():
         {"dataset": {"class": "my_walk.Holder", "inner": {"class": "my_walk.Named", "model": "big"}}}
     )
     assert found.inner.model == "big"
-    with pytest.raises(
-        ConfigError, match=r"'model' is supplied by emrun; remove it; if your class means .* rename"
-    ):
+    with pytest.raises(ConfigError, match=r"'model' is supplied by emrun; remove it; if your class means .* rename"):
         create_dataset(config({"class": "my_walk.Named", "model": "big"}))
 
 
