@@ -34,13 +34,15 @@ def seed_everything(seed: int, *key: Key, devices: bool = True) -> None:
     Args:
         seed: the seed of the run.
         key: what the generators are seeded for; see `derived_seed`.
-        devices: also seed torch's generators of GPUs; before the first use of a GPU, this costs 0.1 ms.
+        devices: also seed torch's generators of accelerators; before the first use of one, this costs 0.1 ms, and
+            nothing where torch is built without one.
     """
     value = derived_seed(seed, *key)
     random.seed(value)
     np.random.seed(value % 2**32)
     if torch := sys.modules.get("torch"):
-        (torch if devices else torch.default_generator).manual_seed(value % 2**63)
+        has_devices = devices and torch.accelerator.current_accelerator() is not None
+        (torch if has_devices else torch.default_generator).manual_seed(value % 2**63)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
+from emrun.base.errors import ConfigError
 from emrun.config.yaml_tree import Node, parse
 
 
@@ -22,7 +23,7 @@ def dump(node: Node, template: str | None = None) -> str:
         template: a YAML text; its comments and formatting are kept where it agrees with the tree.
     """
     plain = node.plain()
-    kept = None if template is None else _dump_like(plain, template)
+    kept = None if template is None else _with_new_parts(node, template) or _dump_like(plain, template)
     return _write(_round_trip(), _escaped(plain)) if kept is None else kept
 
 
@@ -51,6 +52,28 @@ def _escaped(plain: Any) -> Any:
     return plain
 
 
+def _with_new_parts(node: Node, template: str) -> str | None:
+    """Return the template with what is not from a file: keys at the end, and first items of lists.
+
+    None when that does not have the value of the tree; `_dump_like`, which takes three times as long, may have it.
+    """
+    new, lines = {}, template.rstrip().splitlines(keepends=True)
+    for path, child, _ in node.places():
+        if not child.position.line and len(path) == 1:
+            new[path[0]] = child.plain()
+        elif not child.position.line:
+            second = node.get(path[0], 1) if path[1:] == (0,) else None
+            before = "" if second is None else lines[second.position.line - 1][: second.position.column - 1]
+            if second is None or not re.fullmatch(" *- +", before):
+                return None
+            lines.insert(second.position.line - 1, f"{before}{child.value}\n")
+    try:
+        text = f"{''.join(lines)}\n{_write(_round_trip(), _escaped(new)) if new else ''}"
+        return text if _is_equal(parse(text, "config").plain(), node.plain()) else None
+    except ConfigError:  # a key does not fit behind a mapping in braces, for example
+        return None
+
+
 def _dump_like(plain: Any, template: str) -> str | None:
     """Return the template, changed so that it has the value `plain`; None when that is not possible."""
     yaml = _round_trip()
@@ -60,9 +83,14 @@ def _dump_like(plain: Any, template: str) -> str | None:
             data = yaml.load(template)
             _adapt(data, plain)
             text = _write(yaml, data)
-        return text if saferepr(parse(text, "config").plain()) == saferepr(plain) else None  # NaN equals NaN
+        return text if _is_equal(parse(text, "config").plain(), plain) else None
     except Exception:  # anchors, merge keys and misplaced comments make ruamel fail in many ways
         return None
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two plain trees have equal values and types; NaN equals NaN."""
+    return saferepr(one) == saferepr(other)
 
 
 def _adapt(data: Any, plain: Any) -> None:

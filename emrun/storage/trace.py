@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +100,7 @@ class Trace:
         self._path = path
         self._clock = clock
         self._censor = censor
+        torch = sys.modules.get("torch")  # last bits of results may depend on its threads
         self._entries: dict[str, Any] = {
             "train_begin": None,
             "train_end": None,
@@ -110,10 +110,10 @@ class Trace:
             "status": "running",
             "reason": None,
             "seed": seed,
-            "threads": _threads(),
+            "threads": None if torch is None else int(torch.get_num_threads()),
             "ranks": ranks().size,
             "emrun": emrun.__version__,
-            "torch": metadata.version("torch"),
+            "torch": None if torch is None else str(torch.__version__),
             "python": platform.python_version(),
             "command": list(command),
             "host": socket.gethostname(),
@@ -153,30 +153,28 @@ class Trace:
 
     def count(self, epochs_done: int, iterations_done: int) -> None:
         """Set the number of finished epochs and iterations; at most every ten seconds, the file is written."""
-        self._entries.update(epochs_done=epochs_done, iterations_done=iterations_done)
+        self.add(epochs_done=epochs_done, iterations_done=iterations_done)
         now = self._clock()
         if self._written_at is None or not timedelta(0) <= now - self._written_at < _INTERVAL:  # it may be set back
             self._written_at = now
             self.write()
 
+    def add(self, **entries: Any) -> None:
+        """Add entries, for the next time that the file is written."""
+        self._entries.update(entries)
+
     def end(self, **entries: Any) -> None:
-        """Set when and how the run ended; the caller writes the file."""
-        self._entries.update(train_end=_in_text(self._clock()), **entries)
+        """Add when and how the run ended; the caller writes the file."""
+        self.add(train_end=_in_text(self._clock()), **entries)
 
     def write(self, **entries: Any) -> None:
         """Add entries and write the file."""
-        self._entries.update(entries)
+        self.add(**entries)
         shown = {
             key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
             for key, value in self._entries.items()
         }
         write_with_plain(self._path, _as_yaml(shown), shown)
-
-
-def _threads() -> int | None:
-    """Return the number of threads of PyTorch, on which the last bits of results may depend; None if it is not used."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
 
 
 def mark_pruned(directory: Path, reason: str) -> None:

@@ -110,7 +110,7 @@ def create_training(
                 tell(str(run.directory))
                 training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 forecast = kept_forecast(loaded)
-                run.trace.write(device=device_of(training.model), **({"forecast": forecast} if forecast else {}))
+                run.trace.add(device=device_of(training.model), **({"forecast": forecast} if forecast else {}))
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)

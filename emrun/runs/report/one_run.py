@@ -345,8 +345,8 @@ def _environment(run: StoredRun) -> Html:
         changes = "" if each["sha256"] is None else " with changes"
         git.append(f"{each['directory']} {'no commit' if each['commit'] is None else each['commit'][:12]}{changes}")
     versions = [(name, trace.get(name)) for name in ("emrun", "torch", "python")]
-    packages = [[name, version] for name, version in sorted(code.get("packages", {}).items())]
-    modules = [[name] for name in sorted(code.get("modules", {}))]
+    packages = [f"{name} {version}" for name, version in sorted(code.get("packages", {}).items())]
+    modules = sorted(code.get("modules", {}))
     return section(
         "Environment and code",
         facts(
@@ -356,12 +356,8 @@ def _environment(run: StoredRun) -> Html:
                 ("git", ", ".join(git) or trace.get("git_commit")),
             ]
         ),
-        folded(f"{counted(len(modules), 'module')} of the run", table(["module"], modules, label="Modules"))
-        if modules
-        else None,
-        folded(counted(len(packages), "package"), table(["package", "version"], packages, label="Packages"))
-        if packages
-        else None,
+        folded(f"{counted(len(modules), 'module')} of the run", listing("\n".join(modules))),
+        folded(counted(len(packages), "package"), listing("\n".join(packages))),
     )
 
 
