@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -120,6 +121,8 @@ class Trace:
             "pid": os.getpid(),
             "git_commit": head_of(Path()),
         }
+        self._shown: dict[str, Any] = {}  # the entries in the file
+        self._texts: dict[str, str] = {}  # the YAML of each
         self._written_at: datetime | None = None
 
     @property
@@ -174,7 +177,11 @@ class Trace:
             key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
             for key, value in self._entries.items()
         }
-        write_with_plain(self._path, _as_yaml(shown), shown)
+        changed = {key: value for key, value in shown.items() if key not in self._texts or value != self._shown[key]}
+        parts = re.split(r"(?m)^(?=\w+:)", _as_yaml(changed))[1:]  # to write YAML takes most of the time
+        self._texts |= dict(zip(changed, parts, strict=True))
+        self._shown = shown
+        write_with_plain(self._path, "".join(map(self._texts.__getitem__, shown)), shown)
 
 
 def mark_pruned(directory: Path, reason: str) -> None:

@@ -25,7 +25,7 @@ def escaped(content: Any) -> Html:
 
 def visible(text: str) -> str:
     """Return a text in which characters that are not printable, except ends of lines and tabs, are escapes."""
-    if text.isprintable():
+    if text.replace("\n", "").isprintable():
         return text
     return "".join(each if each.isprintable() or each in _SHOWN else ascii(each)[1:-1] for each in text)
 
