@@ -79,7 +79,8 @@ class ComputeStats(OfStreams):
         self._streams = Streams(streams)
         self._skips = on_missing_variable == "skip"
         self._there: dict[str, list[str]] = {}  # stream -> the variables of its first batch
-        self._stats: dict[str, dict[str, RunningStats]] = {}
+        self.collected: dict[str, dict[str, RunningStats]] = {}
+        """Stream -> variable -> its values in this epoch; the means between epochs are made from the same copies."""
         self._left_out: set[tuple[str, str]] = set()  # streams and variables of which the log has told
         self._set(read(["loss"] if variables is None else variables))
 
@@ -129,13 +130,13 @@ class ComputeStats(OfStreams):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch."""
-        self._stats = {}
+        self.collected = {}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Add the values of a batch to the statistics of its stream."""
-        stats = self._stats.get(stream_name)
+        stats = self.collected.get(stream_name)
         if stats is None:
-            stats = self._stats[stream_name] = {
+            stats = self.collected[stream_name] = {
                 name: RunningStats(each) for name, each in self._of(stream_name).items()
             }
             self._there[stream_name] = list(batch_data)
@@ -168,7 +169,7 @@ class ComputeStats(OfStreams):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the statistics to the data of the epoch."""
-        for stream, stats in self._stats.items():
+        for stream, stats in self.collected.items():
             for name, running in stats.items():
                 if running.count or not self._skips:
                     epoch_data.setdefault(stream, {})[name] = running.result()
@@ -184,10 +185,10 @@ class ComputeStats(OfStreams):
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the epoch so far."""
         return {
-            "aggregations": {stream: self._of(stream) for stream in self._stats},
+            "aggregations": {stream: self._of(stream) for stream in self.collected},
             "stats": {
                 stream: {name: running.state_dict() for name, running in stats.items()}
-                for stream, stats in self._stats.items()
+                for stream, stats in self.collected.items()
             },
         }
 
@@ -195,7 +196,7 @@ class ComputeStats(OfStreams):
         """Add the statistics of other ranks."""
         for state in states:
             for stream, saved in state["stats"].items():
-                stats = self._stats.setdefault(
+                stats = self.collected.setdefault(
                     stream, {name: RunningStats(each) for name, each in self._of(stream).items()}
                 )
                 for name, running in stats.items():
@@ -204,7 +205,7 @@ class ComputeStats(OfStreams):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the statistics of an epoch that is resumed in its middle, unless other variables are wanted now."""
-        self._stats = {}
+        self.collected = {}
         if any(self._of(stream) != each for stream, each in state["aggregations"].items()):
             _LOG.warning(
                 "ComputeStats: the variables are not those of the checkpoint; the statistics of this epoch cover only "
@@ -212,6 +213,6 @@ class ComputeStats(OfStreams):
             )
             return
         for stream, saved in state["stats"].items():
-            self._stats[stream] = {name: RunningStats(self._aggregations[name]) for name in saved}
-            for name, running in self._stats[stream].items():
+            self.collected[stream] = {name: RunningStats(self._aggregations[name]) for name in saved}
+            for name, running in self.collected[stream].items():
                 running.load_state_dict(saved[name])

@@ -134,7 +134,8 @@ class _Means:
         self._owners: dict[str, list[str] | None] = {}
         self._stats: dict[str, RunningStats] = {}  # of variables of the batches
         self._recorded: dict[str, RunningStats] = {}  # of what hooks record, and of the minimised loss
-        self._names: list[str] | None = None  # the variables, from the first batch on
+        self._names: list[str] | None = None  # the variables, from the first batch of an epoch on
+        self._copied: dict[str, RunningStats] = {}  # of the epoch, whose copies of the values are taken
         self._aggregations: dict[str, list[str]] = {}  # of variables with others than the mean
         self._last: list[str] = []  # the variables of which the value of the last batch is wanted
 
@@ -156,13 +157,19 @@ class _Means:
         """
         if self._names is None:
             self._names = self._find(loop, batch_data)
+            for hook in loop.hooks:
+                self._copied.update(getattr(hook, "collected", {}).get(loop.train_stream_name, {}))
         weights = batch_data.get("example_weight")
         name = ""
         try:
             for name in self._names:
                 if name in batch_data:
                     running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
-                    running.add(batch_data[name], loop.batch_length, weights)
+                    value, copied = batch_data[name], self._copied.get(name)
+                    if copied is not None and copied.source is value and weights is None:
+                        running.add_copied(copied, loop.batch_length)
+                    else:
+                        running.add(value, loop.batch_length, weights)
             for name in self._last:
                 if name in self._stats and name in batch_data:
                     last = self._stats[f"{name}/{LAST}"] = RunningStats(["mean"])
@@ -206,12 +213,12 @@ class _Means:
             for name, each in {**self._stats, **self._recorded}.items()
             for aggregation, value in each.result().items()
         }
-        self.forget()
+        self._stats, self._recorded = {}, {}
         return found
 
     def forget(self) -> None:
-        """Begin anew."""
-        self._stats, self._recorded, self._names = {}, {}, None
+        """Begin anew, with the variables that the next batch has."""
+        self._stats, self._recorded, self._names, self._copied = {}, {}, None, {}
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}

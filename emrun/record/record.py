@@ -17,7 +17,7 @@ from emrun.epoch_data import numbers
 from emrun.hook import Loop
 from emrun.record.interval_rows import IntervalRows
 from emrun.record.metrics import is_before
-from emrun.record.rows import Reader, Row, line_of, row_of_epoch, row_of_means
+from emrun.record.rows import Reader, Row, line_of, row_of_epoch
 from emrun.record.steps import StepsFile
 from emrun.shown import Histogram, Shown
 from emrun.storage.lines import Lines
@@ -95,7 +95,7 @@ class Record:
             self._count += 1
             self.epochs.append(line)
         if self.sinks:
-            self._tell(replace(row_of_epoch(line, own), unknown=_unknown(epoch_data)))
+            self._tell(replace(row_of_epoch(line, own), unknown=_unknown(epoch_data), is_new=True))
 
     def add_left_out(self, epoch: int, iteration: int, stream: str, left_out: Mapping[str, str]) -> None:
         """Append a row with the bad examples that were left out in an epoch of a stream.
@@ -110,7 +110,7 @@ class Record:
 
     def _add_means(self, every: str, means: dict[str, float], examples: int | None, loop: Loop) -> None:
         """Append a row of means, and give it to the sinks."""
-        line = {
+        line: dict[str, Any] = {
             "every": every,
             "stream": loop.train_stream_name,
             "epoch": loop.training_epochs_done + 1,
@@ -118,10 +118,9 @@ class Record:
             "updates": loop.updates_done,
             "examples": examples,
             "time": round(time(), 3),
-            "means": numbers(means),
         }
-        self._add_row(line)
-        self._tell(row_of_means(line))
+        self._add_row({**line, "means": numbers(means)})
+        self._tell(Row(**line, means=means, is_new=True))
 
     def _add_row(self, line: dict[str, Any]) -> None:
         if self._files:
@@ -129,7 +128,7 @@ class Record:
 
     def _tell(self, row: Row) -> None:
         for sink in self.sinks:
-            sink(replace(row, is_new=True))
+            sink(row)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: lengths and digests of the files, and the values of rows to come."""

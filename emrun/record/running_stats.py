@@ -44,6 +44,9 @@ class RunningStats:
         self._device = torch.device("cpu")
         self._precision = torch.double
         self._values: list[Tensor] = []  # not reduced yet; the used slots hold more such values
+        self._newest = torch.empty(0)  # the copy of the values that were added last
+        self.source: Any = None
+        """The values that were added last, as they were given."""
         self._slots: Sequence[Tensor] = ()  # for values of the previous form: `copy_` is faster than a new tensor
         self._buffer = torch.empty(0)  # the memory of the slots, which are views
         self._used = 0
@@ -68,6 +71,7 @@ class RunningStats:
                 scalars or weights.
             TypeError: the value is not a real number.
         """
+        given, self.source = value, None
         if value.__class__ is not Tensor or value.requires_grad:
             value = _tensor(value)
         shape = value.shape
@@ -85,7 +89,7 @@ class RunningStats:
             self._reduce()
         used = self._used
         if used < len(self._slots):
-            self._slots[used].copy_(value)
+            self._newest = self._slots[used].copy_(value)
             self._used = used + 1
         else:
             self._keep(value)
@@ -96,8 +100,29 @@ class RunningStats:
             self._lengths.append(length)
         self._batches += 1
         self._fill += n
+        self.source = given
         if weights is not None:
             self._weights.append(weights)
+
+    def add_copied(self, other: RunningStats, length: int) -> None:
+        """Add the values that were last added to another object, without weights; this does not copy them again."""
+        value = other._newest
+        n = value.numel()
+        if self._shape is None:
+            self._begin(value)
+            self._is_scalar = other._is_scalar
+        if self._batches == _MOST or self._fill + n > _CAPACITY:
+            self._reduce()
+        if self._used:
+            self._leave_slots()
+        self._values.append(value if value.dim() < 2 else value.flatten())
+        if self._is_scalar:
+            self._count += length
+            self._lengths.append(length)
+        else:
+            self._count += n
+        self._batches += 1
+        self._fill += n
 
     def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
         """Check values of another form than the previous ones and remember the form; return a weight per value."""
@@ -198,10 +223,11 @@ class RunningStats:
         if count > 1:
             self._buffer = torch.empty((count, *value.shape), dtype=dtype, device=value.device)
             self._slots = self._buffer.unbind()
-            self._slots[0].copy_(value)
+            self._newest = self._slots[0].copy_(value)
             self._used = 1
         else:
-            self._values.append(value.to(dtype, copy=True).flatten())
+            self._newest = value.to(dtype, copy=True).flatten()
+            self._values.append(self._newest)
 
     def _leave_slots(self) -> None:
         if self._used:
@@ -214,7 +240,7 @@ class RunningStats:
         values, device = self._values, self._device
         if any(each.device != device for each in values):
             values = [each.to(device) for each in values]
-        return torch.cat(values).to(self._precision)
+        return torch.hstack(values).to(self._precision)
 
     def _reduce(self) -> None:
         """Add the collected values to the totals and drop them."""
@@ -224,7 +250,7 @@ class RunningStats:
         self._values, self._lengths, self._weights = [], [], []
         if values is None:
             return
-        repeats = values.new_tensor(np.array(lengths)) if self._is_scalar else torch.ones_like(values)
+        repeats: Any = values.new_tensor(np.array(lengths)) if self._is_scalar else 1.0
         weight_of = torch.cat(weights) if weights else repeats
         if weights and self._is_scalar:  # those of batches without weight are means over nothing
             has_weight = weight_of != 0
@@ -233,11 +259,12 @@ class RunningStats:
             return
         if self._collects:
             self._collected.append(values)
-        new, needed = {"weight": weight_of.sum(), "weighted": weighted(values, weight_of).sum()}, self._needed
+        weight = weight_of.sum() if isinstance(weight_of, Tensor) else values.new_tensor(float(len(values)))
+        new, needed = {"weight": weight, "weighted": weighted(values, weight_of).sum()}, self._needed
         if "sum" in needed:
             new["sum"] = (values * repeats).sum()
         if "nancount" in needed:
-            new["nancount"] = (values.isnan() * repeats).sum()
+            new["nancount"] = (values.isnan().to(values.dtype) * repeats).sum()
         if "min" in needed:
             new["min"] = values.min()
         if "max" in needed:

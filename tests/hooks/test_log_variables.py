@@ -10,6 +10,7 @@ from emrun import AbstractHook, MainLoop, create_training, read_steps, resume_tr
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, LogVariables, StopAfter
 from emrun.record.rows import Reader
+from emrun.record.running_stats import RunningStats
 from emrun.training.create import train
 
 
@@ -238,6 +239,21 @@ def test_aggregations_between_epochs_are_those_of_numpy_on_the_step_record_also_
     train(resume_training(tmp_path / "resumed", overrides=["~hooks.StopAfter.iterations"]))
     again = [row.means for row in Reader(tmp_path / "resumed").rows() if row.every]
     assert again == [row.means for row in Reader(tmp_path / "straight").rows() if row.every]
+
+
+def test_means_between_epochs_are_those_of_values_that_are_copied_for_them_alone(tmp_path, digits_config, monkeypatch):
+    hooks = ["ComputeStats", {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 2}}]
+
+    def means(name):
+        config = digits_config(hooks, extra_streams=[], skip_zeroth_epoch=True)
+        train(create_training(config, output_dir=tmp_path / name))
+        return [row.means for row in Reader(tmp_path / name).rows() if row.every]
+
+    shared = means("shared")
+    monkeypatch.setattr(RunningStats, "add_copied", None)
+    monkeypatch.setattr(RunningStats, "source", property(lambda stats: None, lambda stats, value: None), raising=False)
+    assert means("alone") == shared
+    assert {"loss", "accuracy"} <= {*shared[0]}
 
 
 def test_fewer_lines(train_digits, caplog):

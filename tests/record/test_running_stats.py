@@ -422,6 +422,30 @@ def test_a_state_does_not_change_with_what_comes_after_it(shape, is_weighted):
         assert take(other, values[half:]).result() == expected
 
 
+@pytest.mark.parametrize("shape", [(), (5,), (5, 3)], ids=str)
+def test_values_that_another_object_has_copied_are_not_copied_again_and_count_as_if_they_were_added(shape):
+    names, same = [*RUNNING, "median"], torch.zeros(shape)  # as a model whose outputs are always the same memory
+    first, copied, added = RunningStats(names), RunningStats(names), RunningStats(names)
+    for index, value in enumerate(some(2000, *shape)):
+        same.copy_(torch.as_tensor(value))
+        first.add(same, 5)
+        if index == 1500:  # what the state has is all that there is
+            state, copied = copied.state_dict(), RunningStats(names)
+            copied.load_state_dict(state)
+        assert first.source is same
+        copied.add_copied(first, 5)
+        added.add(same.clone(), 5)
+    assert copied.result() == added.result() == first.result()
+
+
+def test_values_that_were_refused_are_not_those_that_were_copied_last():
+    stats, value = RunningStats(["mean"]), torch.ones(5)
+    stats.add(value, 5)
+    with pytest.raises(ValueError, match="has 5 entries"):
+        stats.add(value, 4)
+    assert stats.source is None
+
+
 def test_values_of_another_device_come_to_that_of_the_first():
     # Tensors on the device `meta` stand for those of a GPU.
     for shape in ((), (5,)):
