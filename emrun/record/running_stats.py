@@ -14,8 +14,7 @@ from emrun.ranks.parts import weighted
 
 _CAPACITY = 8192  # values per reduction, which costs about ten small operations
 _MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it
-_SLOTS = 64  # slots that are allocated together; each costs about 0.7 us
-_EXACT = (torch.float32, torch.float64)  # stored in their own dtype; the reduction converts them to double precision
+_EXACT = (torch.float32, torch.float64)  # copied in their own dtype; the reduction converts them to double precision
 
 
 class RunningStats:
@@ -35,22 +34,15 @@ class RunningStats:
         needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
         self._needed = {needs.get(name, name) for name in aggregations}
         self._collects = any(name not in RUNNING for name in aggregations)
-        self._shape: torch.Size | None = None  # form of the previous values: shape, dtype, device, batch length
-        self._dtype = torch.double
-        self._is_cpu = True
-        self._length = 0
+        self._shape: torch.Size | None = None  # of the previous values
+        self._length = 0  # of the previous batch
         self._is_scalar = False
         self._is_weighted = False
         self._device = torch.device("cpu")
         self._precision = torch.double
-        self._values: list[Tensor] = []  # not reduced yet; the used slots hold more such values
-        self._newest = torch.empty(0)  # the copy of the values that were added last
+        self._values: list[Tensor] = []  # not reduced yet, each with one dimension or a scalar
         self.source: Any = None
         """The values that were added last, as they were given."""
-        self._slots: Sequence[Tensor] = ()  # for values of the previous form: `copy_` is faster than a new tensor
-        self._buffer = torch.empty(0)  # the memory of the slots, which are views
-        self._used = 0
-        self._repeats = False
         self._batches = self._fill = 0  # number of batches and number of values that are not reduced yet
         self._lengths: list[float] = []  # for scalars: the batch length of each value that is not reduced yet
         self._weights: list[Tensor] = []
@@ -75,24 +67,13 @@ class RunningStats:
         if value.__class__ is not Tensor or value.requires_grad:
             value = _tensor(value)
         shape = value.shape
-        if (
-            shape != self._shape
-            or length != self._length
-            or value.dtype is not self._dtype
-            or value.is_cpu is not self._is_cpu
-            or weights is not None
-            or self._is_weighted
-        ):
+        if shape != self._shape or length != self._length or weights is not None or self._is_weighted:
             weights = self._check(value, length, weights)
         n = value.numel()
         if self._batches == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
-        used = self._used
-        if used < len(self._slots):
-            self._newest = self._slots[used].copy_(value)
-            self._used = used + 1
-        else:
-            self._keep(value)
+        flat = value if len(shape) < 2 else value.flatten()
+        self._values.append(flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True))
         if shape:
             self._count += n
         else:
@@ -106,16 +87,14 @@ class RunningStats:
 
     def add_copied(self, other: RunningStats, length: int) -> None:
         """Add the values that were last added to another object, without weights; this does not copy them again."""
-        value = other._newest
+        value = other._values[-1]
         n = value.numel()
         if self._shape is None:
             self._begin(value)
             self._is_scalar = other._is_scalar
         if self._batches == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
-        if self._used:
-            self._leave_slots()
-        self._values.append(value if value.dim() < 2 else value.flatten())
+        self._values.append(value)
         if self._is_scalar:
             self._count += length
             self._lengths.append(length)
@@ -138,12 +117,8 @@ class RunningStats:
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
         if self._count and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches, but not in others")
-        like = value.shape, value.dtype, value.is_cpu
-        if like != (self._shape, self._dtype, self._is_cpu):
-            self._leave_slots()
-            self._repeats = False
         self._is_weighted = weight is not None
-        (self._shape, self._dtype, self._is_cpu), self._length = like, length
+        self._shape, self._length = value.shape, length
         if weight is None:
             return None
         weight = weight.to(self._device, self._precision)
@@ -213,30 +188,8 @@ class RunningStats:
         self._is_scalar = value.dim() == 0
         self._shape = torch.Size([-1])  # different from every shape
 
-    def _keep(self, value: Tensor) -> None:
-        """Copy values for which there is no slot; allocate slots when the values have the previous form."""
-        self._leave_slots()
-        n = value.numel()
-        count = min(_SLOTS, _CAPACITY // n) if n and self._repeats else 0
-        self._repeats = True
-        dtype = value.dtype if value.dtype in _EXACT else self._precision
-        if count > 1:
-            self._buffer = torch.empty((count, *value.shape), dtype=dtype, device=value.device)
-            self._slots = self._buffer.unbind()
-            self._newest = self._slots[0].copy_(value)
-            self._used = 1
-        else:
-            self._newest = value.to(dtype, copy=True).flatten()
-            self._values.append(self._newest)
-
-    def _leave_slots(self) -> None:
-        if self._used:
-            self._values.append(self._buffer[: self._used].flatten())
-        self._slots, self._used = (), 0
-
     def _joined(self) -> Tensor:
         """Return a copy of the values that are not reduced yet, of shape (values,)."""
-        self._leave_slots()
         values, device = self._values, self._device
         if any(each.device != device for each in values):
             values = [each.to(device) for each in values]
