@@ -59,7 +59,7 @@ class LogProfile(AbstractHook):
 
     def before_training(self) -> None:
         """Start the clock."""
-        self._began = perf_counter()
+        self._began, self._cores = perf_counter(), cores()  # which reads some twenty files
         self._sum, self._count, self._subject = Times(), 0, None
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ class LogProfile(AbstractHook):
     def _verdict(self, times: Times) -> tuple[str, str]:
         loop = self.main_loop
         ahead = None if asks_model(loop.dataset) else loop.reading_ahead
-        return verdict(times, ahead, loop.extra_streams, cores())
+        return verdict(times, ahead, loop.extra_streams, self._cores)
 
     def _line(self, times: Times) -> str:
         shares = times.shares()
