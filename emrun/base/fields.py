@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,12 +31,13 @@ class Kind:
     Args:
         allowed: the description of the kind in messages.
         fits: returns whether a value is of the kind; an exception counts as False.
-        look_inside: checks the parts of a value that fits; called with the value and its key.
+        parts: returns the parts of a value that fits, each as its kind, itself and its key; called with the value and
+            its key.
     """
 
     allowed: str
     fits: Callable[[Any], Any]
-    look_inside: Callable[[Any, str], None] = lambda value, key: None
+    parts: Callable[[Any, str], Iterable[tuple[Kind, Any, str]]] = lambda value, key: ()
 
     def check(self, value: Any, key: str = "") -> None:
         """Check a value.
@@ -54,7 +55,8 @@ class Kind:
             fits = False
         if not fits:
             raise FieldError(key, f"is {shown(value)}", self.allowed)
-        self.look_inside(value, key)
+        for kind, part, name in self.parts(value, key):
+            kind.check(part, name)
 
 
 def whole(least: int = 0, most: int = _MOST) -> Kind:
@@ -71,34 +73,31 @@ def choice(*allowed: Any) -> Kind:
 
 def optional(kind: Kind) -> Kind:
     """Return the kind of None and the values of another kind."""
-
-    def look_inside(value: Any, key: str) -> None:
-        if value is not None:
-            kind.look_inside(value, key)
-
-    return Kind(f"{kind.allowed}, or None", lambda value: value is None or kind.fits(value), look_inside)
+    return Kind(
+        f"{kind.allowed}, or None",
+        lambda value: value is None or kind.fits(value),
+        lambda value, key: () if value is None else kind.parts(value, key),
+    )
 
 
 def sequence_of(kind: Kind) -> Kind:
     """Return the kind of lists and tuples whose entries are all of one kind."""
-
-    def look_inside(value: Sequence[Any], key: str) -> None:
-        for index, each in enumerate(value):
-            kind.check(each, f"{key}[{index}]")
-
-    return Kind("a list", lambda value: isinstance(value, list | tuple), look_inside)
+    return Kind(
+        "a list",
+        lambda value: isinstance(value, list | tuple),
+        lambda value, key: ((kind, each, f"{key}[{index}]") for index, each in enumerate(value)),
+    )
 
 
 def mapping_of(kind: Kind, names: Kind | None = None) -> Kind:
     """Return the kind of mappings whose values are of one kind, and whose keys are of `names`, by default strings."""
-    of_names = TEXT if names is None else names
 
-    def look_inside(value: Mapping[Any, Any], key: str) -> None:
+    def parts(value: Mapping[Any, Any], key: str) -> Iterator[tuple[Kind, Any, str]]:
         for name, each in value.items():
-            of_names.check(name, f"a key of {key}" if key else "a key")
-            kind.check(each, _joined(key, name))
+            yield names or TEXT, name, f"a key of {key}" if key else "a key"
+            yield kind, each, _joined(key, name)
 
-    return Kind("a mapping", lambda value: isinstance(value, Mapping), look_inside)
+    return Kind("a mapping", lambda value: isinstance(value, Mapping), parts)
 
 
 def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
@@ -109,16 +108,16 @@ def record(fields: Mapping[str, Kind], may_lack: Collection[str] = ()) -> Kind:
         may_lack: the names of fields that may be missing.
     """
 
-    def look_inside(value: Mapping[Any, Any], key: str) -> None:
+    def parts(value: Mapping[Any, Any], key: str) -> Iterator[tuple[Kind, Any, str]]:
         for name, kind in fields.items():
             if name in value:
-                kind.check(value[name], _joined(key, name))
+                yield kind, value[name], _joined(key, name)
             elif name not in may_lack:
                 raise FieldError(
                     _joined(key, name), "is missing (an earlier version may have made the file)", kind.allowed
                 )
 
-    return Kind(f"a mapping with {', '.join(fields)}", lambda value: isinstance(value, Mapping), look_inside)
+    return Kind(f"a mapping with {', '.join(fields)}", lambda value: isinstance(value, Mapping), parts)
 
 
 ANYTHING = Kind("anything", lambda value: True)

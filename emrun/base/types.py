@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import changed
 from emrun.base.wording import listed
 
 Batch = Mapping[str, Any]
@@ -270,25 +271,15 @@ class Factory:
         """
         if self._is_import:
             return self.target
-        args = [_shared(each, name, value) for each in self._args]
-        kwargs = {key: _shared(each, name, value) for key, each in self.kwargs.items()}
+        args, kwargs = changed(
+            (self._args, self.kwargs), lambda each: each.share(name, value) if isinstance(each, Factory) else each
+        )
         if Form(shared=name).is_by_name(parameters_of(self.target)):
             return self.target(*args, **kwargs, **{name: value})
         return self.target(value, *args, **kwargs)
 
     def __repr__(self) -> str:
         return f"Factory({getattr(self.target, '__qualname__', self.target)})"
-
-
-def _shared(argument: Any, name: str, value: Any) -> Any:
-    """Return an argument with the factories in it called."""
-    if isinstance(argument, Factory):
-        return argument.share(name, value)
-    if isinstance(argument, list | tuple):
-        return [_shared(each, name, value) for each in argument]
-    if type(argument) is dict:
-        return {key: _shared(each, name, value) for key, each in argument.items()}
-    return argument
 
 
 def parameters_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
