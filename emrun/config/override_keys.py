@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from emrun.base.user_modules import find_user_modules
 from emrun.config.config import Config
@@ -23,7 +22,7 @@ _WRITTEN = re.compile(r"[\w-]+")  # a key that needs no quotes, neither in YAML 
 def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
     """Return the keys of a mapping of a config: those it has, and those that the signature of its class allows.
 
-    Only the classes on the way to the mapping are looked up, so that a shell does not wait.
+    Only the section of the mapping is read, so that a shell does not wait.
 
     Args:
         config: the config.
@@ -48,7 +47,7 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
         node = None if node is None else node.get(*above[2:])
     else:
         others = {name: None for name in ("dataset", "model", "main_loop") if name != above[0]}
-        planner.config(_only(tree, above), (), {**others, "hooks": ()})
+        planner.config(tree, (), {**others, "hooks": ()})
         node = tree.get(*above)
     arguments = [name for key, name in planner.places if re.sub(r"\[(\d+)\]", r".\1", key).split(".") == list(above)]
     return {**dict.fromkeys(sorted(arguments), False), **(_there(node) if node is not None else {})}
@@ -61,7 +60,7 @@ def streams_of(config: Config) -> list[str]:
         return []
     find_user_modules(*code_directories(config.root))
     finder = Unimported()
-    recipe = Planner(finder).section(replace(section, value=_class_of(section)), "dataset")
+    recipe = Planner(finder).section(section, "dataset")
     return list((recipe and finder.streams(recipe.target)) or ())
 
 
@@ -72,21 +71,3 @@ def _there(node: Node) -> dict[str, bool]:
         return {}
     named = {str(key): isinstance(child.value, dict | list) for key, child in entries}
     return {key: is_deeper for key, is_deeper in named.items() if _WRITTEN.fullmatch(key)}
-
-
-def _only(node: Node, path: Sequence[str]) -> Node:
-    """Return a mapping with nothing but its class and what is on a path."""
-    if isinstance(node.value, list) and path and path[0].isdecimal() and int(path[0]) < len(node.value):
-        index = int(path[0])
-        rest = [Node(None, each.position, each.position) for each in node.value[:index]]
-        return replace(node, value=[*rest, _only(node.value[index], path[1:])])
-    if not isinstance(node.value, dict):
-        return node
-    kept = _class_of(node)
-    if path and path[0] in node.value:
-        kept[path[0]] = _only(node.value[path[0]], path[1:])
-    return replace(node, value=kept)
-
-
-def _class_of(node: Node) -> dict[str, Node]:
-    return {key: child for key, child in node.value.items() if key in ("class", "import")}

@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,17 +71,6 @@ class Ending:
     text: str = ""
 
 
-@dataclass(slots=True)
-class _State:
-    """What is known about trials, by directory."""
-
-    done: dict[Path, Result] = field(default_factory=dict)
-    elsewhere: dict[Path, float] = field(default_factory=dict)  # -> when to look again
-    look_again: float = 0.0  # when to look for experiments of other processes
-    ended: set[str] = field(default_factory=set)  # experiments of which the proposals know the results
-    refused: set[Path] = field(default_factory=set)  # was in use, but nobody writes it
-
-
 class SweepLoop:
     """Runs trials until all are done.
 
@@ -117,7 +106,11 @@ class SweepLoop:
         self._reruns = reruns
         self._experiments = list(planned(trials, settings, search))
         self._running: list[_Running] = []
-        self._state = _State()
+        self._done: dict[Path, Result] = {}
+        self._elsewhere: dict[Path, float] = {}  # trials of other processes -> when to look again
+        self._look_again = 0.0  # when to look for experiments of other processes
+        self._ended: set[str] = set()  # experiments of which the proposals know the results
+        self._refused: set[Path] = set()  # was in use, but nobody writes it
         self._ending: Ending | None = None
         self._signals = Signals()
         self._folder = Path()
@@ -138,7 +131,7 @@ class SweepLoop:
             finally:
                 for each in self._running:  # after an error of this process
                     each.ask_to_end(signal.SIGTERM)
-        failed = [each for each in self._state.done.values() if each.status not in ("finished", "pruned")]
+        failed = [each for each in self._done.values() if each.status not in ("finished", "pruned")]
         return self._ending or Ending(1 if failed else 0)
 
     def _step(self) -> bool:
@@ -159,10 +152,10 @@ class SweepLoop:
             if found is None:
                 break
             self._start(*found, slot)
-        is_left = bool(self._running) or (self._ending is None and bool(self._state.elsewhere))
+        is_left = bool(self._running) or (self._ending is None and bool(self._elsewhere))
         if is_left and not self._running and not self._is_waiting:
             self._is_waiting = True
-            _LOG.info("waiting for %s of other processes", counted(len(self._state.elsewhere), "trial"))
+            _LOG.info("waiting for %s of other processes", counted(len(self._elsewhere), "trial"))
         return is_left
 
     def _handle(self, number: int) -> None:
@@ -180,23 +173,23 @@ class SweepLoop:
 
     def _next(self) -> tuple[Experiment, Trial] | None:
         """Return the next trial to start; None if there is none now."""
-        is_adaptive = self._search is not None and self._settings.method not in ("grid", "random")
-        if is_adaptive and time.monotonic() >= self._state.look_again:
-            self._add_known()
+        search = self._search if self._settings.method not in ("grid", "random") else None
+        if search is not None and time.monotonic() >= self._look_again:
+            self._add_known(search)
         for experiment in self._experiments:
             for trial in experiment.trials:
                 if self._is_free(trial):
                     return experiment, trial
             self._note_end(experiment)
-        while is_adaptive and self._search is not None and self._search.count < (self._settings.trials or 0):
-            values, proposal = self._search.propose()
+        while search is not None and search.count < (self._settings.trials or 0):
+            values, proposal = search.propose()
             experiment = self._trials.experiment(values)
             same = next((each for each in self._experiments if each.trials == experiment.trials), None)
             if same is not None:
-                self._search.repeat(proposal, [self._state.done.get(each.directory, _UNKNOWN) for each in same.trials])
+                search.repeat(proposal, [self._done.get(each.directory, _UNKNOWN) for each in same.trials])
                 continue
             self._experiments.append(experiment)
-            self._search.begin(experiment, proposal)
+            search.begin(experiment, proposal)
             free = next((each for each in experiment.trials if self._is_free(each)), None)
             if free is not None:
                 return experiment, free
@@ -205,20 +198,20 @@ class SweepLoop:
     def _is_free(self, trial: Trial) -> bool:
         """Return whether a trial may be started now."""
         place = trial.directory
-        if place in self._state.done or any(each.trial.directory == place for each in self._running):
+        if place in self._done or any(each.trial.directory == place for each in self._running):
             return False
-        if time.monotonic() < self._state.elsewhere.get(place, 0.0):
+        if time.monotonic() < self._elsewhere.get(place, 0.0):
             return False
         result = result_of(trial, self._settings, self._trials.code if self._reruns else None)
-        self._state.elsewhere.pop(place, None)
+        self._elsewhere.pop(place, None)
         if self._reruns and result.status not in (WAITING, "running") and result.changed != ():
             result = self._removed(trial, result)
         if result.status in DONE:
-            self._state.done[place] = result
+            self._done[place] = result
             if result.status == "changed":
                 _LOG.warning("%s was resumed with another config; it does not count as a trial of this sweep", place)
         elif result.status == "running":
-            self._state.elsewhere[place] = time.monotonic() + _LOOK
+            self._elsewhere[place] = time.monotonic() + _LOOK
         return result.status not in (*DONE, "running")
 
     def _removed(self, trial: Trial, result: Result) -> Result:
@@ -236,21 +229,20 @@ class SweepLoop:
         _LOG.info("%s is trained again (%s)", trial.directory.name, what)
         return result_of(trial, self._settings)
 
-    def _add_known(self) -> None:
+    def _add_known(self, search: Search) -> None:
         """Add the experiments that other processes, or earlier ones, have chosen."""
-        self._state.look_again = time.monotonic() + _LOOK
+        self._look_again = time.monotonic() + _LOOK
         for each in self._trials.known():
             if all(each.trials != other.trials for other in self._experiments):
                 self._experiments.append(each)
-                assert self._search is not None
-                self._search.begin(each)
+                search.begin(each)
 
     def _note_end(self, experiment: Experiment) -> None:
         """Tell the proposals the results of an experiment that is done."""
         name = experiment.trials[0].directory.name
-        results = [self._state.done.get(each.directory) for each in experiment.trials]
-        if self._search is not None and name not in self._state.ended and None not in results:
-            self._state.ended.add(name)
+        results = [self._done.get(each.directory) for each in experiment.trials]
+        if self._search is not None and name not in self._ended and None not in results:
+            self._ended.add(name)
             self._search.end(experiment, [each for each in results if each is not None])
 
     def _start(self, experiment: Experiment, trial: Trial, slot: int) -> None:
@@ -264,10 +256,8 @@ class SweepLoop:
 
     def _prune_if_worse(self, running: _Running) -> None:
         running.looked = time.monotonic()
-        assert self._search is not None
-        assert self._settings.objective is not None
-        values = objective_of(StoredRun(running.trial.directory), self._settings.objective)
-        if self._search.should_prune(running.experiment, values):
+        values = objective_of(StoredRun(running.trial.directory), str(self._settings.objective))
+        if self._search is not None and self._search.should_prune(running.experiment, values):
             running.is_pruned = True
             running.ask_to_end(signal.SIGTERM)
 
@@ -278,10 +268,10 @@ class SweepLoop:
         ended.job.close()
         assert status is not None
         is_named = writer_of(place) not in (None, ANOTHER)
-        if status == _IN_USE and (is_named or place not in self._state.refused):
+        if status == _IN_USE and (is_named or place not in self._refused):
             if not is_named:
-                self._state.refused.add(place)
-            self._state.elsewhere[place] = time.monotonic() + _LOOK
+                self._refused.add(place)
+            self._elsewhere[place] = time.monotonic() + _LOOK
             return
         if ended.ends_sweep.exists():
             self._stop(Ending(2 if status == WRONG_SWEEP else status, None, text))
@@ -292,13 +282,13 @@ class SweepLoop:
         shown = self._shown(ended)
         if result.status in ("finished", "pruned"):
             value = "" if result.value is None else f", {self._settings.objective} {result.value:.6g}"
-            self._state.done[place] = result
+            self._done[place] = result
             _LOG.info("%s: %s in %.1f s%s (%s)", shown, result.status, seconds, value, self._progress())
         elif self._ending is not None:
             _LOG.info("%s: %s", shown, result.reason or result.status)
         else:
             word = "failed" if result.status in ("failed", "waiting") or status == _IN_USE else result.status
-            self._state.done[place] = replace(result, status=word, reason=result.reason or f"exit status {status}")
+            self._done[place] = replace(result, status=word, reason=result.reason or f"exit status {status}")
             lines = text.strip().splitlines()[-_MOST_LINES:]
             _LOG.error("%s: %s (%s)%s", shown, word, _ended(status), "".join(f"\n    {line}" for line in lines))
             if self._settings.on_error == "stop":
@@ -328,7 +318,7 @@ class SweepLoop:
         """Return how many trials are done, and of how many, such as `3 of 12`."""
         parameters, settings = self._trials.parameters, self._settings
         experiments = settings.trials or math.prod(len(each.values) for each in parameters)
-        return f"{len(self._state.done)} of {experiments * settings.runs_per_experiment}"
+        return f"{len(self._done)} of {experiments * settings.runs_per_experiment}"
 
     def _shown(self, ended: _Running) -> str:
         """Return what a trial is called in the log."""
