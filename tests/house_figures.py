@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_145,
     "cli": 2_836,
     "config": 2_825,
-    "diagnosis": 2_837,
+    "diagnosis": 2_825,
     "launch": 1_248,
     "loop": 3_009,
     "models": 5_224,

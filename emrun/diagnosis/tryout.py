@@ -29,7 +29,7 @@ from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
 from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
-from emrun.diagnosis.samples import sorted_sources
+from emrun.diagnosis.values import sorted_sources
 from emrun.epoch_data import read_by
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import AbstractHook, TrainingTerminated

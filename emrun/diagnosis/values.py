@@ -1,14 +1,16 @@
-"""The values of a source, example by example."""
+"""The values of a source, example by example, and whether the first batches of a stream are a fair sample of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from emrun.base.sources import is_nested
+
+_FEWEST = 10  # values; fewer may be sorted by chance
 
 
 def array_of(values: Any) -> Any:
@@ -52,3 +54,28 @@ def scalars(values: Any) -> list[Any] | None:
     if isinstance(values, np.ndarray | list | tuple) and all(isinstance(each, known) for each in values):
         return [each.item() if isinstance(each, np.generic) else each for each in values]
     return None
+
+
+def sorted_sources(batches: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the sources with one whole number for each example, such as labels, that are in ascending order.
+
+    A source in which every value is another one, such as the number of the example, is left out.
+    """
+    parts: dict[str, list[Any]] = {}
+    for batch in batches:
+        for name, values in batch.items():
+            parts.setdefault(name, []).append(_whole_numbers(values))
+    found = []
+    for name, arrays in parts.items():
+        if all(array is not None for array in arrays):
+            values = np.concatenate(arrays)
+            steps = values[1:] >= values[:-1]
+            if len(values) >= _FEWEST and steps.all() and len(np.unique(values)) < len(values):
+                found.append(name)
+    return found
+
+
+def _whole_numbers(values: Any) -> Any:
+    """Return an array of shape (examples,), or None for other values."""
+    array = np.asarray(scalars(values) or ())
+    return array if array.dtype.kind in "iu" else None

@@ -5,8 +5,8 @@ import warnings
 import pytest
 import torch
 
-from emrun.diagnosis import devices
-from emrun.diagnosis.devices import inspect_devices, unused_gpu
+from emrun.diagnosis import environment as devices
+from emrun.diagnosis.environment import inspect_devices, unused_gpu
 
 REAL = devices._gradient
 

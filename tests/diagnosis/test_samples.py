@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from emrun.diagnosis.samples import sorted_sources
+from emrun.diagnosis.values import sorted_sources
 
 
 def found(**sources):
