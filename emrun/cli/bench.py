@@ -47,10 +47,7 @@ def bench(
         step = None if step_ms is None else step_ms / 1000
         with only_json(as_json), users_code():
             found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
-        if as_json:
-            print_json(_in_json(found))
-        else:
-            click.echo(_shown(found))
+        print_json(_in_json(found)) if as_json else click.echo(_shown(found))
     return 0
 
 

@@ -79,11 +79,10 @@ def check(
             if is_given:
                 raise click.UsageError(f"--{name} needs a CONFIG", click.get_current_context())
         return _check_environment(as_json)
-    if static and (data or numerics):
-        what, name = ("read data", "data") if data else ("run a step", "numerics")
+    if static and (data or numerics or nproc > 1):
+        name = "data" if data else "numerics" if numerics else "nproc"
+        what = "read data" if data else "run a step"
         raise click.UsageError(f"--static imports nothing, so that it cannot {what}; leave out --{name} or --static")
-    if nproc > 1 and static:
-        raise click.UsageError("--static imports nothing, so that it cannot run a step; leave out --nproc or --static")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
@@ -92,7 +91,11 @@ def check(
                     config, overrides, static, 1 if numerics else nproc
                 )  # so that what the user's code prints is not in the JSON
                 looked = _look(config, overrides, with_bar=not as_json) if data else None
-                rows = _prove(config, overrides, nproc) if numerics else None
+                rows = None
+                if numerics:
+                    from emrun.diagnosis.numerics.proof import prove
+
+                    rows = prove(with_statistics(load_config(config, overrides)), nproc)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -152,12 +155,6 @@ def _check_environment(as_json: bool) -> int:
         counts = f"{len(found.problems)} errors, {len(found.warnings)} warnings"
         click.echo(counts if found.problems or found.warnings else "nothing is wrong")
     return 1 if found.problems else 0
-
-
-def _prove(path: Path, overrides: tuple[str, ...], ranks: int) -> list[dict[str, Any]]:
-    from emrun.diagnosis.numerics.proof import prove
-
-    return prove(with_statistics(load_config(path, overrides)), ranks)
 
 
 def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str, Any]:

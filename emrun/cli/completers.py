@@ -68,7 +68,7 @@ def _streams_or_overrides(context: click.Context, incomplete: str) -> _Items:
 
 
 def _samples(context: click.Context, incomplete: str) -> _Items:
-    from emrun.cli.samples import samples
+    from emrun.cli.init import samples
 
     return _named(samples(), incomplete)
 

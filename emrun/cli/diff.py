@@ -38,10 +38,7 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
     Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
     """
     found = compare(find_run(expanded(a)), find_run(expanded(b)))
-    if as_json:
-        print_json(found)
-    else:
-        click.echo("\n".join(_report(found)))
+    print_json(found) if as_json else click.echo("\n".join(_report(found)))
     return 0 if found["equal"] else 1
 
 
@@ -112,10 +109,8 @@ def _packages(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _device(found: Mapping[str, Any]) -> Iterator[str]:
-    if found["device"] is not None:
-        yield f"device: {in_one_line(found['device']['a'])} and {in_one_line(found['device']['b'])}"
-    else:
-        yield "device: equal"
+    pair = found["device"]
+    yield "device: " + ("equal" if pair is None else " and ".join(in_one_line(pair[name]) for name in "ab"))
 
 
 def _repository(entry: Mapping[str, Any]) -> str:
@@ -138,10 +133,14 @@ def _modules(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _data(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = []
-    for each in found["data"]:
-        sources = listed([in_one_line(name, _LONGEST) for name in each["sources"]])
-        rows.append([in_one_line(each["stream"], _LONGEST), str(each["pass"]), sources])
+    rows = [
+        [
+            in_one_line(each["stream"], _LONGEST),
+            str(each["pass"]),
+            listed([in_one_line(name, _LONGEST) for name in each["sources"]]),
+        ]
+        for each in found["data"]
+    ]
     yield from _table("data", rows, ["stream", "pass", "sources that differ in its first batch"])
 
 
@@ -152,18 +151,14 @@ def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
         epochs = found["epochs"]
         counts = f" (the last is {epochs['a']} in a and {epochs['b']} in b)" * (epochs["a"] != epochs["b"])
         yield f"statistics: they differ from epoch {epochs['first']} on{counts}"
-        rows = []
-        for address, sides in found["statistics"].items():
-            if sides["a"] == sides["b"]:
-                continue
-            cells = [_entry(sides[side], which) for which in ("last", "lowest", "highest") for side in "ab"]
-            rows.append([in_one_line(address, _LONGEST), *cells])
-        headers = [
-            "statistic (epoch)",
-            *(f"{which} {name}" for which in ("last", "lowest", "highest") for name in "ab"),
+        columns = [(which, side) for which in ("last", "lowest", "highest") for side in "ab"]
+        rows = [
+            [in_one_line(address, _LONGEST), *(_entry(sides[side], which) for which, side in columns)]
+            for address, sides in found["statistics"].items()
+            if sides["a"] != sides["b"]
         ]
         if rows:
-            yield from _cut(rows, headers)
+            yield from _cut(rows, ["statistic (epoch)", *(f"{which} {side}" for which, side in columns)])
 
 
 def _entry(summary: Mapping[str, Any] | None, which: str) -> str:

@@ -12,8 +12,8 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.wording import did_you_mean, listed
 from emrun.cli.completers import complete_samples
-from emrun.cli.samples import samples
 
+_SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
 _MAY_BE_THERE = {".git"}
 _COPIED = (".md", ".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
@@ -86,6 +86,14 @@ def init(directory: Path, sample: str) -> int:
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
     return 0
+
+
+def samples() -> dict[str, Path]:
+    """Return the samples: name -> a directory with a `config.yaml`, or a config."""
+    found = sorted(_SAMPLES.iterdir())
+    projects = {path.name: path for path in found if (path / "config.yaml").is_file()}
+    configs = {path.stem: path for path in found if path.suffix == ".yaml"}
+    return dict(sorted({**projects, **configs}.items()))
 
 
 def _files(sample: Path) -> dict[str, bytes]:

@@ -52,10 +52,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
 
         if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
             print_failure(found.error)
-        if as_json:
-            click.echo(for_terminal(in_json(_in_json(found))))
-        else:
-            click.echo(for_terminal(report(found)))
+        click.echo(for_terminal(in_json(_in_json(found)) if as_json else report(found)))
     return 0 if found.reproduced else 1
 
 

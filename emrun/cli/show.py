@@ -40,16 +40,14 @@ def show(name: str | None, as_json: bool) -> int:
         kinds = PLACES if name is None else [name]
         print_json({kind: [{"name": each, "summary": text} for each, text in listing(kind)] for kind in kinds})
         return 0
-    formatter = click.HelpFormatter(width=_width())
-    if name is None:
-        for kind, place in PLACES.items():
+    if name is None or name in PLACES:
+        formatter = click.HelpFormatter(width=_width())
+        for kind, place in PLACES.items() if name is None else ():
             with formatter.section(f"{kind.capitalize()} ({place})"):
                 formatter.write_dl(listing(kind))
+        if name is not None:
+            formatter.write_dl(listing(name))
         click.echo(formatter.getvalue().strip())
-        return 0
-    if name in PLACES:
-        formatter.write_dl(listing(name))
-        click.echo(formatter.getvalue(), nl=False)
         return 0
     text = explanation(name)
     if text is None:
@@ -65,10 +63,7 @@ def show(name: str | None, as_json: bool) -> int:
                 text = explained(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
-    if as_json:
-        print_json({"name": name, "text": text})
-    else:
-        click.echo(_wrapped(text, _width()))
+    print_json({"name": name, "text": text}) if as_json else click.echo(_wrapped(text, _width()))
     return 0
 
 

@@ -21,7 +21,7 @@ from emrun.cli.console import Directory, config_arguments, with_terminal_log
 from emrun.cli.failures import tell_json, users_code
 from emrun.cli.signals import end_by_signal, import_torch
 from emrun.cli.tables import table
-from emrun.cli.trial import COMMAND, arguments, main
+from emrun.cli.trial import COMMAND, arguments, check_objective, main
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan, check_statically, with_statistics
@@ -175,8 +175,6 @@ def _build_one(loaded: Config, trial: Trial, objective: str) -> None:
     Raises:
         UsageError: no hook does.
     """
-    from emrun.cli.trial_checks import check_objective
-
     import_torch()
     from emrun.diagnosis.tryout import build_apart
 

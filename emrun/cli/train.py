@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here, progress
-from emrun.cli.as_json import only_json, print_json, so_far, wants_json, with_json
+from emrun.cli.as_json import only_json, print_json, run_as_json, so_far, wants_json, with_json
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
 from emrun.cli.failures import fail, users_code
 from emrun.cli.ranks import (
@@ -28,7 +27,6 @@ from emrun.cli.ranks import (
     with_ranks,
     with_restarts,
 )
-from emrun.cli.run_json import run_as_json
 from emrun.cli.signals import (
     end_by_signal,
     ignore_early_requests,
@@ -37,7 +35,7 @@ from emrun.cli.signals import (
     words_before_sigterm,
 )
 from emrun.cli.tables import parameters_table, summary
-from emrun.cli.trial_checks import TrialChecks
+from emrun.cli.trial import TrialChecks
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import locate
 from emrun.config.plan import check_statically, with_statistics
@@ -83,7 +81,6 @@ def train(
     Exit status: 0 finished, 1 failed, 2 wrong usage or config, 3 ended by a guard, 74 a file could not be read or
     written, 75 the run is in use (try again), 130 or 143 interrupted (or what main_loop.preempt_exit_code says).
     """
-    output_root, output_dir = expanded(output_root), output_dir and expanded(output_dir)
     if removes and output_dir is not None and output_dir.exists():
         raise click.UsageError(f"--rm deletes the run directory, but {output_dir} exists already; remove --rm")
     if auto_resume and output_dir is None:
@@ -218,7 +215,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
         lines += last_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
-    _print_as_json(training, outcome.exit_status)
+    if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
+        print_json({**run_as_json(training.output_dir, training), "exit_status": outcome.exit_status})
     if outcome.warning is not None and not is_follower():
         click.echo(f"warning: {outcome.warning}", err=True)
     if outcome.status == "interrupted":
@@ -233,12 +231,6 @@ def run(training: Training, *, keeps: bool = True) -> int:
         leave_words()
     leave()
     return outcome.exit_status
-
-
-def _print_as_json(training: Training, status: int) -> None:
-    """Print a run that has not failed, if that is wanted and nobody else does."""
-    if wants_json() and not is_follower() and (meeting_place() is None or not status):
-        print_json({**run_as_json(training.output_dir, training), "exit_status": status})
 
 
 def _tell_what_survived(training: Training, shown: Path, error: BaseException | None = None) -> None:

@@ -1,18 +1,25 @@
-"""The process of a trial of `emrun sweep`: `emrun train`, and what a sweep checks."""
+"""The process of a trial of `emrun sweep`: `emrun train`, and what a sweep checks there."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from emrun.base.errors import EmrunError, HookError, StorageError, UsageError
 from emrun.cli.failures import fail
-from emrun.cli.train import train
-from emrun.cli.trial_checks import TrialChecks
+from emrun.config.config import Config
+from emrun.epoch_data import check_monitors
+
+if TYPE_CHECKING:
+    from emrun.training.build import Training
 
 COMMAND = (sys.executable, "-P", "-c", "import sys; from emrun.cli.trial import main; sys.exit(main(sys.argv[1:]))")
 """Begins a new Python that does the same as `main`."""
@@ -28,6 +35,8 @@ def arguments(
 
 def main(given: Sequence[str]) -> int:
     """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
+    from emrun.cli.train import train  # which has the checks, too
+
     logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
     sys.argv = ["emrun", *given[1:]]
     checks = TrialChecks(**json.loads(given[0]))
@@ -42,3 +51,76 @@ def main(given: Sequence[str]) -> int:
         checks.note_failure(error)
         return fail(error)
     return status if isinstance(status, int) else 0
+
+
+class _WrongSweep(EmrunError):
+    """What is wrong with the sweep and not with one trial."""
+
+    exit_status = 78
+
+
+class Sweep:
+    """Stands for a hook that reads the objective of a sweep, for the check of monitored statistics.
+
+    Args:
+        objective: the address of the objective.
+    """
+
+    def __init__(self, objective: str) -> None:
+        self.monitors = (objective,)
+
+
+def check_objective(training: Training, objective: str | None, place: str) -> None:
+    """Check that a hook of a training writes the objective of a sweep; the error names a place.
+
+    Raises:
+        UsageError: no hook does.
+    """
+    loop = training.main_loop
+    try:
+        streams = [loop.train_stream_name, *loop.extra_streams]
+        check_monitors([*loop.hooks, training.model, *([Sweep(objective)] if objective is not None else [])], streams)
+    except HookError as error:
+        raise UsageError(f"{place}: {error}") from error
+
+
+class TrialChecks:
+    """The checks of a trial; the object of click's context there.
+
+    Args:
+        directory: the run directory.
+        objective: the objective; None if the sweep has none.
+        place: where the objective stands, for messages.
+        ends_sweep: a file that is made if the other trials would fail, too.
+    """
+
+    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str) -> None:
+        self._directory = Path(directory)
+        self._objective = objective
+        self._place = place
+        self._ends_sweep = Path(ends_sweep)
+
+    def check_config(self, loaded: Config) -> None:
+        """Check that the config is that of the trial."""
+        from emrun.launch.trials import identity  # imports NumPy
+
+        if not self._directory.name.endswith(identity(loaded)):
+            raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
+
+    def check_training(self, training: Training) -> None:
+        """Check that a hook writes the objective of the sweep, before the training begins."""
+        from emrun.training.create import remove
+
+        try:
+            check_objective(training, self._objective, self._place)
+        except UsageError as error:
+            if (run := training.main_loop.run) is not None:
+                remove(run)
+            raise _WrongSweep(str(error)) from error
+
+    def note_failure(self, error: BaseException) -> None:
+        """Tell the sweep if the other trials would fail with the error, too."""
+        is_full = isinstance(error, StorageError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or isinstance(error, _WrongSweep):
+            with suppress(OSError):
+                self._ends_sweep.touch()

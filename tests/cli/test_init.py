@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from emrun.cli import emrun as commands
-from emrun.cli.samples import samples
+from emrun.cli.init import samples
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = ["README.md", "config.yaml", "my_data.py", "my_hooks.py", "my_model.py", "test_project.py"]
