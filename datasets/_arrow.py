@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, needing
+
+with needing("the dataset", "pyarrow", "data"):
+    import pyarrow as pa
+    from pyarrow import compute, types
 
 
 def unreadable(kind: Any) -> bool:
     """Return whether columns of an Arrow type cannot become a source."""
-    import pyarrow as pa
-
-    types = pa.types
     if types.is_dictionary(kind) or _is_list(kind):
         return unreadable(kind.value_type)
     return not (_is_number(kind) or _is_text(kind) or types.is_null(kind))
@@ -40,9 +41,6 @@ def check_types(argument: str, where: str, schema: Any, train: Any) -> None:
 
 def _kind(kind: Any) -> str:
     """Return what a type becomes as a source."""
-    import pyarrow as pa
-
-    types = pa.types
     if types.is_dictionary(kind):
         return _kind(kind.value_type)
     if _is_list(kind):
@@ -56,10 +54,6 @@ def filled(column: Any, value: Any) -> Any:
     Raises:
         ValueError, TypeError: the value does not fit the type of the column.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    types = pa.types
     if _is_list(column.type):
         raise TypeError("its lists cannot be filled")
     column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
@@ -67,7 +61,7 @@ def filled(column: Any, value: Any) -> Any:
         column = column.cast(pa.scalar(value).type)
     if isinstance(value, float) and types.is_integer(column.type):
         column = column.cast(pa.float64(), safe=False)
-    return pc.fill_null(column, pa.scalar(value, column.type))
+    return compute.fill_null(column, pa.scalar(value, column.type))
 
 
 def texts(column: Any) -> Any:
@@ -76,10 +70,8 @@ def texts(column: Any) -> Any:
     Raises:
         TypeError: the column has another type.
     """
-    import pyarrow as pa
-
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if "binary" in str(kind) or not (_is_text(kind) or pa.types.is_integer(kind)):
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if "binary" in str(kind) or not (_is_text(kind) or types.is_integer(kind)):
         raise TypeError("categories are texts or whole numbers")
     return column.cast(kind).cast(pa.string())
 
@@ -110,12 +102,10 @@ def views_of(table: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _view(array: Any) -> np.ndarray[Any, Any] | None:
-    import pyarrow as pa
-
     if _is_number(array.type):
         view: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
         return view
-    if pa.types.is_dictionary(array.type) and _is_number(array.type.value_type):
+    if types.is_dictionary(array.type) and _is_number(array.type.value_type):
         return _view(array.dictionary_decode())
     if _is_list(array.type):
         lengths = _lengths(array)
@@ -137,35 +127,24 @@ def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
 
 
 def _lengths(array: Any) -> np.ndarray[Any, Any]:
-    import pyarrow.compute as pc
-
-    return np.asarray(pc.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
+    return np.asarray(compute.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def taken(tables: Sequence[Any], order: np.ndarray[Any, Any]) -> Any:
     """Return the rows of tables, concatenated, in the given order."""
-    import pyarrow as pa
-
     table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
     return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
 
 
 def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
     return bool(
         types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
     )
 
 
 def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

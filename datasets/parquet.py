@@ -27,6 +27,9 @@ from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.stream_context import Rows, StreamContext
 
+with needing("Parquet", "pyarrow", "data"):
+    import pyarrow as pa
+
 _KEPT = 2  # row groups in memory: a batch at the border of two needs both
 
 
@@ -119,8 +122,6 @@ class _RowGroup:
 
     def sources(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
         """Return the batch of these rows of the row group."""
-        import pyarrow as pa
-
         batch: dict[str, Any] = {name: array.take(rows, axis=0) for name, array in self.arrays.items()}
         if others := [name for name in self.table.column_names if name not in batch]:
             batch |= sources_of(self.table.select(others).take(pa.array(rows)))
@@ -201,8 +202,6 @@ class _RowGroups:
 
     def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
         """Return the batch of these rows; the row groups that were used last stay in memory for the next batch."""
-        import pyarrow as pa
-
         groups = np.searchsorted(self._ends, rows, side="right")
         present = list(dict.fromkeys(groups.tolist()))
         tables, places = [], []
@@ -223,8 +222,6 @@ class _RowGroups:
         return sources_of(taken(tables, np.argsort(np.concatenate(places))))
 
     def _read_group(self, group: int, ctx: StreamContext) -> _RowGroup:
-        import pyarrow as pa
-
         table = self._columns_of(group, self._columns or (), ctx.stream_name)
         for name in self._forms.names:
             found = table.column(name).combine_chunks().dictionary_encode()
@@ -273,8 +270,6 @@ def _opened(path: Path, footer: Any = None) -> Any:
 
 def _chosen(path: Path, schema: Any, columns: Sequence[str] | None, argument: str) -> Any:
     """Return the schema of the columns to read."""
-    import pyarrow as pa
-
     for name in columns or schema.names:
         if schema.names.count(name) > 1:
             raise ArgumentError(argument, f"{str(path)!r}: {schema.names.count(name)} columns are named {name!r}")
