@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
 from emrun.base.wording import listed, meant_of
 from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
-from emrun.datasets._offline import offline_and_quiet
 from emrun.datasets._paths import check_unchanged, files_of, identity
 from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
@@ -73,7 +73,7 @@ class HuggingFace(Splits):
             check_names("columns", columns)
         library = _library()
         loaded: dict[str, Any] = {}
-        with offline_and_quiet(library):
+        with _offline_and_quiet(library):
             for name, value in (("train", train), ("valid", valid), ("test", test)):
                 if value is not None:
                     loaded |= _loaded(library, name, value, cache_dir)
@@ -150,6 +150,26 @@ def _library() -> Any:
     if not hasattr(found, "load_from_disk"):
         raise MissingExtra("HuggingFace", "datasets", "data")
     return found
+
+
+@contextmanager
+def _offline_and_quiet(library: Any) -> Iterator[None]:
+    """Prevent the library from using the network, and from drawing progress bars, in a `with` block."""
+    hub = importlib.import_module("huggingface_hub.constants")
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (hub, "HF_HUB_OFFLINE", True),
+            (library.config, "HF_HUB_OFFLINE", True),
+            (library.config, "HF_DATASETS_OFFLINE", True),
+            (library.config, "HF_UPDATE_DOWNLOAD_COUNTS", False),
+        ):
+            if hasattr(owner, name):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+        if library.is_progress_bar_enabled():
+            stack.callback(library.enable_progress_bars)
+            library.disable_progress_bars()
+        yield
 
 
 def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> dict[str, Any]:
