@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -139,12 +138,12 @@ class DownloadableDataset(AbstractDataset):
     def _fetch(self, name: str, file: _File) -> None:
         with needing(type(self).__name__, "pooch", "download"):
             pooch = importlib.import_module("pooch")
+        pooch.get_logger().setLevel(logging.WARNING)  # its messages are not in a log of emrun
         _LOG.info("downloading %s", _shown(file.url))
         try:
-            with _quiet(pooch.get_logger()):
-                found = pooch.retrieve(
-                    file.url, f"sha256:{file.sha256}", fname=name, path=self._root, downloader=self._download_to
-                )
+            found = pooch.retrieve(
+                file.url, f"sha256:{file.sha256}", fname=name, path=self._root, downloader=self._download_to
+            )
         except ValueError as error:
             raise DownloadError(
                 f"{_shown(file.url)} does not have the sha256 of 'files'; the download was deleted"
@@ -252,13 +251,3 @@ def _shown(url: str) -> str:
     except ValueError:
         return "its url"  # not shown, because it may contain a password
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else repr(url)
-
-
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
