@@ -1,8 +1,8 @@
-"""The base class of datasets with streams `train`, `valid` and `test` whose examples are read by row number."""
+"""The base classes of datasets with streams `train`, `valid` and `test`, and of those with examples by row number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from emrun.base.arguments import check_count
@@ -29,11 +29,36 @@ class Part(Protocol):
         ...
 
 
-class Splits(AbstractDataset):
+class ThreeStreams(AbstractDataset):
+    """Streams `train`, `valid` and `test`, which `_open` begins."""
+
+    def train_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+        """Return the training batches."""
+        return self._open("train", ctx)
+
+    def valid_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+        """Return the validation batches."""
+        return self._open("valid", ctx)
+
+    def test_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+        """Return the test batches."""
+        return self._open("test", ctx)
+
+    def _has_only(self, names: Collection[str]) -> None:
+        """Take the other streams away, so that a config that uses them fails before the training."""
+        for name in {"train", "valid", "test"}.difference(names):
+            setattr(self, f"{name}_stream", None)
+
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+        """Return the batches of a pass over a stream."""
+        raise NotImplementedError
+
+
+class Splits(ThreeStreams):
     """Streams `train`, `valid` and `test`, each over a `Part`; a part that is None has no stream.
 
     Args:
-        train: the examples to learn from, shuffled in every training pass.
+        train: the examples to learn from, shuffled in every training pass; evaluations read them in their order.
         valid: the examples to evaluate on during the training.
         test: the examples to evaluate on at the end.
         batch_size: the number of examples in a batch.
@@ -49,8 +74,7 @@ class Splits(AbstractDataset):
         for name, part in self._parts.items():
             if not len(part):
                 raise ArgumentError(name, "contains no examples")
-        for name in parts.keys() - self._parts.keys():
-            setattr(self, f"{name}_stream", None)  # a config that uses the stream fails before the training
+        self._has_only(self._parts)
         self._batch_size = batch_size
 
     @property
@@ -58,19 +82,7 @@ class Splits(AbstractDataset):
         """Stream -> number of its batches."""
         return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
 
-    def train_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
-        """Yield the training batches: shuffled in training passes, in the order of the data in evaluations."""
-        return self._read("train", ctx)
-
-    def valid_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
-        """Yield the validation batches in the order of the data."""
-        return self._read("valid", ctx)
-
-    def test_stream(self, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
-        """Yield the test batches in the order of the data."""
-        return self._read("test", ctx)
-
-    def _read(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+    def _open(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
         part, shuffle = self._parts[name], name == "train" and ctx.epoch > 0
         for rows in ctx.batches(len(part), self._batch_size, shuffle=shuffle, blocks=part.blocks):
             yield part.read(rows, ctx)

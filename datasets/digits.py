@@ -9,14 +9,14 @@ import numpy as np
 
 from emrun.base.arguments import check_count, check_flag
 from emrun.base.errors import needing
-from emrun.dataset import AbstractDataset
+from emrun.datasets._splits import ThreeStreams
 from emrun.stream_context import StreamContext
 
 _TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`
 _Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-class Digits(AbstractDataset):
+class Digits(ThreeStreams):
     """Handwritten digits: 1,797 grey images of 8 x 8 pixels (the test set of UCI's Optical Recognition, 1998).
 
         dataset:
@@ -63,30 +63,13 @@ class Digits(AbstractDataset):
         """Return the digits."""
         return [str(digit) for digit in range(10)]
 
-    def train_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
-        """Yield the training batches, shuffled and moved."""
-        part = self._parts["train"]
-        for rows in ctx.batches(len(part["label"]), self._batch_size, shuffle=True):
-            images = part["image"][rows]
-            if self._shift and ctx.epoch:  # evaluations use the images unchanged
-                images = _moved(images, self._shift, ctx.rng)
-            yield self._batch(images, part["label"][rows])
-
-    def valid_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
-        """Yield the validation batches."""
-        return self._evaluated("valid", ctx)
-
-    def test_stream(self, ctx: StreamContext) -> Iterator[_Arrays]:
-        """Yield the test batches."""
-        return self._evaluated("test", ctx)
-
-    def _evaluated(self, name: str, ctx: StreamContext) -> Iterator[_Arrays]:
+    def _open(self, name: str, ctx: StreamContext) -> Iterator[_Arrays]:
         part = self._parts[name]
-        for rows in ctx.batches(len(part["label"]), self._batch_size):
-            yield self._batch(part["image"][rows], part["label"][rows])
-
-    def _batch(self, images: Any, labels: Any) -> _Arrays:
-        return {"image": images.reshape(len(images), -1) if self._flat else images, "label": labels}
+        for rows in ctx.batches(len(part["label"]), self._batch_size, shuffle=name == "train"):
+            images = part["image"][rows]
+            if name == "train" and self._shift and ctx.epoch:  # evaluations use the images unchanged
+                images = _moved(images, self._shift, ctx.rng)
+            yield {"image": images.reshape(len(images), -1) if self._flat else images, "label": part["label"][rows]}
 
 
 def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -15,8 +15,9 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import POSITION
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, listed
-from emrun.dataset import AbstractDataset, named_classes, stream_function, stream_names
+from emrun.dataset import named_classes, stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
+from emrun.datasets._splits import ThreeStreams
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
@@ -25,7 +26,7 @@ _Read = tuple[Batch, dict[str, str]]
 _READING = Reading(on_bad_example="ignore")  # a dataset that leaves out none is read as with `error`
 
 
-class Mixed(AbstractDataset):
+class Mixed(ThreeStreams):
     """Several datasets, mixed: each training batch comes from one of them, drawn by weight.
 
         dataset:
@@ -74,9 +75,7 @@ class Mixed(AbstractDataset):
         for name, dataset in datasets.items():
             for stream in stream_names(dataset):
                 setattr(self, f"{name}_{stream}_stream", stream_function(dataset, stream))
-        for stream in ("valid", "test"):
-            if not self._having(stream):
-                setattr(self, f"{stream}_stream", None)
+        self._has_only(["train", *filter(self._having, ("valid", "test"))])
 
     @property
     def num_batches(self) -> Mapping[str, int]:
@@ -117,22 +116,14 @@ class Mixed(AbstractDataset):
         if ctx.epoch:
             self._kept[key] = {**kept, **readers}
 
-    def valid_stream(self, ctx: StreamContext) -> Iterator[Batch]:
-        """Yield the validation batches of each dataset."""
-        return self._one_after_the_other("valid", ctx)
-
-    def test_stream(self, ctx: StreamContext) -> Iterator[Batch]:
-        """Yield the test batches of each dataset."""
-        return self._one_after_the_other("test", ctx)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
 
     def _having(self, stream: str) -> list[str]:
         return [name for name, dataset in self._datasets.items() if stream in stream_names(dataset)]
 
-    def _one_after_the_other(self, stream: str, ctx: StreamContext) -> Iterator[Batch]:
-        for name in self._having(stream):
+    def _open(self, stream: str, ctx: StreamContext) -> Iterator[Batch]:
+        for name in self._having(stream):  # one after the other
             for batch, left_out in _with_left_out(self._wrapped(name, stream, ctx, training=False)):
                 self._leave_out(ctx, name, left_out)
                 yield batch

@@ -27,13 +27,13 @@ from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch, Policy
-from emrun.dataset import AbstractDataset
 from emrun.datasets._examples import ExampleReader
+from emrun.datasets._splits import ThreeStreams
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
 
 
-class TorchDataset(AbstractDataset):
+class TorchDataset(ThreeStreams):
     """Any dataset or data loader that was written for torch, used without changes.
 
         dataset:
@@ -105,11 +105,10 @@ class TorchDataset(AbstractDataset):
             raise ArgumentError("collate", f"{type(collate).__name__} is not a function; write {{import: NAME}}")
         self._parts: dict[str, _Items | _Iterable | _Loader] = {}
         for name, data in (("train", train), ("valid", valid), ("test", test)):
-            if data is None and name != "train":
-                setattr(self, f"{name}_stream", None)
-            else:
+            if data is not None or name == "train":
                 own = sampler if name == "train" else None
                 self._parts[name] = _part(name, data, batch_size, collate or default_collate, own, reader)
+        self._has_only(self._parts)
         if reader.skips and not any(isinstance(each, _Items) for each in self._parts.values()):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
         self._sources = None if sources is None else list(sources)
@@ -125,18 +124,6 @@ class TorchDataset(AbstractDataset):
         """Return `classes` of `train`, which datasets of torchvision have, if this is a list of names."""
         found = self._classes
         return list(found) if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found) else []
-
-    def train_stream(self, ctx: StreamContext) -> Iterable[Batch]:
-        """Return the training batches."""
-        return self._open("train", ctx)
-
-    def valid_stream(self, ctx: StreamContext) -> Iterable[Batch]:
-        """Return the validation batches."""
-        return self._open("valid", ctx)
-
-    def test_stream(self, ctx: StreamContext) -> Iterable[Batch]:
-        """Return the test batches."""
-        return self._open("test", ctx)
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
         batches = self._parts[name].open(ctx)
