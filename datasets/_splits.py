@@ -44,14 +44,15 @@ class ThreeStreams(AbstractDataset):
         """Return the test batches."""
         return self._open("test", ctx)
 
-    def _has_only(self, names: Collection[str]) -> None:
-        """Take the other streams away, so that a config that uses them fails before the training."""
-        for name in {"train", "valid", "test"}.difference(names):
-            setattr(self, f"{name}_stream", None)
-
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
         """Return the batches of a pass over a stream."""
         raise NotImplementedError
+
+
+def has_only(dataset: ThreeStreams, names: Collection[str]) -> None:
+    """Take the other streams away from a dataset, so that a config that uses them fails before the training."""
+    for name in {"train", "valid", "test"}.difference(names):
+        setattr(dataset, f"{name}_stream", None)
 
 
 class Splits(ThreeStreams):
@@ -74,7 +75,7 @@ class Splits(ThreeStreams):
         for name, part in self._parts.items():
             if not len(part):
                 raise ArgumentError(name, "contains no examples")
-        self._has_only(self._parts)
+        has_only(self, self._parts)
         self._batch_size = batch_size
 
     @property

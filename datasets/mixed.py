@@ -17,7 +17,7 @@ from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import named_classes, stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
-from emrun.datasets._splits import ThreeStreams
+from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamPosition, StreamWrapper
@@ -75,7 +75,7 @@ class Mixed(ThreeStreams):
         for name, dataset in datasets.items():
             for stream in stream_names(dataset):
                 setattr(self, f"{name}_{stream}_stream", stream_function(dataset, stream))
-        self._has_only(["train", *filter(self._having, ("valid", "test"))])
+        has_only(self, ["train", *filter(self._having, ("valid", "test"))])
 
     @property
     def num_batches(self) -> Mapping[str, int]:

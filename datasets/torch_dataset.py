@@ -28,7 +28,7 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch, Policy
 from emrun.datasets._examples import ExampleReader
-from emrun.datasets._splits import ThreeStreams
+from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext
 from emrun.streams.stream_pass import is_stateful
 
@@ -108,7 +108,7 @@ class TorchDataset(ThreeStreams):
             if data is not None or name == "train":
                 own = sampler if name == "train" else None
                 self._parts[name] = _part(name, data, batch_size, collate or default_collate, own, reader)
-        self._has_only(self._parts)
+        has_only(self, self._parts)
         if reader.skips and not any(isinstance(each, _Items) for each in self._parts.values()):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
         self._sources = None if sources is None else list(sources)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from emrun.config.import_finder import Imported, locate
+from emrun.config.names import dotted_path
 from emrun.config.signatures import UNREAD
 from emrun.config.source_finder import Unimported
 
@@ -182,6 +183,12 @@ def test_a_member_that_another_way_of_finding_it_may_have_is_left_to_the_import(
 def test_streams_are_read_where_they_are_methods(modules, body, streams):
     with modules(data=f"from emrun import AbstractDataset\nclass Data(AbstractDataset):\n    {body}\n"):
         assert Unimported().streams(Unimported().find("data.Data")) == streams
+
+
+@pytest.mark.parametrize("name", ["Digits", "Table", "TorchDataset"])
+def test_the_streams_of_built_in_datasets_are_read_in_their_base(name):
+    path = dotted_path(name, "dataset")
+    assert sorted(Unimported().streams(Unimported().find(path))) == ["test", "train", "valid"]
 
 
 @pytest.mark.parametrize(
