@@ -93,9 +93,11 @@ def assemble(
     rank = ranks().rank
     seed_everything(seed, "training", *(("rank", rank) if rank else ()))
     arguments = dict(plan.get("main_loop", {}))
-    if is_evaluation:  # reads whole streams; one that asks the model has no end
-        endless = {"fixed_epoch_size"} if asks_model(supplied["dataset"]) else set()
-        arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"} - endless)
+    if is_evaluation:  # reads whole streams, unless the command gives a size; one that asks the model has no end
+        node = plan.config.get("main_loop", "fixed_epoch_size")
+        is_asked = node is not None and node.position.source.startswith("override ")
+        kept = {"fixed_epoch_size"} if is_asked or asks_model(supplied["dataset"]) else set()
+        arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"} - kept)
     try:
         parts = supplied["model"], supplied["dataset"], hooks
         main_loop = MainLoop(*parts, run=run, rank_log=rank_log, seed=seed, **arguments)

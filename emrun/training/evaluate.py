@@ -135,7 +135,7 @@ def evaluate(
                     used = f"checkpoint {name} ({place.name}): {progress(manifest.epoch, manifest.iteration)}; "
                 _LOG.info("%sresults in %s", used, from_here(run.directory))
                 if not as_trained:
-                    _name_size(training, stream)
+                    _name_size(training, stream, plan)
                 tell(None)  # the other ranks are ready
         else:
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
@@ -209,12 +209,16 @@ def name_of_checkpoint(root: Path, name: str | None) -> str:
     return name or next((each for each in others if (root / each).is_dir()), last)
 
 
-def _name_size(training: Training, stream: str) -> None:
-    """Log that the whole stream is read, if the training evaluates a part of it."""
-    size = training.main_loop.stream_sizes.get(stream)
-    if size is not None:
-        part = counted(size, "batch", "es")
-        _LOG.info("stream %r is read whole; the training evaluates its first %s", stream, part)
+def _name_size(training: Training, stream: str, plan: Plan) -> None:
+    """Log that the whole stream is read, if the training evaluates or trains on a part of it."""
+    loop, epoch = training.main_loop, plan.get("main_loop", {}).get("fixed_epoch_size")
+    if stream != loop.train_stream_name:
+        if (size := loop.stream_sizes.get(stream)) is not None:
+            part = counted(size, "batch", "es")
+            _LOG.info("stream %r is read whole; the training evaluates its first %s", stream, part)
+    elif epoch is not None and loop.fixed_epoch_size is None:
+        what = f"stream {stream!r} is read whole, not {epoch} batches as in an epoch of the training"
+        _LOG.info("%s; if it has no end, add an override: main_loop.fixed_epoch_size=%s", what, epoch)
 
 
 def _leave_out(training: Training, stream: str) -> None:

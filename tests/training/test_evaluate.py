@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from training.tiny import CONFIG, metrics, trace, trained
 
 from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.datasets.majority import Majority
 from emrun.training.evaluate import evaluate
 
 
@@ -17,6 +18,34 @@ def test_an_evaluation_gives_what_the_training_wrote(tmp_path):
     training = trained(tmp_path)
     found = evaluate(training.output_dir, "valid", checkpoint_name="latest")
     assert found == {"valid": metrics(training)[-1]["streams"]["valid"]}
+
+
+class Endless(Majority):
+    """A train stream without an end, of which an epoch reads some batches."""
+
+    def train_stream(self):
+        while True:
+            yield {"x": self._x[:10], "y": self._y[:10]}
+
+
+def test_a_train_stream_without_an_end_is_evaluated_on_as_many_batches_as_an_override_says(tmp_path, caplog):
+    caplog.set_level("INFO")
+    dataset = {**CONFIG["dataset"], "class": f"{__name__}.Endless"}
+    config = {**CONFIG, "dataset": dataset, "main_loop": {**CONFIG["main_loop"], "fixed_epoch_size": 2}}
+    training = trained(tmp_path, config=config)
+    found = evaluate(training.output_dir, "train", ["main_loop.fixed_epoch_size=3"])
+    assert found["train"]["loss"]["mean"] > 0
+    assert not any("read whole" in each for each in caplog.messages)
+
+
+def test_a_train_stream_is_evaluated_whole_and_the_log_says_how_to_read_a_part(tmp_path, caplog):
+    caplog.set_level("INFO")
+    training = trained(tmp_path, config={**CONFIG, "main_loop": {**CONFIG["main_loop"], "fixed_epoch_size": 2}})
+    evaluate(training.output_dir, "train")
+    assert (
+        "stream 'train' is read whole, not 2 batches as in an epoch of the training; if it has no end, add an "
+        "override: main_loop.fixed_epoch_size=2"
+    ) in caplog.messages
 
 
 def test_results_of_an_evaluation_may_lie_outside_the_run(tmp_path):
