@@ -75,7 +75,7 @@ def check(
     numerics or the environment, 2 the config is wrong.
     """
     if config is None:
-        for name, is_given in {"static": static, "data": data, "numerics": numerics}.items():
+        for name, is_given in {"static": static, "data": data, "numerics": numerics, "nproc": nproc > 1}.items():
             if is_given:
                 raise click.UsageError(f"--{name} needs a CONFIG", click.get_current_context())
         return _check_environment(as_json)

@@ -44,7 +44,10 @@ def starts_ranks(nproc: int, max_restarts: int = 0) -> bool:
     """Return whether this process has to start others that train, rather than train itself."""
     if max_restarts and nproc == 1:
         raise click.UsageError("--max-restarts is for several processes; add --nproc")
-    return nproc > 1 and number_of_ranks() == 1
+    started = number_of_ranks()
+    if nproc > 1 and started not in (1, nproc):
+        raise click.UsageError(f"--nproc {nproc}: a launcher has started {started} processes; leave out --nproc")
+    return nproc > 1 and started == 1
 
 
 def run_ranks(nproc: int, max_restarts: int = 0, *, removes: bool = False) -> int:

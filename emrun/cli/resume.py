@@ -74,13 +74,13 @@ def resume(
 
 
 def _ranks_before(directory: Path) -> int:
-    """Return how many ranks have trained a run.
+    """Return how many ranks have trained a run, or how many a launcher has started.
 
     Raises:
         UsageError: this machine has fewer cores and fewer GPUs.
     """
-    count = ranks_of(directory)
-    if count <= cores() or number_of_ranks() > 1:
+    count = number_of_ranks()
+    if count > 1 or (count := ranks_of(directory)) <= cores():
         return count
     import_torch()
     import torch

@@ -298,6 +298,9 @@ def test_variables_that_no_launcher_has_set_are_named_or_ignored(project, emrun,
     done = emrun("train", "config.yaml")
     assert done.returncode == 2
     assert "but RANK=2, LOCAL_RANK=x, which must be from 0 to 1; start them" in done.stderr
+    done = emrun("train", "config.yaml", "--nproc", "3")
+    assert done.returncode == 2
+    assert "--nproc 3: a launcher has started 2 processes; leave out --nproc" in done.stderr
     monkeypatch.setenv("WORLD_SIZE", "0")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "run", "hooks.StopAfter.epochs=1")
     assert (done.returncode, done.stderr) == (0, "")
