@@ -159,26 +159,26 @@ class _Means:
             self._names = self._find(loop, batch_data)
             for hook in loop.hooks:
                 self._copied.update(getattr(hook, "collected", {}).get(loop.train_stream_name, {}))
-        weights = batch_data.get("example_weight")
-        name = ""
+        weights, length, name = batch_data.get("example_weight"), loop.batch_length, ""
         try:
             for name in self._names:
                 if name in batch_data:
-                    running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
                     value, copied = batch_data[name], self._copied.get(name)
+                    running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
                     if copied is not None and copied.source is value and weights is None:
-                        running.add_copied(copied, loop.batch_length)
+                        running.add_copied(copied, length)
                     else:
-                        running.add(value, loop.batch_length, weights)
+                        running.add(value, length, weights)
             for name in self._last:
                 if name in self._stats and name in batch_data:
                     last = self._stats[f"{name}/{LAST}"] = RunningStats(["mean"])
-                    last.add(batch_data[name], loop.batch_length, weights)
+                    last.add(batch_data[name], length, weights)
         except (TypeError, ValueError) as error:
             raise HookError(f"{listed(list(self._owners))}: train stream, variable {name!r}: {error}") from error
         if "loss" not in self._stats and (loss := loop.model.step_values().get("loss")) is not None:
             recorded = {"loss": loss, **recorded}
-        self.record(recorded)
+        if recorded:
+            self.record(recorded)
 
     def record(self, recorded: Mapping[str, Any]) -> None:
         """Add values that hooks record for a batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from emrun.ranks.parts import weighted
 
 _CAPACITY = 8192  # values per reduction, which costs about ten small operations
 _MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it
+_DEVICE = attrgetter("device")
 _EXACT = (torch.float32, torch.float64)  # copied in their own dtype; the reduction converts them to double precision
 
 
@@ -43,10 +45,10 @@ class RunningStats:
         self._values: list[Tensor] = []  # not reduced yet, each with one dimension or a scalar
         self.source: Any = None
         """The values that were added last, as they were given."""
-        self._batches = self._fill = 0  # number of batches and number of values that are not reduced yet
-        self._lengths: list[float] = []  # for scalars: the batch length of each value that is not reduced yet
+        self._fill = 0  # number of values that are not reduced yet
+        self._lengths: list[int] = []  # of the batches that are not reduced yet
         self._weights: list[Tensor] = []
-        self._count = 0
+        self._count = 0  # of the values that are reduced
         self._totals: dict[str, Tensor] = {}
         self._collected: list[Tensor] = []
 
@@ -70,16 +72,11 @@ class RunningStats:
         if shape != self._shape or length != self._length or weights is not None or self._is_weighted:
             weights = self._check(value, length, weights)
         n = value.numel()
-        if self._batches == _MOST or self._fill + n > _CAPACITY:
+        if len(self._lengths) == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
         flat = value if len(shape) < 2 else value.flatten()
         self._values.append(flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True))
-        if shape:
-            self._count += n
-        else:
-            self._count += length
-            self._lengths.append(length)
-        self._batches += 1
+        self._lengths.append(length)
         self._fill += n
         self.source = given
         if weights is not None:
@@ -92,15 +89,10 @@ class RunningStats:
         if self._shape is None:
             self._begin(value)
             self._is_scalar = other._is_scalar
-        if self._batches == _MOST or self._fill + n > _CAPACITY:
+        if len(self._lengths) == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
         self._values.append(value)
-        if self._is_scalar:
-            self._count += length
-            self._lengths.append(length)
-        else:
-            self._count += n
-        self._batches += 1
+        self._lengths.append(length)
         self._fill += n
 
     def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
@@ -115,7 +107,7 @@ class RunningStats:
         weight = None if weights is None else _tensor(weights)
         if weight is not None and weight.shape != (length,):
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
-        if self._count and (weight is not None) is not self._is_weighted:
+        if self.count and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches, but not in others")
         self._is_weighted = weight is not None
         self._shape, self._length = value.shape, length
@@ -127,7 +119,7 @@ class RunningStats:
     @property
     def count(self) -> int:
         """The number of values."""
-        return self._count
+        return self._count + (sum(self._lengths) if self._is_scalar else self._fill)
 
     def result(self) -> dict[str, float]:
         """Return aggregation -> number; this waits for the device."""
@@ -139,8 +131,7 @@ class RunningStats:
         """Return the values so far, without a reduction, which would change the last bits of the result."""
         return {
             "device": str(self._device) if self._shape is not None else None,
-            "values": self._joined() if self._batches else None,
-            "batches": self._batches,
+            "values": self._joined() if self._lengths else None,
             "is_scalar": self._is_scalar,
             "is_weighted": self._is_weighted,
             "lengths": list(self._lengths),
@@ -156,7 +147,7 @@ class RunningStats:
             return
         self._begin(torch.empty(0, device=state["device"]))
         self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
-        values, self._batches = state["values"], state["batches"]
+        values = state["values"]
         if values is not None:
             self._fill = values.numel()
             self._values = [values.to(self._device)]
@@ -169,7 +160,7 @@ class RunningStats:
         """Add the values of another object with the same aggregations, from its state."""
         other = RunningStats(self._aggregations)
         other.load_state_dict(state)
-        if not other._count:
+        if not other.count:
             return
         if self._shape is None:
             self._begin(torch.empty((0,) * (not other._is_scalar), device=other._device))
@@ -191,16 +182,15 @@ class RunningStats:
     def _joined(self) -> Tensor:
         """Return a copy of the values that are not reduced yet, of shape (values,)."""
         values, device = self._values, self._device
-        if any(each.device != device for each in values):
+        if {*map(_DEVICE, values)} != {device}:
             values = [each.to(device) for each in values]
         return torch.hstack(values).to(self._precision)
 
     def _reduce(self) -> None:
         """Add the collected values to the totals and drop them."""
         values = self._joined() if self._fill else None
-        lengths, weights = self._lengths, self._weights
-        self._batches = self._fill = 0
-        self._values, self._lengths, self._weights = [], [], []
+        lengths, weights, self._count = self._lengths, self._weights, self.count
+        self._values, self._lengths, self._weights, self._fill = [], [], [], 0
         if values is None:
             return
         repeats: Any = values.new_tensor(np.array(lengths)) if self._is_scalar else 1.0
