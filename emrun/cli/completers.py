@@ -19,7 +19,7 @@ _Items = Iterable[tuple[str, str]]
 _Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
-def _quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
+def quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
     """Return a completer that finds nothing where something is wrong, for example with the config."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -33,7 +33,8 @@ def _quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
     return complete
 
 
-def _named(names: Iterable[str], incomplete: str) -> list[tuple[str, str]]:
+def named(names: Iterable[str], incomplete: str) -> list[tuple[str, str]]:
+    """Return the items for those of some names that begin with what is typed."""
     return [(name, _PLAIN) for name in names if name.startswith(incomplete)]
 
 
@@ -46,8 +47,7 @@ def _overrides(context: click.Context, incomplete: str) -> Iterator[tuple[str, s
         return
     head, dot, tail = incomplete.removeprefix("~").rpartition(".")
     source = context.params.get("config") or context.params["directory"]
-    keys = keys_below(read_config(source), head.split(".") if head else [])
-    for name, is_deeper in keys.items():
+    for name, is_deeper in keys_below(read_config(source), head.split(".") if head else []).items():
         if name.startswith(tail):
             written = f"{'~' * deletes}{head}{dot}{name}"
             if is_deeper:
@@ -63,14 +63,8 @@ def _streams_or_overrides(context: click.Context, incomplete: str) -> _Items:
     from emrun.config.override_keys import streams_of
 
     source = context.params.get("config") or context.params["directory"]
-    found = [] if re.search(r"[.~=]", incomplete) else _named(streams_of(read_config(source)), incomplete)
+    found = [] if re.search(r"[.~=]", incomplete) else named(streams_of(read_config(source)), incomplete)
     return found or list(_overrides(context, incomplete))
-
-
-def _samples(context: click.Context, incomplete: str) -> _Items:
-    from emrun.cli.init import samples
-
-    return _named(samples(), incomplete)
 
 
 def _at_hand(context: click.Context, incomplete: str) -> _Items:
@@ -78,18 +72,16 @@ def _at_hand(context: click.Context, incomplete: str) -> _Items:
 
     kinds = ("hooks", "datasets", "models", "optimizers", "schedules", "metrics")
     names = (name for kind in ("hook", "dataset") for name in short_names(kind, installed=False))
-    return _named((*kinds, *names), incomplete)
+    return named((*kinds, *names), incomplete)
 
 
-complete_configs = _quietly(lambda context, incomplete: [(incomplete, _FILE)])
+complete_configs = quietly(lambda context, incomplete: [(incomplete, _FILE)])
 """Lets the shell complete a config: a file."""
-complete_runs = _quietly(lambda context, incomplete: [(incomplete, _DIRECTORY)])
+complete_runs = quietly(lambda context, incomplete: [(incomplete, _DIRECTORY)])
 """Lets the shell complete a run: a directory."""
-complete_overrides = _quietly(_overrides)
+complete_overrides = quietly(_overrides)
 """Completes the key of an override, one part at a time, from the config and the signatures of its classes."""
-complete_streams = _quietly(_streams_or_overrides)
+complete_streams = quietly(_streams_or_overrides)
 """Completes a stream of the dataset, or else an override."""
-complete_samples = _quietly(_samples)
-"""Completes the name of a sample."""
-complete_names = _quietly(_at_hand)
+complete_names = quietly(_at_hand)
 """Completes a name that `emrun show` explains."""

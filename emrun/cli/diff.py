@@ -87,8 +87,7 @@ def _side(value: Mapping[str, Any] | None) -> str:
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return in_one_line(text, _LONGEST)
+    return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
 
 
 def _origin(row: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from emrun.base.wording import from_here
 from emrun.cli.as_json import print_json, so_far, wants_json
 from emrun.cli.console import VERBOSE, has_colours, is_follower
 from emrun.cli.problems import problems_of
+from emrun.config.import_finder import instead_of
 from emrun.ranks.group import meeting_place
 
 _NOT_OWN = ("torch", "emrun", "click", "importlib", "contextlib")  # packages whose frames say nothing about the mistake
@@ -109,16 +110,10 @@ def print_failure(error: BaseException, *, has_log: bool = True) -> None:
     if frames:
         print_error(frames.rstrip())
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        from emrun.config.import_finder import instead_of
-
         print_error(f"{error.name!r} is {instead_of(error)}")
-    log = getattr(error, "kept_in", None)
-    is_kept = has_log and log is not None and log.is_file()
-    print_error(
-        f"the full traceback is in {from_here(log)}"
-        if is_kept and log is not None
-        else "--verbose shows the full traceback"
-    )
+    log = getattr(error, "kept_in", None) if has_log else None
+    kept = f"the full traceback is in {from_here(log)}" if log is not None and log.is_file() else None
+    print_error(kept or "--verbose shows the full traceback")
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.wording import did_you_mean, listed
-from emrun.cli.completers import complete_samples
+from emrun.cli.completers import named, quietly
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
@@ -56,7 +56,8 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True, shell_complete=complete_samples,
+    "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True,
+    shell_complete=quietly(lambda context, typed: named(samples(), typed)),
     help="The sample that is copied; an unknown name lists them all.",
 )  # fmt: skip
 def init(directory: Path, sample: str) -> int:

@@ -94,8 +94,7 @@ def _order(key: Column, row: Row) -> tuple[Any, ...]:
     if key.name == "best":
         address, which = row.summaries.watched
         return address, which, -value if which == "max" else value
-    is_number = isinstance(value, int | float)
-    return (0, float(value), "") if is_number else (1, 0.0, str(value))
+    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trial
     for experiment, results in experiments:
         row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
         row.append(_standing(results))
-        found = Summary.of(_values(results))
+        found = Summary.of([each.value for each in results if each.value is not None])
         row += [_short(found.mean)] * (settings.objective is not None)
         if several and settings.objective is not None:
             interval = f"± {_short(found.interval)}" if found.interval else ""  # equal values do not tell it
@@ -286,18 +287,10 @@ def _changed(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys(name for each in results for name in each.changed or ()))
 
 
-def _values(results: Sequence[Result]) -> list[float]:
-    return [each.value for each in results if each.value is not None]
-
-
 def _standing(results: Sequence[Result]) -> str:
     """Return how the trials of an experiment stand: `finished`, or `finished 2, failed 1`."""
-    counts: dict[str, int] = {}
-    for each in results:
-        counts[each.status] = counts.get(each.status, 0) + 1
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{status} {count}" for status, count in counts.items())
+    counts = Counter(each.status for each in results)
+    return ", ".join(counts if len(counts) == 1 else (f"{status} {count}" for status, count in counts.items()))
 
 
 def _short(value: float | None) -> str:

@@ -35,7 +35,6 @@ from emrun.cli.signals import (
     words_before_sigterm,
 )
 from emrun.cli.tables import parameters_table, summary
-from emrun.cli.trial import TrialChecks
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import locate
 from emrun.config.plan import check_statically, with_statistics
@@ -88,7 +87,7 @@ def train(
     ignore_early_requests()
 
     loaded = load_config(config, overrides)
-    sweep = click.get_current_context().find_object(TrialChecks)
+    sweep = click.get_current_context().obj  # in the process of a trial, its `TrialChecks`
     if sweep is None:
         check_statically(loaded, evaluations=True)
     else:  # has done so
@@ -191,7 +190,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
         with last_words(error) as go_on_to_rest:
             so_far().update(run_as_json(training.output_dir, training) if wants_json() else {})
             status = fail(error, has_log=keeps)
-            sweep = click.get_current_context().find_object(TrialChecks)
+            sweep = click.get_current_context().obj
             if sweep is not None:
                 sweep.note_failure(error)
             go_on_to_rest()

@@ -15,6 +15,7 @@ import click
 
 from emrun.base.errors import EmrunError, HookError, StorageError, UsageError
 from emrun.cli.failures import fail
+from emrun.cli.train import train
 from emrun.config.config import Config
 from emrun.epoch_data import check_monitors
 
@@ -35,8 +36,6 @@ def arguments(
 
 def main(given: Sequence[str]) -> int:
     """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
-    from emrun.cli.train import train  # which has the checks, too
-
     logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
     sys.argv = ["emrun", *given[1:]]
     checks = TrialChecks(**json.loads(given[0]))

@@ -175,8 +175,7 @@ def with_defaults(text: str, parameters: Mapping[str, inspect.Parameter], inheri
     for name, parameter in parameters.items():
         default = _written(parameter.default) if parameter.default is not None else ""
         note = f" (default {default})" if default else ""
-        entry = re.compile(rf"^( {{4}}{name})(?: \(.*?\))?:(?P<text>.*)", re.MULTILINE)
-        found = entry.search(described)
+        found = re.search(rf"^( {{4}}{name})(?: \(.*?\))?:(?P<text>.*)", described, re.MULTILINE)
         if found is None:
             required = " (required)" if parameter.default is parameter.empty else note
             added = f"{name}{required}: {inherited.get(name, '')}".rstrip(": ")

@@ -108,8 +108,7 @@ class Config(Mapping[str, Any]):
     def without(self, *sections: str) -> Config:
         """Return the config without sections that it may have."""
         kept = {key: node for key, node in self.root.value.items() if key not in sections}
-        is_same = len(kept) == len(self.root.value)
-        return self if is_same else self.with_root(replace(self.root, value=kept))
+        return self if len(kept) == len(self.root.value) else self.with_root(replace(self.root, value=kept))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with defaults for top-level keys that are missing or null."""

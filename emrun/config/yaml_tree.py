@@ -282,8 +282,7 @@ class _Parser:
         self._add(position, size, levels)
         return Node(node.value, node.position, key, alias=position)
 
-    def _scalar(self, event: events.Event, position: Position) -> Any:
-        assert isinstance(event, events.ScalarEvent)
+    def _scalar(self, event: Any, position: Position) -> Any:
         if not event.implicit[0]:  # in quotes
             return str(event.value)
         try:

@@ -123,8 +123,7 @@ class _Look:
         self._judge_labels(names)
         if self._train in names:
             self._judge_order()
-        shown = {name: self._shown(name) for name in names}
-        return {"streams": shown, "findings": self._findings}
+        return {"streams": {name: self._shown(name) for name in names}, "findings": self._findings}
 
     def _read(self, name: str) -> None:
         stream = self._streams[name] = _Stream()
@@ -169,8 +168,7 @@ class _Look:
         ids = _ids(values.get(ID), stream.examples, count)
         stream.examples += count
         for source, each in values.items():
-            seen = stream.sources.setdefault(source, _Source())
-            _look_at(seen, each, rows[source], ids)
+            _look_at(stream.sources.setdefault(source, _Source()), each, rows[source], ids)
         who = (ID, POSITION) if ID in rows else ()
         inputs = [source for source in rows if self._is_input(source)] or [each for each in rows if each not in who]
         if stream.tokens is not None:

@@ -168,8 +168,7 @@ class Job:
             return found
         errors_of_ranks = [event for each in events for event in each if event["kind"] == "error"]
         for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
-            text = event["text"].replace(str(self.directory), "RUN_DIR")
-            raise VerificationFailed(text, event["status"])
+            raise VerificationFailed(event["text"].replace(str(self.directory), "RUN_DIR"), event["status"])
         if exit_code or not (found.final or found.of("long")):
             last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
             raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)

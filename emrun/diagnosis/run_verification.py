@@ -159,8 +159,7 @@ def _differences(found: Mapping[str, Any], began: Any, seed: Any) -> Iterator[tu
         severity = DECIDES if each["change"] == "changed" else MAY_CHANGE
         yield severity, f"code: module {each['name']} {_MODULES[each['change']]}"
     parts = [("Python", found.get("python")), ("device", found.get("device"))]
-    pairs = [*parts, *((f"package {each['name']}", each) for each in found.get("packages") or ())]
-    for name, pair in pairs:
+    for name, pair in [*parts, *((f"package {each['name']}", each) for each in found.get("packages") or ())]:
         if pair is not None:
             severity = HARDLY if name.startswith("package ") and name.split()[1] not in _COMPUTING else MAY_CHANGE
             yield severity, f"{name}: {pair['a'] or 'not there'}, and now {pair['b'] or 'not there'}"

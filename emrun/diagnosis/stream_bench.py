@@ -211,8 +211,7 @@ def _changes(
     is_other = config.get("dataset") != as_bytes.get("dataset")
     if is_other and "dtype" in inspect.signature(type(dataset)).parameters:
         with contextlib.suppress(Exception):  # its dtype is another thing
-            other = create_dataset(as_bytes)
-            found.append((replace(present, dtype="uint8"), stream_function(other, stream)))
+            found.append((replace(present, dtype="uint8"), stream_function(create_dataset(as_bytes), stream)))
     return found
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,7 +51,7 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
 def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
     """Return example -> 0 or 1, by the file of `SavePredictions`; nothing without one, or if there are other values."""
     run = StoredRun(directory)
-    try:
+    with suppress(ConfigError, StorageError, ValueError, TypeError, KeyError):  # no predictions, or others' files
         given = [each["SavePredictions"] for each in run.final.get("hooks") or () if "SavePredictions" in each]
         files = [str(each["file"]) for each in given if each["stream"] == stream]
         for file in (each for each in files if each.endswith((".csv", ".jsonl"))):
@@ -58,8 +59,6 @@ def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
             found = {str(row.get("id", row.get("position"))): float(row[variable]) for row in rows if variable in row}
             if found and set(found.values()) <= {0.0, 1.0}:
                 return found
-    except (ConfigError, StorageError, ValueError, TypeError, KeyError):  # no predictions, or a file of somebody else
-        pass
     return {}
 
 

@@ -210,8 +210,7 @@ def _ordered(value: Any) -> Any:
 
 def _check_fold(config: Config) -> None:
     """Check that the config uses the free value that tells the folds apart."""
-    unread = [path for path, _ in unread_values(config.overridden([f"{_FOLD}=0"]).root)]
-    if ("vars", "fold") in unread:
+    if any(path == ("vars", "fold") for path, _ in unread_values(config.overridden([f"{_FOLD}=0"]).root)):
         message = f"no value of the config is ${{{_FOLD}}}, which the folds set to 0, 1, ..."
         raise ConfigError(Problem(None, "sweep.folds", message, "config.sweep"))
 
