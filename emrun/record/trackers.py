@@ -8,9 +8,11 @@ import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from emrun.base.arguments import check_seconds
@@ -259,17 +261,13 @@ class _Sender(threading.Thread):
         self._tracker, self._reader = tracker, Reader(directory)
         self._waiting: list[Row] = []  # that were read and not sent
         self._facts = facts_of(directory)
-        self._news = threading.Condition()
-        self._limit: tuple[int, int] | None = None  # epoch and iteration of the newest checkpoint
-        self._is_ending = False
+        self._news: SimpleQueue[tuple[int, int] | None] = SimpleQueue()  # epoch and iteration of checkpoints; None: end
         self._is_given_up = False
         self._is_done = False
 
     def allow(self, epoch: int, iteration: int) -> None:
         """Let everything up to a checkpoint be sent."""
-        with self._news:
-            self._limit = epoch, iteration
-            self._news.notify()
+        self._news.put((epoch, iteration))
 
     def is_behind(self, status: str) -> bool:
         """Return whether the tracker lacks rows, or how the run ended."""
@@ -285,30 +283,20 @@ class _Sender(threading.Thread):
 
     def end(self, seconds: float) -> bool:
         """Let the thread send the rest and end; return whether it did so in time."""
-        with self._news:
-            self._is_ending = True
-            self._news.notify()
+        self._news.put(None)
         self.join(seconds)
         return self._is_done
 
     def give_up(self) -> None:
         """Let the thread end without another word to the tracker; it may wait for an answer until then."""
-        with self._news:
-            self._is_given_up = self._is_ending = True
-            self._news.notify()
+        self._is_given_up = True
+        self._news.put(None)
 
     def run(self) -> None:
         """Connect, send what is allowed, begin again after an error, until the run ends."""
-        seen: tuple[int, int] | None = None
+        limit: tuple[int, int] | None = None
+        is_ending = False
         while True:
-            with self._news:
-                waits = self.connected.is_set() and self._limit == seen and not self._is_ending
-                if waits or self.error is not None:
-                    self._news.wait_for(
-                        lambda: self._is_ending or (self.error is None and self._limit != seen),  # noqa: B023
-                        None if self.error is None else _RETRY,
-                    )
-                limit, is_ending = self._limit, self._is_ending
             try:
                 if not self.connected.is_set():
                     self._connect()
@@ -316,7 +304,6 @@ class _Sender(threading.Thread):
                     return
                 if limit is not None:
                     self._send(limit, is_end=is_ending and self.outcome[0] == "finished")
-                seen = limit
                 if is_ending:
                     self._tracker.finish(*self.outcome)
                     self.position.status = self.outcome[0]
@@ -329,6 +316,9 @@ class _Sender(threading.Thread):
                     return
             if is_ending:
                 return
+            with suppress(Empty):  # a tracker that is down is tried again
+                news = self._news.get(timeout=None if self.error is None else _RETRY)
+                limit, is_ending = news or limit, news is None
 
     def _connect(self) -> None:
         is_new = self.position.identity is None
