@@ -71,6 +71,8 @@ def prepare(modules):
         importlib.import_module(name)
     gc.freeze()
     weakref.finalize._registry.clear()  # of operators of PyTorch, which each process would take out at its end
+    if utils := sys.modules.get("torch._dynamo.utils"):
+        atexit.unregister(utils.dump_compile_times)  # to a log that shows none: half the cost of a process that ends
 
 
 def serve(server):
