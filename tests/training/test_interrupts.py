@@ -43,7 +43,7 @@ SWEPT = [  # in every test run, with some of the events; all with all events in 
     ("global_random", 0, None), ("stateful", 0, None), ("context", 0, 3), ("stateful", 0, 3),
 ]  # fmt: skip
 SWEEPS = [
-    *(pytest.param(*case, 3 * number, 23) for number, case in enumerate(SWEPT)),
+    *(pytest.param(*case, 5 * number, 37) for number, case in enumerate(SWEPT)),
     *(pytest.param(*kind, size, 0, 1, marks=pytest.mark.campaign) for size in (None, 3) for kind in KINDS),
 ]
 
