@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,12 +35,9 @@ from emrun.diagnosis.recorded_trainings import VerificationFailed
 )  # fmt: skip
 @click.option("--full-epochs", is_flag=True, help="Do not shorten epochs of more than 20 iterations.")
 @click.option(
-    "--nproc",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Make each run in N processes, which train together.",
-)
+    "--nproc", default="1", metavar="N[,N...]", callback=lambda context, parameter, text: _numbers(text),
+    help="Make each run in N processes, which train together. With 2,3, those of 2 processes are resumed on 3.",
+)  # fmt: skip
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @with_json
 def verify_resume(
@@ -48,7 +46,7 @@ def verify_resume(
     kill: bool,
     at: tuple[int, ...],
     full_epochs: bool,
-    nproc: int,
+    nproc: list[int],
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -71,7 +69,8 @@ def verify_resume(
 
         try:
             with unwound_by_sigterm(), _bar() as tell:
-                found = verify(config, overrides, kill=kill, at=at, full_epochs=full_epochs, ranks=nproc, tell=tell)
+                how: dict[str, Any] = {"ranks": nproc[0], "resumed_on": nproc[1:], "full_epochs": full_epochs}
+                found = verify(config, overrides, kill=kill, at=at, tell=tell, **how)
         except VerificationFailed as error:
             if error.exit_status == 1:
                 click.echo(str(error).rstrip(), err=True)
@@ -79,6 +78,13 @@ def verify_resume(
             return fail(error)
     print_json(found) if as_json else _show(found)
     return 0 if found["exact"] else 1
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of the option `--nproc`."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text, re.ASCII):
+        raise click.BadParameter(f"{text!r} is not a number of processes, or several such as 2,3")
+    return list(map(int, text.split(",")))
 
 
 @contextmanager
@@ -105,7 +111,9 @@ def _show(found: dict[str, Any]) -> None:
     for note in found["notes"]:
         click.echo(f"\nnote: {note}")
     if found["exact"]:
-        click.echo(f"\nexact: interrupted at {counted(len(rows), 'point')}, compared {found['iterations']} iterations")
+        count = len({(row["interrupted_at"], row["iteration"]) for row in rows})
+        how = "exact" if all(row["rounding"] is None for row in rows) else "equal up to rounding"
+        click.echo(f"\n{how}: interrupted at {counted(count, 'point')}, compared {found['iterations']} iterations")
     elif rows[0]["interrupted_at"] is None:
         click.echo("\nnot exact: two runs without an interruption differ too")
     else:
@@ -115,4 +123,8 @@ def _show(found: dict[str, Any]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     where = row["interrupted_at"] or "(not interrupted, the same run again)"
     numbers = ["" if row[key] is None else str(row[key]) for key in ("iteration", "resumed_at")]
-    return [where, numbers[0], row["by"], numbers[1], row["difference"] or "exact"]
+    same = "exact"
+    if row["rounding"] is not None:
+        numbers[1] += f" on {counted(row['resumed_on'], 'rank')}"
+        same = f"rounded, by up to {row['rounding']:.1e}"
+    return [where, numbers[0], row["by"], numbers[1], row["difference"] or same]

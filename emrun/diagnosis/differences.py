@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,11 @@ NOT_PERSISTENT = "(persistent=False)"
 
 DIGEST = "digest"
 """The first word of the string that stands for a value too long to be shown."""
+
+_OF_RANKS = (
+    "each rank draws random numbers of its own, such as dropout and those of `ctx.rng` in a batch; "
+    "`ctx.rng_for(index)` draws the same on any number of ranks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,47 @@ def find_difference(
                 values = _both(one.get(name), other_part.get(name))
                 return Difference(f"at the end: {title} {name}{values}", part, name)
     return None
+
+
+def find_rounded(
+    straight: Recording, resumed: Recording, vary: Mapping[str, list[str]], most: float
+) -> tuple[Difference | None, float]:
+    """Return the first difference that is not of rounding in a run that was resumed on another number of ranks.
+
+    Weights and states of optimizers must have been those of the checkpoint, exactly, when the run was resumed. In the
+    end the counters must be equal, and the metrics and steps up to rounding.
+
+    Args:
+        straight: the recording of an uninterrupted run.
+        resumed: that of the resumed one.
+        vary: part -> names that are left out.
+        most: the largest difference of two numbers, as a share of the larger one.
+
+    Returns:
+        The difference, and the largest one that is of rounding.
+    """
+    events = (event for each in (resumed.events, *resumed.of_others) for event in each)
+    if wrong := [name for event in events if event["kind"] == "restored" for name in event["wrong"]]:
+        return Difference(f"when it was resumed: {wrong[0]} is not that of the checkpoint", "weights", wrong[0]), 0.0
+    largest = 0.0
+    for part in ("loop", "metrics", "steps"):
+        one, other = straight.final[part], resumed.final.get(part, {})
+        for name in [each for each in varying(one, other) if each not in vary.get(part, ())]:
+            off = _share_of(one.get(name), other.get(name))
+            if not off <= (0 if part == "loop" else most):
+                values = _both(one.get(name), other.get(name))
+                return Difference(f"at the end: {PARTS[part]} {name}{values}", part, name, _OF_RANKS), largest
+            largest = max(largest, off)
+    return None, largest
+
+
+def _share_of(one: str | None, other: str | None) -> float:
+    """Return the difference of two numbers that differ, as a share of the larger one; infinity if one is no number."""
+    try:
+        numbers = [float(one or ""), float(other or "")]
+    except ValueError:
+        return math.inf
+    return abs(numbers[0] - numbers[1]) / max(map(abs, numbers))
 
 
 def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Difference | None:

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from emrun.base.encoding import GENERATORS, digest, random_state
+from emrun.base.encoding import GENERATORS, Rows, digest, random_state
 from emrun.base.errors import exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Batch, EpochData
@@ -35,9 +36,10 @@ from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
+from emrun.ranks.pieces import rows_of
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
-from emrun.storage.checkpoints.manifest import FROZEN, SHARDS, TRAINED
+from emrun.storage.checkpoints.manifest import FROZEN, TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, read_tensors, whole_of
 from emrun.storage.checkpoints.state_file import FILE, load_state
 from emrun.storage.checkpoints.weights import FILE as WEIGHTS, INDEX, UNFROZEN
@@ -154,6 +156,7 @@ class Probe(AbstractHook):
         self._job = job
         self._batch = 0  # number of the batch in the pass, for evaluations
         self._before: dict[str, Any] = {}
+        self._looks = job.is_moved
         self._end = job.end
         self.is_too_long = False
 
@@ -165,6 +168,11 @@ class Probe(AbstractHook):
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
+        if self._looks:
+            newest = self.main_loop.epochs.saving.newest
+            place = self._job.directory / CHECKPOINTS / (newest[0] if newest is not None else "latest")
+            self._record("restored", wrong=_not_restored(self.main_loop.model, place))
+            self._looks = False
         self._before = {"batch": digest(batch), "random_before": _digests(random_state()), "sources": set(batch)}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
@@ -220,6 +228,27 @@ class Probe(AbstractHook):
             raise TrainingTerminated(f"{done} iterations are recorded")
 
 
+def _not_restored(model: Any, place: Path) -> list[str]:
+    """Return the names of the weights and states of optimizers of which this rank has not those of a checkpoint."""
+    if not hasattr(model, "module"):
+        return []
+    saved = read_tensors(place, TRAINED if has_tensors(place, TRAINED) else WEIGHTS)
+    now, state, of_model = model.module.state_dict(), load_state(place)["model"], model.state_dict()
+    pairs = [({name: now.get(name) for name in saved}, saved)]
+    pairs += [(of_model[key], state[key]) for key in ("optimizer", "optimizers") if key in state]
+    found = []
+    for one, other in pairs:
+        there = dict(tree_flatten_with_path(other)[0])
+        for path, value in tree_flatten_with_path(one)[0]:
+            rows: Any = rows_of(value)
+            expected = there.get(path)
+            if isinstance(rows, Rows) and expected is not None:
+                rows, expected = rows.values, expected[rows.begin : rows.begin + len(rows.values)]
+            if digest(rows) != digest(whole_of(expected)):
+                found.append(keystr(path))
+    return found
+
+
 def _digests(state: Mapping[str, Any]) -> dict[str, str]:
     return {name: digest(value) for name, value in state.items()}
 
@@ -241,18 +270,11 @@ def _final(directory: Path) -> dict[str, Any]:
     place = directory / CHECKPOINTS / "latest"
     state = load_state(place)
     weights: dict[str, str] = {}
-    is_sharded = (place / SHARDS).exists()
-    for name in (WEIGHTS, TRAINED) if is_sharded else ():
-        if has_tensors(place, name):
-            found = read_tensors(place, name)
-            weights |= {f"{Path(name).stem}: {key}": digest(whole_of(value)) for key, value in found.items()}
     for path in sorted(place.iterdir()):
-        if path.suffix == _WEIGHTS and is_sharded:
-            continue
         if path.suffix == _WEIGHTS:
             kind = "" if path.name in (WEIGHTS, FROZEN, UNFROZEN) else f"{path.stem}: "
             weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
-        elif path.name not in (FILE, INDEX, SHARDS, "manifest.json"):
+        elif path.name not in (FILE, INDEX, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
     hooks = {}
     for each in state["hooks"]:

@@ -107,6 +107,7 @@ class Job:
         overrides: overrides of the config.
         name: name of the run directory.
         resume: whether to resume the run or to start it.
+        is_moved: whether it is resumed on another number of ranks; the weights are then compared with the checkpoint.
         end: the iteration after which the run ends; None for a few iterations into the third epoch.
         longest: the most iterations of an epoch; the run gives up when an epoch is longer.
         is_shortened: whether the config has shorter epochs than the user's; its schedule need not fit.
@@ -123,6 +124,7 @@ class Job:
     overrides: list[str]
     name: str
     resume: bool = False
+    is_moved: bool = False
     end: int | None = None
     longest: int | None = None
     is_shortened: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry
 from emrun.config.plan import Plan, with_statistics
-from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, varying
+from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, find_rounded, varying
 from emrun.diagnosis.probe import main
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.launch.jobs import Jobs, is_fork_safe
@@ -33,6 +34,11 @@ _LOG = logging.getLogger(__name__)
 _LONGEST = 20  # iterations; longer epochs are shortened
 _SHORT = 8  # iterations of a shortened epoch, which has at least two updates
 _MOST_POINTS = 5  # at which runs are interrupted by default
+_ROUNDED: dict[Any, float] = {
+    "bf16": 5e-2,
+    "fp16": 5e-2,
+    "tf32": 5e-2,
+}  # precision -> what rounding may change metrics and steps by
 _MAY_VARY = ("hooks", "metrics")  # may contain times; values that differ between two uninterrupted runs are left out
 
 
@@ -44,6 +50,7 @@ def verify(
     at: Sequence[int] = (),
     full_epochs: bool = False,
     ranks: int = 1,
+    resumed_on: Sequence[int] = (),
     tell: Callable[[int, int], object] = lambda done, most: None,
 ) -> dict[str, Any]:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
@@ -60,13 +67,16 @@ def verify(
             with `fixed_epoch_size` at the end of a pass, and with `accumulate` in the middle of an update.
         full_epochs: do not shorten epochs of more than 20 iterations.
         ranks: the number of processes that train together in each run.
+        resumed_on: the numbers of processes that resume each interrupted run; by default the same number.
         tell: called before each run with the number of runs so far, and the most that there will be.
 
     Returns:
         `exact`: whether nothing differs. `iterations`: the length of each run. `rows`: a row for each point, or a
         single one without a point if two uninterrupted runs differ: `interrupted_at` and `iteration`, the point; `by`,
-        the signal; `resumed_at`, the iteration of the checkpoint; `difference` and `likely_cause`, None if the resume
-        is exact. `notes`: what the verification does not cover.
+        the signal; `resumed_at`, the iteration of the checkpoint; `resumed_on`, the number of processes that resumed the
+        run, None if it was not resumed; `rounding`, the largest difference of rounding, as a share, None if the number
+        of processes stayed the same; `difference` and `likely_cause`, None if the resume is exact, or rounded only.
+        `notes`: what the verification does not cover.
 
     Raises:
         ConfigError: the config cannot be used.
@@ -78,7 +88,8 @@ def verify(
     with TemporaryFolder("verify") as place:
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
-        most = 2 + (not full_epochs) + 2 * (len(dict.fromkeys(at)) or _MOST_POINTS)
+        numbers = sorted(dict.fromkeys(resumed_on or [ranks]), key=lambda number: number == ranks)  # the same at last
+        most = 2 + (not full_epochs) + (1 + len(numbers)) * (len(dict.fromkeys(at)) or _MOST_POINTS)
         runs = _Runs(tell, forks_for(loaded) if ranks == 1 else None, most)
         _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
@@ -101,7 +112,7 @@ def verify(
         points = _chosen(straight, at, last) if at else list(_usual(straight))
         if not points:
             raise UsageError(f"the run ends after {straight.end} iterations, which is too early to interrupt it")
-        count = 1 + 2 * len(points)
+        count = 1 + (1 + len(numbers)) * len(points)
         runs.most = runs.done + count
         _LOG.info("%d more runs will take about %s", count, duration(count * (time.monotonic() - started)))
         _LOG.info("running again without interruption")
@@ -119,25 +130,26 @@ def verify(
         ]
         rows = []
         by = signal.SIGKILL if kill else signal.SIGTERM
+        rounded = _ROUNDED.get((loaded.get("model") or {}).get("precision"), 1e-2)
         for number, point in enumerate(points):
             _LOG.info("running with an interruption at %s (iteration %d)", point.name, point.iteration)
             name = f"point-{number}"
             first = runs.make(job(name, end=end, point=point, by=by))
-            if first.was_interrupted(kill):
-                second = runs.make(job(name, end=end, resume=True))
-                found = find_difference(straight, [first, second], vary)
-                difference = causes.explain(found, second) if found else None
-                rows.append(_row(point, by.name, second.one("begin").get("iteration"), difference))
-            else:
+            if not first.was_interrupted(kill):
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
                 rows.append(_row(point, by.name, None, Difference(missed, "order")))
+                continue
+            for size, second in runs.resumed(job(name, end=end, resume=True), numbers):
+                found, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
+                at_iteration = second.one("begin").get("iteration")
+                rows.append({**_row(point, by.name, at_iteration, found), "resumed_on": size, "rounding": share})
         return _result(straight, rows, notes)
 
 
 def _row(point: Point | None, by: str, resumed_at: int | None, found: Difference | None) -> dict[str, Any]:
     where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
     told = {"difference": found and found.what, "likely_cause": found and found.cause}
-    return {**where, "by": by, "resumed_at": resumed_at, **told}
+    return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": None, "rounding": None, **told}
 
 
 def _result(straight: Recording, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
@@ -158,7 +170,31 @@ class _Runs:
         """Make a run, as a fork of this process if possible, and return its recording."""
         self.tell(self.done, self.most)
         self.done += 1
-        return job.run(self.forks if forks else None)
+        return job.run(self.forks if forks and job.ranks == 1 else None)
+
+    def resumed(self, job: Job, numbers: Sequence[int]) -> Iterator[tuple[int, Recording]]:
+        """Yield each number of ranks with the recording of a run that is resumed on it; on others, a copy of the run.
+
+        Args:
+            job: the job that resumes the run on the number of ranks that it has.
+            numbers: the numbers of ranks, that of the job at last.
+        """
+        for number in numbers:
+            moved = job
+            if number != job.ranks:
+                moved = replace(job, name=f"{job.name}-on-{number}", ranks=number, is_moved=True)
+                shutil.copytree(job.directory, moved.directory, symlinks=True)
+            yield number, self.make(moved)
+
+
+def _compared(
+    first: Recording, second: Recording, causes: Causes, vary: Mapping[str, list[str]], most: float | None
+) -> tuple[Difference | None, float | None]:
+    """Compare an interrupted and resumed run with the uninterrupted one: exactly, or see `find_rounded`."""
+    if most is not None:
+        return find_rounded(causes.straight, second, vary, most)
+    found = find_difference(causes.straight, [first, second], vary)
+    return found and causes.explain(found, second), None
 
 
 def forks_for(config: Config) -> Jobs | None:

@@ -111,5 +111,6 @@ def test_bench_prints_measurements_and_the_setting():
 def test_verify_resume_prints_what_differs():
     difference = Difference("at iteration 3, x differs: 1 and 2", "batch", cause="a clock")
     row = {"interrupted_at": None, "iteration": None, "by": "SIGTERM", "resumed_at": None}
+    row |= {"resumed_on": None, "rounding": None}
     told = {"difference": difference.what, "likely_cause": "a clock"}
     assert _row(None, "SIGTERM", None, difference) == {**row, **told}

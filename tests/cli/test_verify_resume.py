@@ -1,5 +1,6 @@
 """`emrun verify-resume` as an installed command, on configs whose resume is exact and on some whose resume is not."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from emrun.cli import emrun as commands
 
 EMRUN = Path(sys.executable).with_name("emrun")
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
@@ -44,10 +48,10 @@ class Told(AbstractTracker):
 class Data:
     """Six batches per pass, made in a way that can or cannot be resumed exactly."""
 
-    def __init__(self, kind="good", read_ahead=0):
+    def __init__(self, kind="good", read_ahead=0, scale=1.0):
         self.read_ahead = read_ahead
         self.x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
-        self.scale = 1.0
+        self.scale = scale
         self.train_stream = getattr(self, kind)
 
     def _batch(self, rows, noise=0.0):
@@ -88,10 +92,10 @@ class Data:
 
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, dropout=0.3):
         super().__init__()
         self.layers = torch.nn.Sequential(
-            torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+            torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(dropout), torch.nn.Linear(8, 1)
         )
 
     def forward(self, x):
@@ -216,7 +220,7 @@ def verify(project, emrun, monkeypatch):
 
     def run(*arguments):
         runs = 3 + 2 * (arguments.count("--at") or 4)
-        return emrun("verify-resume", "-q", "config.yaml", *arguments, ranks=runs * (1 + ("--nproc" in arguments)))
+        return emrun("verify-resume", "-q", "config.yaml", *arguments, ranks=runs * (1 + 2 * ("--nproc" in arguments)))
 
     return run
 
@@ -241,10 +245,31 @@ def test_a_good_config_is_exact_at_every_point(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
-def test_several_ranks_are_exact(verify):
-    done = verify("--nproc", "2", "--at", "9")
+def test_several_ranks_are_exact_and_another_number_is_equal_up_to_rounding(verify):
+    without_random = ("dataset.scale=0", "model.module.dropout=0")
+    sharded = (r"model.strategy={shard: '^layers\.\d+$'}", "model.sync_batch_norm=true")
+    done = verify("--nproc", "2,2,3", "--at", "9", *without_random, *sharded)
     assert (done.returncode, done.stderr) == (0, "")
-    assert rows(done) == [["the given iteration", "9", "SIGTERM", "9", "exact"]]
+    moved, same = rows(done)
+    assert moved[:4] == ["the given iteration", "9", "SIGTERM", "9 on 3 ranks"]
+    assert 0 < float(moved[4].removeprefix("rounded, by up to ")) < 1e-2
+    assert same == ["the given iteration", "9", "SIGTERM", "9", "exact"]
+    assert "\nequal up to rounding: interrupted at 1 point, compared" in done.stdout
+
+
+def test_random_numbers_of_ranks_are_named(verify):
+    done = verify("--nproc", "1,2", "--at", "9", "--json")
+    [row] = json.loads(done.stdout)["rows"]
+    assert (done.returncode, row["resumed_on"]) == (1, 2)
+    assert row["difference"].startswith("at the end: ")
+    assert row["likely_cause"].startswith("each rank draws random numbers of its own, such as dropout")
+
+
+@pytest.mark.parametrize("given", ["", "two", "2,", "2,0", "-1", "2;3"])
+def test_other_numbers_of_ranks_are_refused(given):
+    done = CliRunner().invoke(commands, ["verify-resume", "config.yaml", "--nproc", given])
+    assert done.exit_code == 2
+    assert f"{given!r} is not a number of processes, or several such as 2,3" in done.output
 
 
 def test_trackers_are_left_out(verify, project):

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from emrun.base.errors import UsageError
-from emrun.diagnosis.differences import Causes, Difference, find_difference, varying
+from emrun.diagnosis.differences import Causes, Difference, find_difference, find_rounded, varying
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
 from emrun.diagnosis.verification import _chosen, _usual, verify
 
@@ -257,6 +257,34 @@ def test_without_a_trace_the_hooks_without_a_state_are_suspected():
     change = another("rates", ["0.3"])
     assert explain("rates", change, forgetful=["Warmup", "Freeze"]).endswith("hooks without state_dict: Warmup, Freeze")
     assert explain("rates", change) is None
+
+
+def resumed(wrong=(), **parts):
+    return Recording([final(**parts)], 0, [[{"kind": "restored", "wrong": []}], [{"kind": "restored", "wrong": wrong}]])
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "largest"),
+    [
+        (resumed(), None, 0.0),
+        (resumed(steps={"x": "1.00001"}, metrics={"x": "0.99"}), None, 0.01),
+        (resumed(weights={"x": "2"}, generators={"x": "2"}, hooks={}), None, 0.0),  # these are not compared
+        (resumed(["['embed.weight']"]), "when it was resumed: ['embed.weight'] is not that of the checkpoint", 0.0),
+        (resumed(loop={"x": "1.00001"}), "at the end: counter x (1 uninterrupted, 1.00001 in the other run)", 0.0),
+        (resumed(steps={"x": "1.2"}), "at the end: steps.jsonl, x (1 uninterrupted, 1.2 in the other run)", 0.0),
+        (resumed(steps={"x": "nan"}), "at the end: steps.jsonl, x (1 uninterrupted, nan in the other run)", 0.0),
+        (resumed(metrics={"x": "present"}), "at the end: metrics.jsonl, x (1 uninterrupted, present in the", 0.0),
+        (resumed(metrics={}), "at the end: metrics.jsonl, x (only in the uninterrupted run)", 0.0),
+        (resumed(metrics={"x": "1", "y": "1"}), None, 0.0),  # y is left out
+    ],
+)
+def test_on_another_number_of_ranks_weights_are_equal_and_metrics_rounded(other, what, largest):
+    found, share = find_rounded(straight(), other, {"metrics": ["y"]}, 0.02)
+    assert share == pytest.approx(largest)
+    if what is None:
+        assert found is None
+    else:
+        assert found.what.startswith(what)
 
 
 def test_a_recording_is_plain_json():

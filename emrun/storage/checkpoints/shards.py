@@ -33,6 +33,7 @@ from emrun.base.fields import (
     sequence_of,
     whole,
 )
+from emrun.base.wording import few
 from emrun.storage.checkpoints.manifest import SHARDS
 from emrun.storage.checkpoints.weights import Collected, read_weights, write_weights
 from emrun.storage.files import flush_file, opened_regular, read_regular, refuse_timeout, storing
@@ -145,14 +146,10 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _check_rows(key: str, count: int, pieces: Sequence[tuple[int, int, str]]) -> None:
     """Check that the pieces of a tensor have each of its rows once."""
-    done = 0
-    for begin, end, file in pieces:
-        if begin != done or not begin <= end <= count:
-            rows = f"has rows {begin} to {end} in {file}"
-            raise FieldError(key, rows, f"a tensor of {count} rows, each in one file; these begin with row {done}")
-        done = end
-    if done != count:
-        raise FieldError(key, f"has rows from {done} on in no file", f"a tensor of {count} rows, each in one file")
+    edges = [0, *(row for begin, end, _ in pieces for row in (begin, end)), count]
+    if edges[::2] != edges[1::2] or edges != sorted(edges):
+        rows = few((f"{begin} to {end} in {file}" for begin, end, file in pieces), 300)
+        raise FieldError(key, f"has the rows {rows}", f"a tensor of {count} rows, each in one file")
 
 
 class _Opened(dict[str, Any]):
