@@ -2,9 +2,12 @@
 
 import errno
 import os
+import signal
+from pathlib import Path
 
+import pytest
 import torch
-from in_ranks import in_ranks
+from in_ranks import in_ranks, results_of
 
 from emrun.base.encoding import Rows
 from emrun.base.errors import RankFailed, StorageError
@@ -66,3 +69,51 @@ def test_the_failure_of_a_rank_costs_that_checkpoint_only(tmp_path):
     assert sorted(verify(place).files) == ["model-0.safetensors", "model-1.safetensors", "shards.json"]
     assert read_tensors(place, FILE)["a"][:].tolist() == [[0, 0], [1, 1]]
     assert Contents.of(tmp_path / "checkpoints").asides == []
+
+
+STEPS = (os, "fsync"), *((Path, name) for name in ("mkdir", "rename", "replace", "rmdir", "symlink_to", "unlink"))
+
+
+def killed(root, which, step):
+    """Write two checkpoints; kill a rank at a step of the second one. Return the number of steps."""
+    ranks = join()
+    writers, steps = ranks.apart(60), 0
+
+    def save(value):
+        own = Rows(torch.full((1, 2), value + ranks.rank), (2, 2), ranks.rank)
+        how = {"epoch": 1, "iteration": int(value), "names": ["latest"]}
+        write_together(
+            writers,
+            lambda directory: [write_shard({FILE: ({"a": own}, {})}, ranks.rank, directory)],
+            (lambda save: commit(root, save, **how)) if ranks.is_first else None,
+        )
+
+    def counted(function):
+        def call(*arguments, **keywords):
+            nonlocal steps
+            steps += 1
+            if (ranks.rank, steps) == (which, step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        return call
+
+    save(0.0)
+    for owner, name in STEPS:
+        setattr(owner, name, counted(getattr(owner, name)))
+    save(10.0)
+    return steps
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_checkpoint_is_whole_or_absent_wherever_a_rank_is_killed(tmp_path, which):
+    step, is_killed, seen = 0, True, set()
+    while is_killed:
+        step += 1
+        root = tmp_path / str(step)
+        is_killed = results_of(2, killed, root, which, step)[which] == -signal.SIGKILL
+        [[first, _], [other, _]] = read_tensors(newest(root), FILE)["a"][:].tolist()
+        assert other == first + 1
+        seen.add(first)
+    assert seen == {0, 10}
