@@ -29,7 +29,7 @@ CEILINGS = {
     "ranks": 541,
     "record": 1_261,
     "runs": 2_225,
-    "storage": 2_444,
+    "storage": 2_445,
     "streams": 1_174,
     "training": 1_155,
     "hooks": 4_889,
@@ -41,7 +41,7 @@ NAMES = {
     "options": 130,
     "keys of main_loop": 21,
     "keys of model": 17,
-    "hooks": 4_889,
+    "hooks": 41,
     "datasets": 11,
 }
 """Kind of public names -> the most of them."""

@@ -115,6 +115,11 @@ class OwnStep(TorchModel):
         raise AssertionError
 
 
+class OwnFiles(TorchModel):
+    def save(self, directory):
+        raise AssertionError
+
+
 class WithModes(SGD):
     def train(self): ...
 
@@ -166,6 +171,7 @@ class Normed(nn.Sequential):
             {"optimizer": Muons("blocks.*weight")},
             "strategy: cannot be used with Muon, which needs whole",
         ),
+        (OwnFiles, Net, {}, "strategy: cannot be used with a save or a load of OwnFiles yet; remove one of them"),
         (OwnStep, Net, {}, "strategy: cannot be used with a train_step or an update of OwnStep yet"),
         (
             TorchModel,

@@ -23,7 +23,7 @@ FILE = "manifest.json"
 STATE, TRAINED, FROZEN = "state.pt", "training.safetensors", "frozen.safetensors"
 SHARDS = "shards.json"
 """Where the rows of each tensor lie, if each rank has written its own; see `emrun.storage.checkpoints.shards`."""
-_TO_RESUME = re.compile(rf"{re.escape(STATE)}|(training|state)(-\d+)?\.safetensors")
+_TO_RESUME_OF_RANKS = re.compile(r"(training|state)-\d+\.safetensors")
 ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
 
@@ -131,8 +131,9 @@ def read_manifest(place: Path) -> Manifest:
 
 def files_to_resume(place: Path) -> list[str]:
     """Return the files of a checkpoint that a resume needs and an evaluation does not; `state.pt` is the first."""
-    found = (each.name for each in place.glob("*") if _TO_RESUME.fullmatch(each.name))
-    return sorted(found, key=lambda name: (name != STATE, name))
+    of_ranks = place.glob("*") if (place / SHARDS).exists() else ()
+    names = [STATE, TRAINED, *sorted(each.name for each in of_ranks if _TO_RESUME_OF_RANKS.fullmatch(each.name))]
+    return [name for name in names if (place / name).exists()]
 
 
 def leave_out(place: Path, names: Sequence[str]) -> None:
