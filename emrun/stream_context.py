@@ -11,9 +11,10 @@ import numpy as np
 from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import Key, derived_seed, seed_everything
+from emrun.base.sources import examples_of
 from emrun.base.types import Batch
 from emrun.ranks.group import Ranks
-from emrun.ranks.shares import Share, own_share
+from emrun.ranks.shares import Share, own_share, share_of
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,7 @@ class StreamContext:
         self._share: tuple[bool, int] | None = None  # whether this rank has rows of the current set, and all its rows
         self._digest: str | None = None  # of the current set of rows
         self._compared = 0  # batches that are compared between ranks
+        self._is_cut = False  # whether all that is left to do is to cut the rows of this rank out of whole batches
         self._rng: np.random.Generator | None = None
         self._torch_generator: torch.Generator | None = None
         self._place: tuple[Key, ...] = ("batch", 0)  # the key that the generators are seeded for
@@ -153,7 +155,7 @@ class StreamContext:
         self._orders += 1
         self.rows += n
         if self.ranks.several:
-            self._share = False, 0  # from now on, the batches are those of this rank
+            self._share, self._is_cut = (False, 0), False  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
@@ -223,14 +225,22 @@ class StreamContext:
             StreamError: the stream does not yield one batch for each set of rows, or has fewer than `start` batches.
         """
         self._is_counted = True
-        several = self.ranks.several
+        ranks = self.ranks if self.ranks.several else None
+        own: Any
         for batch in batches:
             self._yielded += 1
             if self._handed_out is not None and self._yielded > max(self._handed_out, self.start):
                 raise self._miscounted()
-            own = self._shared(batch) if several and isinstance(batch, Mapping) else batch
-            left_out, self._left_out = self._left_out, {}
-            yield WithLeftOut(own, left_out, self.rows) if left_out else own
+            if ranks is None:
+                own = batch
+            elif self._is_cut:
+                own = own_share(batch, ranks)
+            else:
+                own = self._shared(batch)
+            if self._left_out:
+                left_out, self._left_out = self._left_out, {}
+                own = WithLeftOut(own, left_out, self.rows)
+            yield own
             del batch, own  # not kept while the stream makes the next one
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
@@ -239,11 +249,14 @@ class StreamContext:
 
     def _shared(self, batch: Batch) -> Batch:
         """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""
-        self._compared += 1
-        compares = self._compared <= COMPARED
-        if self._share is not None and not isinstance(batch, Share):
-            return Share(batch, *self._share, self._digest if compares else None)
-        return own_share(batch, self.ranks, compares=compares)
+        compares = self._compared < COMPARED
+        self._compared += compares
+        self._is_cut = self._share is None and self._compared == COMPARED
+        if self._share is None or not isinstance(batch, Mapping) or isinstance(batch, Share):
+            return own_share(batch, self.ranks, compares=compares)
+        counts, total = self._share
+        has_rows = counts and bool(batch) and examples_of(batch) != 0
+        return share_of(batch, has_rows, total, self._digest if compares else None)
 
     def _move(self, *place: Key) -> None:
         """Reseed the generators that exist, in a worker also the global ones; others are seeded when created."""

@@ -29,7 +29,7 @@ def examples_of(batch: Mapping[str, Any]) -> int:
     """Return the number of examples of a batch whose sources have been checked; takes little time for a tensor."""
     values = next(iter(batch.values()))
     try:
-        return int(values.shape[0])
+        return values.shape[0]  # type: ignore[no-any-return]
     except (AttributeError, RuntimeError):  # no tensor or array; a nested tensor
         return length(values)
 

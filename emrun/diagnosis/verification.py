@@ -73,10 +73,10 @@ def verify(
     Returns:
         `exact`: whether nothing differs. `iterations`: the length of each run. `rows`: a row for each point, or a
         single one without a point if two uninterrupted runs differ: `interrupted_at` and `iteration`, the point; `by`,
-        the signal; `resumed_at`, the iteration of the checkpoint; `resumed_on`, the number of processes that resumed the
-        run, None if it was not resumed; `rounding`, the largest difference of rounding, as a share, None if the number
-        of processes stayed the same; `difference` and `likely_cause`, None if the resume is exact, or rounded only.
-        `notes`: what the verification does not cover.
+        the signal; `resumed_at`, the iteration of the checkpoint; `resumed_on`, the number of processes that resumed
+        the run, None if it was not resumed; `rounding`, the largest difference of rounding, as a share, None if the
+        number of processes stayed the same; `difference` and `likely_cause`, None if the resume is exact, or rounded
+        only. `notes`: what the verification does not cover.
 
     Raises:
         ConfigError: the config cannot be used.

@@ -64,8 +64,9 @@ class AgreedEndings(Endings):
         self._agreed_checkpoint = False
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
         self._every = 1  # iterations between two reductions
-        self._batches = 0
         self._began = perf_counter()
+        self._counted = self.left = 1
+        """How many batches are left until the loop is to call `look`; all ranks count alike."""
         self.news = True
 
     @property
@@ -100,16 +101,10 @@ class AgreedEndings(Endings):
         else:
             self.request(name, on_failure, instead_of)
 
-    def count(self, *_: object) -> None:
-        """Count a batch; make the loop call `look` now and then. All ranks count alike, so that they exchange alike."""
-        self._batches += 1
-        if self._batches >= self._every:
-            self.news = True
-
     def look(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
         self.news = False
-        if self._batches >= self._every:
+        if self.left <= 0:
             if self._end_reduction():
                 self.agree()
             self._begin_reduction()
@@ -123,8 +118,10 @@ class AgreedEndings(Endings):
         import torch
 
         now = perf_counter()
-        proposed = min(_LONGEST, max(1, int(self._batches * _SECONDS / max(now - self._began, 1e-6))))
-        self._batches, self._began = 0, now
+        batches = self._counted - self.left
+        proposed = min(_LONGEST, max(1, int(batches * _SECONDS / max(now - self._began, 1e-6))))
+        self._counted = self.left = self._every
+        self._began = now
         has_wishes = self._wishes() != _NOTHING
         tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
         self._reduction = self._ranks.begin_maximum(tensor), tensor
@@ -150,7 +147,8 @@ class AgreedEndings(Endings):
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
         self._end_reduction()
-        self._batches, self._began = 0, perf_counter()
+        self._counted = self.left = self._every
+        self._began = perf_counter()
         all_wishes = self._ranks.all_gathered(self._wishes())
         self._interrupts.wants_checkpoint = False
         own, self._requests, self._wish = self._requests, [], None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.endings import switched_on
 from emrun.ranks.group import Ranks, answered
 from emrun.ranks.parts import Joined, rows_of, weight_of
-from emrun.ranks.shares import Share, rows_in
+from emrun.ranks.shares import Share, rows_in, share_of
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
@@ -44,10 +44,15 @@ class RankEvents:
     endings: AgreedEndings
     checks: BatchChecks
     loop: Loop
-    share: tuple[int, int] = field(default=(0, 0), init=False)
-    """The number of rows of this rank in the current batch, and of all ranks."""
+    _batch: Mapping[str, Any] = field(default_factory=dict, init=False)  # the current one
     _is_told: bool = field(default=False, init=False)
     _spare: dict[tuple[str, bool], Batch] = field(default_factory=dict, init=False)  # see `filled`
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The number of rows of this rank in the current batch, and of all ranks."""
+        batch, length = self._batch, self.loop.batch_length
+        return (length * batch.counts, batch.total) if isinstance(batch, Share) else (length, length)
 
     def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call | None]]) -> list[Call]:
         """Return what to call at an event, for the hooks and their methods, in their order."""
@@ -80,26 +85,31 @@ class RankEvents:
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
-        name, accept, loop = stream.name, calls.intake.accept, self.loop
-        run = answered()(calls.run) if loop.model.is_sharded else calls.run  # it exchanges weights
+        name, accept, endings, leaves_out = stream.name, calls.intake.accept, self.endings, self.checks.leaves_out
         empty: set[int] = set()  # the batches without rows of this rank
-        number = 0
+        now, is_usual = 0, False
 
-        def noted(batch: Any, train: bool, stream: str) -> Any:
-            nonlocal number
-            rows = total = loop.batch_length
-            if batch.__class__ is Share:
-                rows, total = rows * batch.counts, batch.total
-                if batch.whole is not None:
-                    self._compare(batch.whole, stream)
-            self.share = rows, total
-            if not rows:
-                empty.add(number)
-            number += 1
-            if train and not self._is_told:
-                self._is_told = True
-                self._tell()
-            return run(batch, train, stream)
+        def given(batch: Any, *, is_changed: bool) -> Any:
+            batch = self.filled(name, batch, is_changed=is_changed)
+            if batch.__class__ is Share and not batch.counts:
+                empty.add(now)
+            self._batch = batch
+            return batch
+
+        def taken(batch: Any, number: int) -> Any:
+            nonlocal now, is_usual
+            now = number
+            endings.left -= 1
+            if not endings.left:
+                endings.news = True
+            if is_usual and batch.__class__ is Share and batch.counts and batch.whole is None:
+                self._batch = batch
+                return batch
+            if batch.__class__ is Share and batch.whole is not None:
+                self._compare(batch.whole, name)
+            batch = given(batch, is_changed=False)
+            is_usual = not leaves_out and (name, False) in self._spare
+            return batch
 
         def end() -> None:
             empty_everywhere = set.intersection(*self.ranks.all_gathered(empty))
@@ -107,10 +117,12 @@ class RankEvents:
                 place = f"stream {name!r}, batch {min(empty_everywhere)} of the epoch"
                 raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")
 
-        calls.batches = map(partial(self.filled, name), calls.batches)
-        calls.intake.accept = lambda batch: accept(self.filled(name, batch, is_changed=True))
-        calls.run = noted
-        calls.after.append(self.endings.count)
+        calls.batches = map(taken, calls.batches, itertools.count())
+        calls.intake.accept = lambda batch: accept(given(batch, is_changed=True))
+        if self.loop.model.is_sharded:
+            calls.run = answered()(calls.run)  # it exchanges weights
+        if train and not self._is_told:
+            calls.first.append(self._tell)
         calls.end.append(end)
 
     def filled(self, stream: str, batch: Any, *, is_changed: bool = False) -> Any:
@@ -124,15 +136,6 @@ class RankEvents:
             batch: the batch, which has not been checked.
             is_changed: whether hooks may have changed the batch.
         """
-        if (
-            batch.__class__ is Share
-            and not self.checks.leaves_out
-            and (stream, is_changed) in self._spare
-            and batch.counts
-            and batch
-            and examples_of(batch)
-        ):
-            return batch  # the usual case
         rows = rows_in(batch) if isinstance(batch, Mapping) else -1
         if rows < 0:
             return batch  # the checks report it
@@ -150,7 +153,7 @@ class RankEvents:
         if key not in self._spare or (self.checks.leaves_out and not total):
             return {source: rows_of(values, 0, 0) for source, values in batch.items()}  # it may have a row of another
         if not rows and not (isinstance(batch, Share) and not batch.counts and examples_of(batch) > 0):
-            return Share(self._spare[key], False, total, whole)
+            return share_of(self._spare[key], False, total, whole)
         if isinstance(batch, Share):
             batch.total = total
         return batch
@@ -166,8 +169,9 @@ class RankEvents:
                 "the rows from `ctx.batches`"
             )
 
-    def _tell(self) -> None:
+    def _tell(self, outputs: object) -> None:
         """Log how the first batch is shared."""
+        self._is_told = True
         size, total = self.ranks.size, self.share[1]
         rows = str(total // size) if total % size == 0 else f"{total // size} to {total // size + 1}"
         _LOG.info("batch %d = %d ranks x %s", total, size, rows)

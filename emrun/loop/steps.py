@@ -46,7 +46,7 @@ class StepRecord:
         check_count("record_steps", every)
         self.given: dict[str, float | Tensor] = {}
         """What hooks have added in the current iteration."""
-        self._loop = loop
+        self._loop, self._ask = loop, loop.model.step_values
         self._file = file
         self._every = every if file is not None else 0
         self._slots = Slots()
@@ -109,12 +109,12 @@ class StepRecord:
             self.end_chunk()
             distance = _following(iteration - 1, self._every)[1]
             chunk = self._chunk = _Pending(range(iteration, _end_of_chunk(iteration) + 1, distance))
-        values = self._loop.model.step_values()
-        loss: Any = values.get("loss")
+        values = self._ask()
         try:
+            loss: Any = values["loss"]
             loss = loss.item() if loss.is_cpu else self._slots.keep(loss)
-        except (AttributeError, RuntimeError, TypeError):  # not a tensor, or not one number
-            loss = self._number(loss)
+        except (AttributeError, KeyError, RuntimeError, TypeError):  # not a tensor, or not one number
+            loss = self._number(values.get("loss"))
         chunk.losses.append(loss)
         chunk.rates.append(values.get(LEARNING_RATE))
         if self.given:

@@ -25,7 +25,7 @@ from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
 
 _rate_of = itemgetter("lr")
-_FLOAT = frozenset((float,))
+_are_floats = frozenset((float,)).issuperset
 
 
 def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str = "optimizer") -> torch.optim.Optimizer:
@@ -104,7 +104,7 @@ def learning_rates(optimizer: torch.optim.Optimizer) -> list[float | torch.Tenso
     """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
     try:
         rates = list(map(_rate_of, optimizer.param_groups))
-        if _FLOAT.issuperset(map(type, rates)):  # the usual case
+        if _are_floats(map(type, rates)):  # the usual case
             return rates
     except KeyError:
         rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]

@@ -72,6 +72,11 @@ class Outputs:
         return [*(self._named or ()), *self._terms, *total, *self._of_batches]
 
     @property
+    def may_have_weights(self) -> bool:
+        """Whether the examples of a batch may have weights: whether forward may return some."""
+        return self._named is None or not {"example_weight", "loss_weight"}.isdisjoint(self.names)
+
+    @property
     def metrics(self) -> list[str]:
         """The names of the metrics that are outputs."""
         return list(self._of_batches)

@@ -33,11 +33,12 @@ from emrun.models.step.plain import Plain
 from emrun.models.step.scaled import Scaled, ScaledWindows
 from emrun.models.step.sharded import ShardedWindows
 from emrun.models.step.size_search import advise
-from emrun.models.step.summed import SummedWindows
+from emrun.models.step.summed import SummedBatches, SummedWindows
 from emrun.models.step.windows import Windows
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
+from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph
 from emrun.schedule_plan import SchedulePlan
@@ -249,7 +250,10 @@ class TorchModel(ModuleModel):
             if self._sharding is not None:
                 self._updates: Plain = ShardedWindows(*parts, **how, sharding=self._sharding)
             else:
-                self._updates = SummedWindows(*parts, **how, sends=not self._is_own_scheme, exchanges=exchanges)
+                is_usual = not self._is_own_scheme
+                is_single = is_one and is_usual and self._optimizers.only is not None
+                kind = SummedBatches if is_single else SummedWindows
+                self._updates = kind(*parts, **how, sends=is_usual, exchanges=exchanges)
             self._summed = self._updates
         elif is_one:
             self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
@@ -261,7 +265,8 @@ class TorchModel(ModuleModel):
         self._weighs: list[Look] = []
         make = cast("Callable[..., None]", self._updates.update)
         if isinstance(self._updates, Windows):
-            self._weighs, make = [self._updates.look], self._updates.note
+            self._weighs = [self._updates.look]
+            make = self._updates.note
             if micro_batch_size is not None:
                 self._step = self._parts = MicroBatches(self, self._updates, micro_batch_size)
                 self._weighs.append(self._parts.look)
@@ -280,8 +285,6 @@ class TorchModel(ModuleModel):
         before: list[Callable[[Batch, bool, str], None]] = []
         if self.is_lazy:  # if no loop has given the shapes before
             before.append(self._begin_lazy)
-        if self._summed is not None:
-            before.append(self._summed.prepare)
         if self._optimizers.has_modes:
             before.append(self._optimizers.prepare)
         if self._synchronised is not None:
@@ -291,7 +294,9 @@ class TorchModel(ModuleModel):
         if self._outputs.only_in:
             before.append(self._outputs.prepare)
         self._before = before
-        after: list[Callable[..., None]] = [] if self._summed is None else [self._summed.take_mean]
+        after: list[Callable[..., None]] = []
+        if self._summed is not None and not isinstance(self._summed, SummedBatches):
+            after.append(self._summed.take_mean)
         self._after = after if self._stream_metrics is None else [*after, self._measure]
         self._forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
 
@@ -437,6 +442,8 @@ class TorchModel(ModuleModel):
         return detached
 
     def _evaluate(self, inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch) -> Mapping[str, Any]:
+        if self._summed is not None:
+            prepare_to_gather(batch)
         with torch.no_grad():
             outputs = self._forward(inputs)
         if self._stream_metrics is not None:
@@ -456,6 +463,7 @@ class TorchModel(ModuleModel):
                 self.write_setting("micro_batch_size", found)
         if not self._is_compared and (self._parts is not None or self._summed is not None):
             self._is_compared = True
+            prepare_to_gather(batch)
             gathers = compare_halves(self, inputs, examples_of(batch))
             if self._summed is not None:
                 self._summed.exchanges |= gathers
@@ -514,7 +522,7 @@ class TorchModel(ModuleModel):
         """Check the first batch of a train stream, before its update."""
         if isinstance(self._updates, Windows) and "loss_weight" in outputs:
             self._weighs[0] = self._updates.look_at_loss
-        self._looks = self._weighs
+        self._looks = self._weighs if self._outputs.may_have_weights else self._weighs[1:]
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)
         self._loadable.check_first_update()
@@ -593,7 +601,7 @@ class TorchModel(ModuleModel):
             self._stream_metrics.clear()
         if not self._evaluates:
             self._trained, self._stream = False, None
-            self._updates.clear()
+            self._updates.forget()
             self._skipped.begin_epoch()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:

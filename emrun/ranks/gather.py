@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import examples_of
 from emrun.ranks.group import ranks
-from emrun.ranks.shares import rows_in
+from emrun.ranks.shares import Share
 
-_has_rows = True
+_rows = 1  # of the current batch on this rank
 calls = 0
 """How often `all_gather` was called in this process."""
 
 
 def prepare(batch: Mapping[str, Any]) -> int:
     """Prepare for a batch; return the number of its rows on this rank. If it has none, `all_gather` gathers none."""
-    global _has_rows  # noqa: PLW0603 - a process is one rank
-    rows = rows_in(batch)
-    _has_rows = rows > 0
+    global _rows  # noqa: PLW0603 - a process is one rank
+    rows = 0 if batch.__class__ is Share and not batch.counts else examples_of(batch)
+    _rows = rows
     return rows
 
 
@@ -51,7 +52,7 @@ def all_gather(tensor: Tensor) -> Tensor:
     them = ranks()
     if not them.several:
         return tensor
-    own = tensor if _has_rows else tensor[:0]
+    own = tensor if _rows else tensor[:0]
     found = them.all_gathered((len(own), tuple(own.shape[1:]), str(own.dtype)))
     for rank, (_, *kind) in enumerate(found):
         if kind != [*found[0][1:]]:

@@ -15,11 +15,13 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache, partial
+from operator import call, methodcaller
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, sleep
@@ -45,6 +47,8 @@ _LONGEST_WAIT = 1800.0  # seconds
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 _ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 _HASH = "sha256"
+_wait = methodcaller("wait")
+_exhaust = deque[Any](maxlen=0).extend  # calls what is mapped, without a step of Python's interpreter for each
 _CODE = 32  # bytes of such a code
 
 
@@ -218,13 +222,29 @@ class Ranks:
         """Return the process group for a tensor; None for the default one, that of the GPUs if there are any."""
         return self.group if tensor.is_cpu else None
 
-    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Begin to replace a tensor, on any device, by the sum of those of all ranks; call the result to end this."""
-        return self._begin("SUM", tensor, self._group_of(tensor))
+    def summing(self, tensor: torch.Tensor) -> Callable[[], Work]:
+        """Return a function that begins to replace a tensor by the sum of those of all ranks.
+
+        To be called, and its result to be waited for, in a block that is `answered`.
+        """
+        import torch.distributed as dist
+
+        return partial(dist.all_reduce, tensor, group=self._group_of(tensor), async_op=True)
 
     def begin_maximum(self, tensor: torch.Tensor) -> Callable[[], None]:
         """Begin to replace a tensor in main memory by the largest values of all ranks; call the result to end this."""
-        return self._begin("MAX", tensor, self.background)
+        if not self.several:
+            return lambda: None
+        import torch.distributed as dist
+
+        with answered(()):
+            work: Work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.background, async_op=True)
+
+        @answered(())
+        def end() -> None:
+            work.wait()
+
+        return end
 
     def begin_largest(self, number: float) -> Callable[[], float]:
         """Begin to find the largest number of all ranks; call the result to end this and to get it."""
@@ -233,15 +253,6 @@ class Ranks:
         tensor = torch.tensor(number, dtype=torch.float64)
         end = self.begin_maximum(tensor)
         return lambda: (end(), tensor.item())[1]
-
-    def _begin(self, operation: str, tensor: torch.Tensor, group: ProcessGroup | None) -> Callable[[], None]:
-        if not self.several:
-            return lambda: None
-        import torch.distributed as dist
-
-        with answered(()):
-            work: Work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), group=group, async_op=True)
-        return partial(_await, work)
 
     def limit_waits(self, seconds: float) -> None:
         """Set how long this rank waits for the others before it raises an error."""
@@ -295,11 +306,6 @@ def _share(count: int, rank: int, size: int, least: int) -> tuple[int, int]:
     return count * min(rank, size) // size, count * min(rank + 1, size) // size
 
 
-def _await(work: Work) -> None:
-    with answered(()):
-        work.wait()
-
-
 @contextmanager
 def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterator[None]:
     """Raise `RankFailed` if another rank has ended in a block, which PyTorch reports as a failure of the connection.
@@ -307,7 +313,7 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
     Args:
         words: words of which one is in the message of such a failure; empty if the block does nothing but exchange.
     """
-    global _misses_others, _waits_since  # noqa: PLW0603 - a process is one rank
+    global _waits_since  # noqa: PLW0603 - a process is one rank
     before, is_main = _waits_since, threading.current_thread() is threading.main_thread()
     if is_main:  # another thread writes a checkpoint, while the training goes on
         _waits_since = monotonic()
@@ -316,17 +322,43 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
     except RuntimeError as error:
         if words and not any(word in str(error) for word in words):
             raise
-        _misses_others = True
-        if "imed out" in str(error):
-            raise RankFailed(
-                "another rank does not answer: it hangs, or does something that takes long, such as a hook that runs "
-                "on rank 0 only; main_loop.rank_timeout says how long the others wait",
-                is_cause=True,
-            ) from error
-        raise RankFailed("another rank has ended") from error
+        raise _failure(error) from error
     finally:
         if is_main:
             _waits_since = before
+
+
+def end_sums(begins: Iterable[Callable[[], Work]], works: Iterable[Work]) -> None:
+    """Begin sums of `Ranks.summing`, and wait for them and for those that have begun before.
+
+    Args:
+        begins: the functions that begin them.
+        works: what the functions have returned that were called before.
+
+    Raises:
+        RankFailed: another rank has ended.
+    """
+    global _waits_since  # noqa: PLW0603 - a process is one rank
+    _waits_since = monotonic()
+    try:
+        _exhaust(map(_wait, [*works, *map(call, begins)]))
+    except RuntimeError as error:
+        raise _failure(error) from error
+    finally:
+        _waits_since = None
+
+
+def _failure(error: RuntimeError) -> RankFailed:
+    """Return the error for a failure of the connection to the other ranks."""
+    global _misses_others  # noqa: PLW0603 - a process is one rank
+    _misses_others = True
+    if "imed out" in str(error):
+        return RankFailed(
+            "another rank does not answer: it hangs, or does something that takes long, such as a hook that runs "
+            "on rank 0 only; main_loop.rank_timeout says how long the others wait",
+            is_cause=True,
+        )
+    return RankFailed("another rank has ended")
 
 
 _current = Ranks()

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from emrun.base.encoding import digest
 from emrun.base.sources import examples_of
 from emrun.ranks.group import Ranks
 
-_ARRAY = frozenset((np.ndarray,))
-
 
 class Share(dict[str, Any]):
-    """The sources of a batch with the rows of one rank only.
+    """The sources of a batch with the rows of one rank only."""
 
-    Args:
-        sources: source name -> values.
-        counts: whether the rows count; false if the rank has none, and the sources have a row of another rank.
-        total: the number of rows that all ranks were to read; a stream may leave out some of them, or make more.
-        whole: a checksum of the whole batch, which all ranks must have; None if it is not compared.
-    """
+    counts: bool = True
+    """Whether the rows count; false if the rank has none, and the sources have a row of another rank."""
+    total: int = 0
+    """The number of rows that all ranks were to read; a stream may leave out some of them, or make more."""
+    whole: str | None = None
+    """A checksum of the whole batch, which all ranks must have; None if it is not compared."""
 
-    def __init__(self, sources: Mapping[str, Any], counts: bool, total: int, whole: str | None = None) -> None:
-        super().__init__(sources)
-        self.counts = counts
-        self.total = total
-        self.whole = whole
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Share, (dict(self), self.counts, self.total, self.whole)
+def share_of(sources: Any, counts: bool, total: int, whole: str | None = None) -> Share:
+    """Return a share with these sources and attributes."""
+    share = Share(sources)
+    share.counts, share.total = counts, total
+    if whole is not None:
+        share.whole = whole
+    return share
 
 
 def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False) -> Mapping[str, Any]:
@@ -43,18 +41,32 @@ def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False)
         ranks: the ranks.
         compares: whether the share has a checksum of the whole batch.
     """
-    total = examples_of(batch) if batch else 0
-    if total <= 0 or isinstance(batch, Share):  # the loop reports it; a stream that the stream is made of has shared it
+    try:
+        total = examples_of(batch)
+    except (AttributeError, StopIteration):  # not a mapping, or an empty one: the loop reports it
         return batch
-    begin, end = ranks.share(total)
-    own = slice(begin, end) if begin < end else slice(1)
-    if _ARRAY.issuperset(map(type, batch.values())):  # the usual case
-        sources = dict(zip(batch, map(itemgetter(own), batch.values()), strict=True))
-    else:
+    if total <= 0 or batch.__class__ is Share:  # a stream that the stream is made of has shared it
+        return batch
+    begin, end, has_rows, cut = _cut(total, ranks.rank, ranks.size, ranks.least)
+    try:
+        share = Share(zip(batch, map(cut, batch.values()), strict=True))
+    except (TypeError, KeyError, RuntimeError):  # not all sources are arrays or lists
         from emrun.ranks.parts import rows_of
 
-        sources = {name: rows_of(values, own.start or 0, own.stop) for name, values in batch.items()}
-    return Share(sources, begin < end, total, digest(batch) if compares else None)
+        share = Share({name: rows_of(values, begin, end) for name, values in batch.items()})
+    share.counts, share.total = has_rows, total
+    if compares:
+        share.whole = digest(batch)
+    return share
+
+
+@lru_cache
+def _cut(total: int, rank: int, size: int, least: int) -> tuple[int, int, bool, itemgetter[slice]]:
+    """Return the rows of a rank or the first row, whether they are rows of the rank, and what cuts them out."""
+    begin, end = Ranks(rank, size, least=least).share(total)
+    has_rows = begin < end
+    rows = slice(begin, end) if has_rows else slice(0, 1)
+    return rows.start, rows.stop, has_rows, itemgetter(rows)
 
 
 def rows_in(batch: Mapping[str, Any]) -> int:
@@ -69,4 +81,4 @@ def total_in(batch: Mapping[str, Any]) -> int:
 
 def like(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a batch, or of a share of a batch."""
-    return Share(batch, batch.counts, batch.total, batch.whole) if isinstance(batch, Share) else dict(batch)
+    return copy(batch) if isinstance(batch, Share) else dict(batch)

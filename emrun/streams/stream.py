@@ -93,7 +93,7 @@ class StreamWrapper:
         self._workers: Workers | None = None
         self._pass_number = 1 if training else 0
         self._batch = 0
-        self._epoch_batches = 0
+        self._epoch_start = 0  # where the epoch has begun in the pass; below 0 if in an earlier pass
         self.epoch_ended = False
         """Whether the epoch reached its end, without an interruption."""
         self.last_pass: StreamPosition | None = None
@@ -125,11 +125,11 @@ class StreamWrapper:
     @property
     def has_begun(self) -> bool:
         """Whether a batch of the current epoch was read, which did not end."""
-        return self._epoch_batches > 0
+        return self._batch > self._epoch_start
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
-        place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._epoch_batches}
+        place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._batch - self._epoch_start}
         position: dict[str, Any] = place | (
             {"left_out": dict(self.left_out), "rows": self.rows} if self.left_out else {}
         )
@@ -148,7 +148,7 @@ class StreamWrapper:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position of another wrapper of the stream; `restore` or the first iteration goes there."""
         self.seek(StreamPosition(state["pass"], state["batch"]))
-        self._epoch_batches = state["epoch_batches"]
+        self._epoch_start = state["batch"] - state["epoch_batches"]
         self.left_out, self.rows = dict(state.get("left_out", {})), state.get("rows", 0)
         self._to_restore = state
 
@@ -182,8 +182,9 @@ class StreamWrapper:
                 same = same and next(cast("Iterator[Any]", self._iterator), END) is END
         except BeyondEnd:  # the stream has become shorter
             same = False
+        epoch_start = self._epoch_start
         self._next_pass()
-        self._end_of_pass = lambda: before
+        self._epoch_start, self._end_of_pass = epoch_start, lambda: before
         return same
 
     def _read_again(self, state: dict[str, Any]) -> bool:
@@ -231,6 +232,7 @@ class StreamWrapper:
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out the batches before it, other streams are read up to it."""
         self.close()
+        self._epoch_start += position.batch - self._batch
         self._pass_number, self._batch = position
 
     def __enter__(self) -> StreamWrapper:
@@ -253,7 +255,7 @@ class StreamWrapper:
         position and the state stay. If the batch cannot be read, the epoch counts as not ended.
         """
         if self.epoch_size > 0:
-            return self._epoch_batches >= self.epoch_size
+            return self._batch - self._epoch_start >= self.epoch_size
         state, item = self.state_dict(), None
         with preserved_randomness(), suppress(Exception):  # the next epoch will raise the error, if there is one
             item = (self._read or self._open())()
@@ -281,13 +283,13 @@ class StreamWrapper:
         """Yield the batches of one epoch."""
         if not self.training:
             self.close()
-            self._batch = self._epoch_batches = 0
+            self._batch = self._epoch_start = 0
         elif self._to_restore is not None:
             with preserved_randomness():
                 self.restore()
-        if not self._epoch_batches:
+        if self._batch == self._epoch_start:
             self.left_out = {}
-        left = max(0, self.epoch_size - self._epoch_batches) if self.epoch_size > 0 else -1
+        left = max(0, self.epoch_size - self._batch + self._epoch_start) if self.epoch_size > 0 else -1
         self.epoch_ended = False
         while left:
             try:
@@ -314,12 +316,11 @@ class StreamWrapper:
                 batch = self._opened(batch)
             self._bookmark.last = batch
             self._batch += 1
-            self._epoch_batches += 1
             left -= 1
             yield batch
         if not self.training:
             self.close()  # the pass may have more batches
-        self._epoch_batches = 0
+        self._epoch_start = self._batch
         self.epoch_ended = True
 
     def _note_left_out(self, item: WithLeftOut) -> None:
@@ -354,6 +355,7 @@ class StreamWrapper:
 
     def _next_pass(self) -> None:
         self.close()
+        self._epoch_start -= self._batch
         self._batch = 0
         self._pass_number += self.training
 

@@ -144,6 +144,6 @@ def test_parts_of_a_batch_cannot_be_gathered():
 
 def test_a_rank_without_rows_is_known_by_its_batch():
     gather.prepare({"x": np.zeros((0, 2))})
-    assert gather._has_rows is False
+    assert gather._rows == 0
     gather.prepare({"x": np.zeros((1, 2))})
-    assert gather._has_rows is True
+    assert gather._rows == 1

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
 _is_there = partial(is_not, None)
+_exhaust = deque[Any](maxlen=0).extend
 _GRAD, _NONE = repeat("grad"), repeat(None)
 
 
@@ -32,7 +33,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
     """Set gradients, to None by default, without a step of Python's interpreter for each."""
-    deque(map(setattr, parameters, _GRAD, gradients), maxlen=0)
+    _exhaust(map(setattr, parameters, _GRAD, gradients))
 
 
 def clears_itself(optimizer: torch.optim.Optimizer) -> bool:

@@ -82,7 +82,8 @@ class MicroBatches:
         try:
             for part, count in split(inputs, examples, self.size):
                 joined.counts.append(count)
-                outputs = window.run_part(train_step, part, count, is_last=sum(joined.counts) == examples)
+                window.left += sum(joined.counts) < examples
+                outputs = window.run(train_step, part, part)
                 joined.add(outputs, weight_of(outputs, count))
                 minimised += [(loss, window.weight) for loss in _taken(model)]
                 del outputs  # frees the graph, whose memory the next part needs

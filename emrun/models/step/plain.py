@@ -140,6 +140,10 @@ class Plain:
         for clear in self._clear_more:
             clear()
 
+    def forget(self) -> None:
+        """Forget what an incomplete epoch has left."""
+        self.clear()
+
     def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 

@@ -77,6 +77,6 @@ class ScaledWindows(Windows):
         super().step_schedules()
 
     def clear(self) -> None:
-        """Clear the gradients, and forget a window that has begun."""
+        """Clear the gradients."""
         super().clear()
         self._scale.clear()

@@ -33,16 +33,14 @@ class ShardedWindows(SummedWindows):
         backward(weighted(loss, torch.as_tensor(self.weight)), of)
 
     def clear(self) -> None:
-        """Clear the gradients, and forget a window that has begun."""
+        """Clear the gradients."""
         super().clear()
         self._sharding.given.clear()
 
-    def _sums_of(self, optimizer: torch.optim.Optimizer) -> Any:
-        if optimizer not in self._sums:
-            names = {id(each): name for name, each in self._model.module.named_parameters()}
-            parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
-            self._sums[optimizer] = ShardSums(parameters, self._ranks, self._sharding.given)  # type: ignore[assignment]
-        return self._sums[optimizer]
+    def _new_sums(self, optimizer: torch.optim.Optimizer) -> Any:
+        names = {id(each): name for name, each in self._model.module.named_parameters()}
+        parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
+        return ShardSums(parameters, self._ranks, self._sharding.given)
 
 
 class ShardSums:
@@ -57,16 +55,15 @@ class ShardSums:
     def __init__(self, parameters: dict[str, torch.nn.Parameter], ranks: Ranks, given: set[str]) -> None:
         self._parameters, self._ranks, self._given = parameters, ranks, given
 
-    def reduce(self, weight: float | Tensor, loss: Tensor | None = None, rows: int = 1) -> Tensor:
+    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
         """Divide the gradients by the sum of the weights, unless this is 0; one that no rank has given becomes None.
 
         Args:
             weight: the weight of the examples of this rank in the window.
             loss: the mean loss of these examples, of shape (); None if it is not wanted.
-            rows: the number of these examples.
 
         Returns:
-            The mean of the losses of all ranks, of shape ().
+            The mean of the losses of all ranks, of shape (); None if it is not wanted.
 
         Raises:
             StreamError: no rank has an example.
@@ -76,10 +73,10 @@ class ShardSums:
         extra = torch.zeros(EXTRA + len(is_given), dtype=torch.float64, device=device)
         extra[0] = weight
         extra[1] = 0.0 if loss is None else weighted(loss.detach(), weight)
-        extra[2] = rows
+        extra[2] = has_rows = weight.__class__ is Tensor or weight > 0
         extra[EXTRA:] = torch.tensor(is_given)
         self._ranks.add_up(extra)
-        if not rows and not extra[2]:  # this waits for the device, on ranks without rows
+        if not has_rows and not extra[2]:  # this waits for the device, on ranks without rows
             raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
         if not all(is_given):
             for parameter, flag in zip(self._parameters.values(), extra[EXTRA:].tolist(), strict=True):
@@ -89,4 +86,4 @@ class ShardSums:
         grads = [piece(each.grad) for each in self._parameters.values() if each.grad is not None]
         if grads:
             torch._foreach_div_(grads, total.where(total != 0, 1).to(grads[0].device))  # 0 is of gradients that are 0
-        return extra[1] / total
+        return None if loss is None else extra[1] / total

@@ -89,7 +89,7 @@ def _fits(twin: Any, inputs: Mapping[str, Any], size: int) -> bool:
             )
             raise
     finally:
-        twin._updates.clear()
+        twin._updates.forget()
         twin.step_outputs = None
     _free(twin.device)  # after the error, whose traceback holds tensors
     return False

@@ -28,49 +28,45 @@ class Windows(Plain):
         accumulate: the number of batches of a window.
     """
 
+    count = staticmethod(examples_of)
+    """Returns the number of examples of a batch."""
+
     def __init__(self, *arguments: Any, accumulate: int) -> None:
         super().__init__(*arguments)
         self._accumulate = accumulate
         self.weight: float | Tensor = 1.0
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
-        self.is_ending = False
-        """Whether the window ends with the current part."""
-        self._batches = 0  # of the window that have begun
-        self._pending: dict[torch.optim.Optimizer, float | Tensor] = defaultdict(float)
+        self.left = accumulate
+        """The number of batches, and of further parts of them, that the window still gets."""
+        self._pending: dict[torch.optim.Optimizer | None, float | Tensor] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
-        begun = {"is_open": False, "is_ending": False, "_batches": 0, "_pending": defaultdict(float), "_asked": set()}
-        return {**super().__getstate__(), **begun}
+        begun = {"is_open": False, "left": self._accumulate}
+        return {**super().__getstate__(), **begun, "_pending": defaultdict(float), "_asked": set()}
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
-        """Run the train step on a batch."""
-        return self.run_part(train_step, inputs, examples_of(batch))
+        """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
 
-    def run_part(
-        self, train_step: TrainStep, inputs: Mapping[str, Tensor], examples: int, *, is_last: bool = True
-    ) -> Mapping[str, Any]:
-        """Run the train step on a part of a window: the first one clears the gradients, the last one makes the updates.
-
-        Args:
-            train_step: the train step.
-            inputs: source name -> tensor on the model's device, or a mapping of tensors.
-            examples: the number of examples of the part.
-            is_last: whether a batch ends with the part.
+        A part of a batch is run in the same way; `left` has counted it before.
         """
         if not self.is_open:
             self._begin()
-        self._batches += is_last
+        self.left -= 1
         if self._asked:
             self._asked.clear()
-        self.is_ending = self._batches == self._accumulate
-        self.weight = float(examples)
+        self.weight = float(self.count(batch))
         outputs = train_step(inputs)
-        if self.is_ending:
+        if not self.left:
             self.finish()
         return outputs
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the window ends with the current part."""
+        return not self.left
 
     def _begin(self) -> None:
         """Begin a window; of a single optimizer, the learning rates are noted for its batches before the update."""
@@ -114,13 +110,13 @@ class Windows(Plain):
 
     def note(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Note, once for each part, that the window makes an update; make it now if this is the last part."""
-        if optimizer is None:
-            optimizer = self._optimizers.named(None)  # raises the error
         self._pending[optimizer] += self.weight
-        if self.is_ending:
+        if not self.left:
             self._make(optimizer)
 
-    def _make(self, optimizer: torch.optim.Optimizer) -> None:
+    def _make(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if optimizer is None:
+            optimizer = self._optimizers.named(None)  # raises the error
         self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
         Plain.update(self, optimizer, None, NOT_FINITE if self.is_skipping else None)
 
@@ -133,13 +129,13 @@ class Windows(Plain):
         """End the window, if one is open: make the updates that are due."""
         if not self.is_open:
             return
-        self.is_ending, self.is_open, self._batches = False, False, 0
+        self.is_open, self.left = False, self._accumulate
         while self._pending:
             self._make(next(iter(self._pending)))
         self.step_schedules()
 
-    def clear(self) -> None:
+    def forget(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
-        super().clear()
-        self.is_open, self._batches = False, 0
+        super().forget()
+        self.is_open, self.left = False, self._accumulate
         self._pending.clear()

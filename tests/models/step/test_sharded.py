@@ -41,7 +41,7 @@ def gradients(weights, uses_two):
     loss = module(torch.eye(3, dtype=torch.float64)[ranks.rank : ranks.rank + 1], uses_two[ranks.rank]).sum()
     (loss * weight).backward()
     sums = ShardSums(dict(module.named_parameters()), ranks, sharding.given)
-    mean = sums.reduce(weight, loss.detach(), int(weight > 0))
+    mean = sums.reduce(weight, loss.detach())
     found = {name: whole(each.grad) for name, each in zip(names, module.parameters(), strict=True)}
     return found, mean.item()
 
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_the_weighted_mean_and_none_where_no_rank_has_one
 def no_rows():
     module = nn.Sequential(nn.Linear(2, 2))
     Sharding(module, {"shard": "0"}, join())
-    ShardSums(dict(module.named_parameters()), join(), set()).reduce(0.0, None, 0)
+    ShardSums(dict(module.named_parameters()), join(), set()).reduce(0.0, None)
 
 
 def test_a_batch_without_rows_on_any_rank_is_an_error():

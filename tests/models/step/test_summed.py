@@ -28,7 +28,7 @@ def added(dtypes, given, weight, loss):
     return (
         grads,
         [each.grad is None or each.grad.dtype == each.dtype for each in members],
-        mean.item(),
+        None if mean is None else mean.item(),
     )
 
 
@@ -115,7 +115,7 @@ def backward_passes(without, twice=False, frozen=None):
         values = torch.rand(4, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(ranks.rank))
         sums.begin_backward()
         module(values.requires_grad_(), without[ranks.rank]).sum().backward()
-        during.append(sums._next)
+        during.append(len(sums._sent))
         expected = [torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in module.parameters()]
         sums.reduce(0.5)
         for each in expected:
