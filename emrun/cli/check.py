@@ -66,7 +66,8 @@ def check(
     streams are read twice, the model is saved and loaded, and its statistics are compared with those of a fresh
     process.
 
-    With --nproc N and `model.strategy`, the forecast has the memory that each of N processes needs; none is started.
+    With --nproc N and `model.strategy`, the forecast has the memory that each of N processes needs, and a hook of one
+    process that runs the model is an error; none is started.
 
     Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
     and every device, with a small computation.

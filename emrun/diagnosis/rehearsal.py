@@ -11,7 +11,9 @@ from typing import Any
 from emrun.base.types import EpochData
 from emrun.config.plan import Plan
 from emrun.dataset import asks_model
-from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.events import listener, runs_on_every_rank
+from emrun.hook import EVENTS, AbstractHook, TrainingTerminated
+from emrun.loop.endings import switched_on
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import Outcome
 from emrun.storage.run import CHECKPOINTS, Run
@@ -20,7 +22,7 @@ from emrun.training.build import assemble
 _TRACKER = "emrun.record.trackers.AbstractTracker"  # left out, so that no service gets these runs
 
 
-def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) -> None:
+def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], *, ranks: int = 1) -> None:
     """Train for one epoch that is shortened to a few batches of each stream, with all hooks except trackers.
 
     After the first update the training is saved and ended; new objects resume it. So hooks and streams give their
@@ -31,12 +33,15 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int]) 
         place: the directory for all files of the training.
         dataset: the dataset.
         lengths: stream -> its most batches in an epoch.
+        ranks: the number of ranks for which it is rehearsed: hooks that only the first of several calls are called so.
 
     Raises:
         BaseException: any error that the dataset, the model or a hook raises.
     """
     for is_resumed in (False, True):
         loop = assemble(plan, place, Run(place), dataset=None if asks_model(dataset) else dataset).main_loop
+        if ranks > 1:
+            _call_alone(loop)
         try:
             if is_resumed:
                 loop.restore(place / CHECKPOINTS / "latest")
@@ -61,6 +66,14 @@ def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bo
         return loop.run_training()
     finally:
         hooks_log.setLevel(before)
+
+
+def _call_alone(loop: MainLoop) -> None:
+    """Let `Loop.is_alone` be true in events of the hooks that several ranks call on rank 0 only."""
+    for hook in loop.hooks:
+        for event in () if runs_on_every_rank(hook) else EVENTS:
+            if (call := listener(hook, event)) is not None:
+                setattr(hook, event, switched_on(loop._endings, "is_alone")(call))
 
 
 def is_tracker(hook: AbstractHook) -> bool:

@@ -115,7 +115,7 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
         del training, copy, round_trip, tryout  # the memory of two models
-        rehearse(plan, place, dataset, lengths)
+        rehearse(plan, place, dataset, lengths, ranks=ranks)
         notes[:] = dict.fromkeys(notes)
         report["forecast"] |= _on_disk(place, done, kept)
         return {**report, "schedule": shown, "initial_weights": initial}

@@ -74,6 +74,12 @@ class Sharding:
             what = counted(len(parts), "part"), type(module).__name__, ranks.size
             _LOG.info("strategy: %s of %s, and the rest of it, are sharded over %d ranks", *what)
             self._divide(module, [*reversed(parts.values()), ("", module)], ranks)
+        else:  # `emrun check --nproc` calls hooks as several ranks do
+            module.register_forward_pre_hook(self._refuse_alone)
+
+    def __deepcopy__(self, memo: object) -> Sharding:
+        """Return this object, for a copy of the module, of whose hooks it is."""
+        return self
 
     def _check(self, module: torch.nn.Module, parts: Mapping[int, str]) -> None:
         """Check that each parameter is of one part, and that torch can divide it.

@@ -1,5 +1,9 @@
 """`strategy: {shard: REGEX}`: parts of a module whose weights are divided among the ranks."""
 
+import threading
+from copy import deepcopy
+from functools import partial
+
 import pytest
 import torch
 from in_ranks import Failed, in_ranks, results_of
@@ -104,6 +108,12 @@ def test_weights_that_are_tied_in_one_shard_are_allowed():
     net = Net()
     tied(net)
     Sharding(net, BLOCKS, Ranks())
+
+
+def test_in_one_process_a_module_can_be_copied_without_what_belongs_to_the_training():
+    net = Net()
+    Sharding(net, BLOCKS, Ranks(), partial(lambda lock: False, threading.Lock()))
+    assert deepcopy(net)(torch.arange(4).view(2, 2))["loss"].shape == (2,)
 
 
 def loss_of_weights(module):

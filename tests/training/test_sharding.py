@@ -189,6 +189,26 @@ def test_the_memory_of_ranks_is_forecast_for_shards_only(project):
         try_out(read_config(config), 2)
 
 
+class RunsModel(AbstractHook):
+    """Runs the model, on rank 0 only."""
+
+    reads = ()
+
+    def after_epoch(self, epoch_id):
+        self.main_loop.model.module(torch.zeros(2, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_hook_of_rank_0_that_runs_the_model_is_found_before_the_training_by_its_name(project, ranks):
+    config = read_config(config_of(f"{__name__}.RunsModel"))
+    if ranks == 1:
+        try_out(config)
+        return
+    with pytest.raises(RuntimeError, match="a hook of rank 0 runs the model, whose weights are sharded") as found:
+        try_out(config, ranks)
+    assert any("hook RunsModel" in each for each in found.value.__notes__)
+
+
 def evaluated(directory):
     """Return the evaluation of a run, and the number of its predictions, which this rank helps to make."""
     made = predict(directory, "valid", f"{directory}-{join().size}.npz", variables=["logits"])
