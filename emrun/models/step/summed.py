@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import Ranks, answered, end_sums
 from emrun.ranks.parts import weighted
 from emrun.ranks.shares import rows_in
-
-if TYPE_CHECKING:
-    from torch.distributed import Work
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
@@ -201,7 +198,7 @@ class GradientSums:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
         self._parameters, self._ranks = parameters, ranks
         self._layout: _Layout | None = None
-        self._sent: list[Work] = []  # of the buckets that are sent already, in their order
+        self._sent: list[Any] = []  # works of torch: of the buckets that are sent already, in their order
         self._listens = False
         self._sends = False  # whether buckets are sent during a backward pass
         self._has_looked = False
