@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.base.encoding import decode, random_state
-from emrun.base.errors import ArgumentError, StateError
-from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.base.encoding import random_state
+from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Prefetch
-from emrun.base.wording import listed
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
@@ -25,7 +22,6 @@ from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.memory_format import MemoryFormat
-from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
@@ -35,28 +31,20 @@ from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
-from emrun.models.weights.averages import EvaluationWeights
-from emrun.models.weights.batch_norm import calculated_anew
-from emrun.models.weights.init_from import InitFrom
-from emrun.models.weights.saving import collect_weights, extra_state, load_weights, own_memory
+from emrun.models.weights.saving import extra_state, own_memory
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
-from emrun.storage.checkpoints.manifest import TRAINED
-from emrun.storage.checkpoints.shards import has_tensors, write_shard
-from emrun.storage.checkpoints.state_file import FILE, load_state
-from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS, Collected, write_apart, write_weights
 
 
 class ModuleModel(AbstractModel):
-    """Runs a `torch.nn.Module`, saves and loads its weights; `TorchModel` explains the arguments, and trains it.
+    """Runs a `torch.nn.Module`; `TorchModel` explains the arguments, and trains it.
 
     Raises:
         ArgumentError: an argument does not fit the module.
     """
 
     shares_batches = True
-    _optimizers: Optimizers
 
     def __init__(
         self,
@@ -94,20 +82,13 @@ class ModuleModel(AbstractModel):
             self._memory_format.apply(module)
         self.precision = precision
         self._autocast = Autocast.of(precision, module, self.device)
-        self._cast = self._autocast if type(self).forward is not ModuleModel.forward else None
         if precision == "fp16" and ranks().several:
             raise ArgumentError("precision", "fp16 does not work with several ranks yet; use bf16")
-        self._scale = LossScale(self.device) if precision == "fp16" else None
-        self._skipped = SkippedUpdates(self._scale)
+        self._skipped = SkippedUpdates(LossScale(self.device) if precision == "fp16" else None)
         self._tf32 = TF32(self.device) if precision == "tf32" else None
         self._outputs = Outputs(outputs, loss, metrics, self.device, module)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
-        self._evaluation_weights: EvaluationWeights | None = None
-        self.restored_weights: Mapping[str, Tensor] | None = None
-        """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
-        self._restores_averages = True  # False once it is known that no hook takes them
-        self._loaded_from: Path | None = None
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         others = self._outputs.sources()
         names = InputNames.read(module, inputs, [*others[0], *others[1]])
@@ -119,7 +100,6 @@ class ModuleModel(AbstractModel):
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
             self._call = partial(self._compilation.call, self._inputs.call)
-            self.clock = self._compilation.clock
             if self._random_of_lazy is None:
                 self._compilation.begin(module)
         self._sharding = None if strategy is None else self._shard(strategy)
@@ -139,7 +119,6 @@ class ModuleModel(AbstractModel):
             "memory_format": self._memory_format is not None,
             f"a lazy module ({type(self.module).__name__})": self.is_lazy,
             f"a loss that gets the module ({taken})": taken is not None,
-            f"a save or a load of {type(self).__name__}": _has_own_files(self),
         }
         if found := next((each for each, is_there in refused.items() if is_there), None):
             raise ArgumentError("strategy", f"cannot be used with {found} yet; remove one of them")
@@ -148,6 +127,11 @@ class ModuleModel(AbstractModel):
     def _is_alone(self) -> bool:
         """Return whether a hook is called on this rank only."""
         return self._main_loop is not None and self._main_loop.is_alone
+
+    @property
+    def clock(self) -> Callable[[], float]:  # type: ignore[override]
+        """A clock that stands still while the module is compiled."""
+        return super().clock if self._compilation is None else self._compilation.clock
 
     @property
     def is_sharded(self) -> bool:  # type: ignore[override]
@@ -181,7 +165,7 @@ class ModuleModel(AbstractModel):
     @property
     def writes(self) -> Sequence[str]:  # type: ignore[override]
         """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
-        return [*self._outputs.of_streams, *([SKIPPED] if self._scale is not None else [])]
+        return [*self._outputs.of_streams, *([SKIPPED] if self._skipped.scale is not None else [])]
 
     @property
     def only_in(self) -> Mapping[str, Sequence[str]]:  # type: ignore[override]
@@ -221,8 +205,6 @@ class ModuleModel(AbstractModel):
             self._compilation.check_use(self.module)
         if self._stream_metrics is not None:
             self._stream_metrics.end(stream_name)
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
 
     def predict_only(self) -> None:
         """Leave out what needs a source that a batch does not have, and metrics of whole streams; see `predict`."""
@@ -286,6 +268,13 @@ class ModuleModel(AbstractModel):
         with autocast.off():  # the train_step of a subclass runs with autocast as a whole
             return self._outputs.of(in_float32(returned), inputs)
 
+    @property
+    def _in_precision(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:
+        """`forward`; that of a subclass runs in 16 bits as a whole."""
+        if self._autocast is None or type(self).forward is ModuleModel.forward:
+            return self.forward
+        return partial(self._autocast.call, self.forward)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
         metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
@@ -303,136 +292,13 @@ class ModuleModel(AbstractModel):
         return {"stream_metrics": self._stream_metrics.merged(found if is_first else found[:1], empty=not is_first)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
-        if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
-            if self._restores_averages:
-                tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
-            load_weights(self.module, self._loaded_from, TRAINED)
+        """Restore the modes of the module's parts, and the metrics."""
         set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state["stream_metrics"] is not None:
             self._stream_metrics.load_state_dict(state["stream_metrics"])
 
-    def save(self, directory: Path) -> None:
-        """Write the weights to `model.safetensors`.
-
-        Raises:
-            StateError: the weights lie on several ranks, of which each writes its own; see `stage`.
-            StorageError: the file cannot be written.
-        """
-        if self.is_sharded:
-            raise StateError("the weights lie on several ranks (model.strategy), and are in the checkpoints only")
-        with self._optimizers.mode_of_evaluations():
-            for name, weights in self._collected(copied=False).items():
-                write_weights(*weights, directory, name)
-
-    def stage(self) -> Callable[[Path], Any] | None:
-        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`.
-
-        The function writes large frozen parameters to a file of their own; see `write_apart`. If the weights are
-        sharded, it writes what this rank has of them, and returns what `write_shard` returns.
-        """
-        if getattr(self.save, "__func__", None) is not ModuleModel.save:
-            return None
-        with self._optimizers.mode_of_evaluations():
-            found = self._collected(copied=True)
-        if self.is_sharded:
-            return partial(write_shard, found, ranks().rank)
-        parameters = self.module.named_parameters(remove_duplicate=False)
-        return partial(write_apart, found, [name for name, each in parameters if not each.requires_grad])
-
-    def _collected(self, *, copied: bool) -> dict[str, Collected]:
-        """Return file -> the weights of evaluations, and those of the training if they are others."""
-        others, module = self._evaluation_weights, self.module
-        if others is None:
-            return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}
-        of_both = {
-            FILE_OF_WEIGHTS: others.replaced(evaluation=True),
-            TRAINED: others.replaced(evaluation=False),
-        }
-        return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
-
-    @property
-    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
-        """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
-
-        A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
-        checkpoint has these weights, `training.safetensors` those that are trained.
-        """
-        return None if self._evaluation_weights is None else self._evaluation_weights.others
-
-    @evaluation_weights.setter
-    def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
-        if weights is not None and self._optimizers.has_modes:
-            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
-            raise ArgumentError("optimizer", message)
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
-        self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
-        self.list_work()
-
     def list_work(self) -> None:
         """Note what is done before and after a batch."""
-
-    def recompute_batch_norm(self, batches: Iterable[Batch]) -> None:
-        """Calculate the running statistics of BatchNorm anew, for the weights of evaluations.
-
-        This is `torch.optim.swa_utils.update_bn`: the module runs on the batches in training mode, without gradients,
-        and the statistics become the means over the batches. Nothing else changes. After an error, and if there is no
-        batch, the statistics stay as they are. The statistics of the training stay in any case.
-        """
-        others = self._evaluation_weights
-        was_in_use = others is not None and others.in_use
-        rest = iter(batches)
-        first = list(islice(rest, 1))  # hooks that prepare for an evaluation have done so with the first batch
-        if others is not None:
-            others.use(True)
-        try:
-            forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
-            with torch.no_grad(), calculated_anew(self.module):
-                for batch in chain(first, rest):
-                    forward(self._tensors(batch))
-        finally:
-            if others is not None:
-                others.use(was_in_use)
-
-    def load(self, directory: Path) -> None:
-        """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
-
-        Raises:
-            StorageError: a file cannot be read, or does not fit this module.
-        """
-        for each in self._optimizers.members:
-            each.forget_training()
-        self.evaluation_weights = self.restored_weights = None
-        self._loaded_from = directory
-        load_weights(self.module, directory)
-        if self.is_lazy:
-            self._end_laziness()
-        if extra_state(self.module):
-            state = load_state(directory)
-            with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
-                extra = dict(decode(state["model"]["extra"]))
-            self.module.load_state_dict({**self.module.state_dict(), **extra})
-
-    def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
-        """Load other weights to begin with; lazy parts get their shapes from them.
-
-        Returns:
-            Where they are from, and what was loaded and what was not; see `InitFrom.load`.
-
-        Raises:
-            ArgumentError: they cannot be read, or do not fit the module.
-        """
-        self.load_initial = None
-        loaded: dict[str, str] = {}
-        found = [each.load(self.module, loaded) for each in init_from]
-        if self.is_lazy and not uninitialised(self.module):
-            self._end_laziness()
-        if len(found) == 1:
-            return found[0]
-        rows = [{**row, "what": f"{i}: {row['what']}"} for i, each in enumerate(found, 1) for row in each["rows"]]
-        return {"source": listed([f"{i}: {each['source']}" for i, each in enumerate(found, 1)]), "rows": rows}
 
     def _measure(
         self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch
@@ -480,11 +346,6 @@ class ModuleModel(AbstractModel):
             self._prefetcher = Prefetcher(self._inputs, self.device)
             self._tensors = self._formatted(self._prefetcher.tensors)
         return self._prefetcher.pin
-
-
-def _has_own_files(model: ModuleModel) -> bool:
-    """Return whether a subclass saves or loads the weights in its own way."""
-    return any(getattr(type(model), name) is not getattr(ModuleModel, name) for name in ("save", "stage", "load"))
 
 
 def _find_device(name: str) -> torch.device:

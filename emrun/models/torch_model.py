@@ -18,11 +18,11 @@ from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
-from emrun.models.module_model import ModuleModel
 from emrun.models.optimizer import check_steps_alone, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
+from emrun.models.saved_model import SavedModel
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
 from emrun.models.sharding import StrategyForm, check_by_rows
@@ -56,7 +56,7 @@ SchedulerForm = Annotated[
 ]
 
 
-class TorchModel(ModuleModel):
+class TorchModel(SavedModel):
     """Trains and evaluates a `torch.nn.Module`.
 
         model:
@@ -224,10 +224,8 @@ class TorchModel(ModuleModel):
         self._is_compared = False  # whether the first batch was compared with its halves
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
-        own = type(self)
-        self._is_own_scheme = own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
         if self._is_own_scheme and strategy is not None:
-            message = f"cannot be used with a train_step or an update of {own.__name__} yet"
+            message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
         if not self.is_lazy:
@@ -240,10 +238,9 @@ class TorchModel(ModuleModel):
     def _choose_step(self, accumulate: int, micro_batch_size: int | Literal["auto"] | None) -> None:
         """Choose what is done with a train batch, for the whole run."""
         check_count("accumulate", accumulate, minimum=1)
-        parts, scale, several = (self, self._optimizers, self._skipped), self._scale, ranks().several
+        parts, scale, several = (self, self._optimizers, self._skipped), self._skipped.scale, ranks().several
         is_one = accumulate == 1 and micro_batch_size is None
         self._parts: MicroBatches | None = None
-        self._summed: SummedWindows | None = None
         if several:
             how: dict[str, Any] = {"accumulate": accumulate, "ranks": ranks(), "carries_loss": is_one}
             exchanges = self._synchronised is not None
@@ -254,7 +251,6 @@ class TorchModel(ModuleModel):
                 is_single = is_one and is_usual and self._optimizers.only is not None
                 kind = SummedBatches if is_single else SummedWindows
                 self._updates = kind(*parts, **how, sends=is_usual, exchanges=exchanges)
-            self._summed = self._updates
         elif is_one:
             self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
         elif scale is None:
@@ -273,12 +269,22 @@ class TorchModel(ModuleModel):
         if self._is_own_scheme:
             if self._autocast is not None:
                 self._step = InAutocast(self, self._step, self._autocast, scale)
-            self._step = self._own = Own(self, self._step)
+            self._step = Own(self, self._step)
             self.train_step = FirstWindow(self)  # type: ignore[method-assign]
         is_usual = not self._is_own_scheme and type(self).backward is TorchModel.backward
         self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
         self._update: Callable[..., None] = make if is_usual else self.update
         self._looks: Sequence[Look] = self._weighs  # what looks at outputs
+
+    @property
+    def _is_own_scheme(self) -> bool:
+        """Whether a subclass trains in its own way."""
+        own = type(self)
+        return own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
+
+    @property
+    def _summed(self) -> SummedWindows | None:
+        return self._updates if isinstance(self._updates, SummedWindows) else None
 
     def list_work(self) -> None:
         """Note what is done before and after a batch; called when something is added or removed."""
@@ -298,7 +304,7 @@ class TorchModel(ModuleModel):
         if self._summed is not None and not isinstance(self._summed, SummedBatches):
             after.append(self._summed.take_mean)
         self._after = after if self._stream_metrics is None else [*after, self._measure]
-        self._forward = self.forward if self._cast is None else partial(self._cast.call, self.forward)
+        self._forward = self._in_precision
 
     def _begin_lazy(self, batch: Batch, train: bool, stream: str) -> None:
         self.materialise(batch)  # lists the work anew
@@ -358,20 +364,17 @@ class TorchModel(ModuleModel):
         None if it is not known: a subclass trains in its own way, no update was seen, and none of its attributes is an
         optimizer of torch.
         """
-        if self._updates.has_updated or not self._is_own_scheme:
+        if self._updates.has_updated or not isinstance(self._step, Own):
             return self._updates.has_updated
-        if self._own.has_updated():
+        if self._step.has_updated():
             return True
         own = [*self.optimizers.values(), *vars(self).values()]
         return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
-        if not self._optimizers.has_modes:
-            self.evaluation_weights = None
-        if self.load_initial is not None:
-            self.load_initial()
-        self._main_loop, self._restores_averages, self._stream = main_loop, True, None
+        super().register_mainloop(main_loop)
+        self._stream = None
         self._loadable.register()
         for each in self._optimizers.members:
             each.register()
@@ -396,15 +399,12 @@ class TorchModel(ModuleModel):
             for name, each in self.optimizers.items():
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
-            if type(self).save is ModuleModel.save and type(self).load is ModuleModel.load:
+            if type(self).save is SavedModel.save and type(self).load is SavedModel.load:
                 self._loadable.check_saving()
             for member in self._optimizers.members:
                 member.check_loadable()
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
-        if self.restored_weights is not None:
-            self.restored_weights, self._restores_averages = None, False  # nor after the second load
-            _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
     def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
         """Run the module on a batch and, when `train` is true, make an update.
@@ -637,7 +637,7 @@ class TorchModel(ModuleModel):
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
         return {
             **self._optimizers.state_dict(),
-            "loss_scale": self._scale.state_dict() if self._scale is not None else None,
+            "loss_scale": scale.state_dict() if (scale := self._skipped.scale) is not None else None,
             "skipped_updates": self._skipped.state_dict(),
             "trained": self._trained,
             **super().state_dict(),
@@ -651,9 +651,9 @@ class TorchModel(ModuleModel):
         """
         self._optimizers.load_state_dict(state)
         self._skipped.load_state_dict(state["skipped_updates"])
-        if self._scale is not None and state["loss_scale"] is not None:
-            self._scale.load_state_dict(state["loss_scale"])
-        elif self._scale is not None:
+        if (scale := self._skipped.scale) is not None and state["loss_scale"] is not None:
+            scale.load_state_dict(state["loss_scale"])
+        elif scale is not None:
             _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")
         self._trained = state["trained"]
         super().load_state_dict(state)

@@ -25,7 +25,7 @@ class SkippedUpdates:
     def __init__(self, scale: LossScale | None) -> None:
         self.total = 0
         """Number of skipped updates of the run."""
-        self._scale = scale
+        self.scale = scale
         self._streams: dict[str, int] = {}
         self._stream = ""
 
@@ -55,7 +55,7 @@ class SkippedUpdates:
 
     def values(self, stream: str) -> dict[str, int]:
         """Return the number of skipped updates of a train stream in this epoch, by its name."""
-        if (self._scale is None and not self.total) or stream not in self._streams:
+        if (self.scale is None and not self.total) or stream not in self._streams:
             return {}
         return {NAME: self._streams[stream]}
 
@@ -65,9 +65,9 @@ class SkippedUpdates:
         if not count:
             return
         text = f"{count} update{'s were' if count != 1 else ' was'} skipped in this epoch"
-        if self._scale is None:
+        if self.scale is None:
             _LOG.info("%s", text)
-        elif (scale := self._scale.value) >= 1:
+        elif (scale := self.scale.value) >= 1:
             _LOG.info("%s; the scale of the loss is now %g", text, scale)
         else:
             _LOG.warning(
