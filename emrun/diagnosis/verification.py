@@ -122,7 +122,7 @@ def verify(
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
         found = find_difference(straight, [again], vary)
         if found is not None:
-            return _result(straight, [_row(None, "", None, causes.explain(found, again))], notes)
+            return _result(straight, [_row(None, "", causes.explain(found, again))], notes)
         notes += [
             f"not compared: {PARTS[part]} {name}, which differs between two uninterrupted runs"
             for part, names in vary.items()
@@ -137,19 +137,25 @@ def verify(
             first = runs.make(job(name, end=end, point=point, by=by))
             if not first.was_interrupted(kill):
                 missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
-                rows.append(_row(point, by.name, None, Difference(missed, "order")))
+                rows.append(_row(point, by.name, Difference(missed, "order")))
                 continue
             for size, second in runs.resumed(job(name, end=end, resume=True), numbers):
                 found, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
-                at_iteration = second.one("begin").get("iteration")
-                rows.append({**_row(point, by.name, at_iteration, found), "resumed_on": size, "rounding": share})
+                rows.append(_row(point, by.name, found, second.one("begin").get("iteration"), size, share))
         return _result(straight, rows, notes)
 
 
-def _row(point: Point | None, by: str, resumed_at: int | None, found: Difference | None) -> dict[str, Any]:
+def _row(
+    point: Point | None,
+    by: str,
+    found: Difference | None,
+    resumed_at: int | None = None,
+    resumed_on: int | None = None,
+    rounding: float | None = None,
+) -> dict[str, Any]:
     where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
     told = {"difference": found and found.what, "likely_cause": found and found.cause}
-    return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": None, "rounding": None, **told}
+    return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": resumed_on, "rounding": rounding, **told}
 
 
 def _result(straight: Recording, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
