@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_145,
     "cli": 2_795,
     "config": 2_822,
-    "diagnosis": 2_887,
+    "diagnosis": 2_886,
     "launch": 1_246,
     "loop": 3_017,
     "models": 5_288,
