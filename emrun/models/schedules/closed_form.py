@@ -94,8 +94,7 @@ class ClosedForm(ABC):
         self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
         self._factor: Factor | None = None
-        self._cools: int | None = None  # number of updates before the cool-down
-        self._loop: Loop | None = None
+        self._cools: tuple[int, Loop] | None = None  # number of updates before the cool-down, and what is told then
         self._groups: list[tuple[dict[str, Any], float]] = []  # parameter group, base rate
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -320,8 +319,8 @@ class ClosedForm(ABC):
         if self.is_awaited(horizon) and not self.plans:
             return  # before the zeroth epoch, or in `emrun check`
         self._factor = self.by_time(self.plan(horizon), horizon)
-        self._loop = loop if loop is not None and loop.has_run and horizon.share is None else None
-        self._cools = self._cools_of(self.plans[-1]) if self._loop is not None else None
+        cools = self._cools_of(self.plans[-1]) if horizon.share is None else None
+        self._cools = (cools, loop) if cools is not None and loop is not None and loop.has_run else None
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))  # a hook may have added the group
         self._groups = [(group, float(group["initial_lr"])) for group in self.optimizer.param_groups]
@@ -331,8 +330,8 @@ class ClosedForm(ABC):
         """Count an update, and set the rates of the next one."""
         self.updates_done += 1
         self._set()
-        if self.updates_done == self._cools and self._loop is not None:
-            self._loop.request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
+        if self._cools is not None and self.updates_done == self._cools[0]:
+            self._cools[1].request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
 
     def _set(self) -> None:
         if self._factor is None:
