@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from emrun.record.facts import Facts
 from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every
 from emrun.record.record import Record
-from emrun.record.rows import Row, as_floats
+from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.storage.files import opened_regular, write_atomically
 from emrun.storage.lines import Lines
@@ -108,8 +107,8 @@ class WriteCSV(FileSink):
         self._policies = {"on_unknown_type": on_unknown_type, "on_missing_variable": on_missing_variable}
         self._lines = Lines(self.path)
         self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
+        self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
         self._is_changed = False  # by somebody else, since it was begun
-        self._first = 0  # columns of the first epoch
 
     def ask(self, record: Record) -> None:
         """Ask a record for the rows between epochs."""
@@ -123,25 +122,21 @@ class WriteCSV(FileSink):
 
     def begin(self, facts: Facts, identity: Any) -> bool:
         """Begin the file anew, or cut it down to its content at a place."""
-        columns, first, length, digest = identity or ([], 0, 0, hashlib.sha256().hexdigest())
+        columns, first, length, digest = identity or ([], {}, 0, hashlib.sha256().hexdigest())
         lines = Lines(self.path)
         if not lines.go_back_to(length, digest):
             return False
-        self._lines, self._columns, self._is_changed = lines, [list(each) for each in columns], False
-        self._first = first
+        self._lines, self._columns, self._first, self._is_changed = lines, list(columns), dict(first), False
         return True
 
     def place(self) -> Any:
-        """Return the columns, the length of the file in bytes and its SHA-256; None if somebody has changed it."""
+        """Return what columns there are, the length of the file and its SHA-256; None if somebody has changed it."""
         return None if self._is_changed else [self._columns, self._first, self._lines.length, self._lines.digest]
 
     def write(self, row: Row) -> None:
         """Write the line of a row, after the header if the file is empty."""
-        if not self._columns:
-            self._columns = self._find_columns(row)
-            self._first = len(self._columns)
         self._is_changed |= self._lines.look()
-        new = self._later_columns(row) if self._variables is None else []
+        new = self._new_columns(row)
         self._columns += new
         if new and self._lines.length:
             write_atomically(self.path, self._with_columns(len(new)))
@@ -149,7 +144,7 @@ class WriteCSV(FileSink):
         if not self._lines.length:
             self._append(self._header())
         where = [row.epoch, row.iteration] if self._is_within else [row.epoch]
-        self._append([*map(str, where), *(self._cell(number, row) for number in range(len(self._columns)))])
+        self._append([*map(str, where), *(self._cell(column, row) for column in self._columns)])
         if new and row.is_new:
             self._note_place()  # otherwise, a process that is killed leaves a file that looks edited
 
@@ -172,56 +167,39 @@ class WriteCSV(FileSink):
         csv.writer(text, delimiter=self._delimiter, lineterminator="").writerow(cells)
         return text.getvalue()
 
-    def _find_columns(self, row: Row) -> list[list[str]]:
-        loop, record = getattr(self, "main_loop", None), self._record
-        recorded = [] if record is None else [as_floats(each["streams"]) for each in record.epochs]
-        extra = list(dict.fromkeys(itertools.chain(*recorded)))  # of a run that has ended
-        if loop is not None:
-            extra = [] if loop.evaluating else loop.extra_streams
-        streams: Mapping[str, Mapping[str, Any]] = row.streams
-        if row.every is not None:  # there was no zeroth epoch
-            of_train: Mapping[str, Any] = next((each[row.stream] for each in recorded if row.stream in each), {})
-            written = {
-                stream: written_by(loop.hooks, stream) if loop is not None else of_train
-                for stream in [row.stream, *extra]
-            }
-            rates = {name: value for name, value in row.means.items() if is_rate(name)}
-            streams = {
-                stream: {name: value for name, value in found.items() if not is_rate(name)}
-                for stream, found in written.items()
-            }
-            streams[row.stream] = {**rates, **streams[row.stream]}
-        streams = {
-            stream: {**variables, **{name: None for at, name in row.unknown if at == stream and name not in variables}}
-            for stream, variables in streams.items()
-        }
-        found = dict.fromkeys(name for variables in streams.values() for name in variables)
-        names = self._variables if self._variables is not None else sorted(found, key=is_rate)
-        return [
-            [stream, name, *aggregation]
-            for stream in dict.fromkeys([*streams, *extra])
-            for name in names
-            if (self._variables is not None or name in streams.get(stream, found))
-            and (name in streams.get(stream, {}) or not is_rate(name))  # only train streams have learning rates
-            for aggregation in _without_mean(stream, name, streams)
-        ]
-
-    def _later_columns(self, row: Row) -> list[list[str]]:
+    def _new_columns(self, row: Row) -> list[list[str]]:
         """Return the columns of what a row has and the rows before did not have."""
         there = {(stream, name) for stream, name, *_ in self._columns}
-        recorded = {name: value for name, value in row.means.items() if name != "loss"}  # which is there anyway
-        streams = row.streams if row.every is None else {row.stream: recorded}
-        return [
-            [stream, name, *aggregation]
-            for stream, variables in streams.items()
-            for name in variables
-            if (stream, name) not in there
-            for aggregation in _without_mean(stream, name, streams)
-        ]
+        known = {stream for stream, _ in there}
+        streams: dict[str, dict[str, Any]] = {stream: dict(values) for stream, values in row.streams.items()}
+        for stream, name in row.unknown:
+            streams[stream].setdefault(name, None)
+        if row.every is not None:  # the steps have a loss, which need not be a statistic
+            leaves_out = () if self._has_loss(row.stream) else ("loss",)
+            streams = {row.stream: {name: value for name, value in row.means.items() if name not in leaves_out}}
+        found = []
+        for stream, values in streams.items():
+            names = sorted(values, key=is_rate)
+            if self._variables is not None:  # only train streams have learning rates
+                names = [name for name in self._variables if name in values or not is_rate(name)]
+            if row.every is None:
+                self._first.setdefault(stream, names)
+            if self._variables is None or stream not in known:
+                new = (name for name in names if (stream, name) not in there)
+                found += [[stream, name, *each] for name in new for each in _without_mean(values.get(name))]
+        return found
 
-    def _cell(self, number: int, row: Row) -> str:
-        stream, name, *aggregation = self._columns[number]
-        missing = "on_missing_variable" if number < self._first else "default"
+    def _has_loss(self, stream: str) -> bool:
+        """Return whether a hook writes the loss of a stream, or in a run that has ended, has done so."""
+        if hasattr(self, "main_loop"):
+            return "loss" in written_by(self.main_loop.hooks, stream)
+        return self._record is not None and any(
+            "loss" in each["streams"].get(stream, {}) for each in self._record.epochs
+        )
+
+    def _cell(self, column: Sequence[str], row: Row) -> str:
+        stream, name, *aggregation = column
+        missing = "on_missing_variable" if name in self._first.get(stream, ()) else "default"
         if row.every is not None:
             is_mean = stream == row.stream and name in row.means and not aggregation
             return repr(row.means[name]) if is_mean else self._default
@@ -266,12 +244,6 @@ def _has_surrogates(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def _without_mean(stream: str, name: str, streams: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Return a list for each column of a variable: empty for its mean or number, else with one of its aggregations.
-
-    A stream without the variable in this epoch gets the columns of the other streams.
-    """
-    own = streams.get(stream, {})
-    found = own if name in own else next((each for each in streams.values() if name in each), {})
-    value = found.get(name)
+def _without_mean(value: Any) -> list[list[str]]:
+    """Return a list for each column of a variable: empty for its mean or number, else with one of its aggregations."""
     return [[str(key)] for key in value] if isinstance(value, Mapping) and value and "mean" not in value else [[]]
