@@ -134,8 +134,7 @@ class _Means:
         self._owners: dict[str, list[str] | None] = {}
         self._stats: dict[str, RunningStats] = {}  # of variables of the batches
         self._recorded: dict[str, RunningStats] = {}  # of what hooks record, and of the minimised loss
-        self._names: list[str] | None = None  # the variables, from the first batch of an epoch on
-        self._copied: dict[str, RunningStats] = {}  # of the epoch, whose copies of the values are taken
+        self._names: list[str] | None = None  # from the first batch of an epoch on, the variables to copy
         self._aggregations: dict[str, list[str]] = {}  # of variables with others than the mean
         self._last: list[str] = []  # the variables of which the value of the last batch is wanted
 
@@ -158,17 +157,16 @@ class _Means:
         if self._names is None:
             self._names = self._find(loop, batch_data)
             for hook in loop.hooks:
-                self._copied.update(getattr(hook, "collected", {}).get(loop.train_stream_name, {}))
+                for name, other in getattr(hook, "collected", {}).get(loop.train_stream_name, {}).items():
+                    if name in self._names and name in batch_data and other.source is batch_data[name]:
+                        self._stats.setdefault(name, self._of(name)).follow(other)
+                        self._names.remove(name)
         weights, length, name = batch_data.get("example_weight"), loop.batch_length, ""
         try:
             for name in self._names:
                 if name in batch_data:
-                    value, copied = batch_data[name], self._copied.get(name)
                     running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
-                    if copied is not None and copied.source is value and weights is None:
-                        running.add_copied(copied, length)
-                    else:
-                        running.add(value, length, weights)
+                    running.add(batch_data[name], length, weights)
             for name in self._last:
                 if name in self._stats and name in batch_data:
                     last = self._stats[f"{name}/{LAST}"] = RunningStats(["mean"])
@@ -211,14 +209,16 @@ class _Means:
         found = {
             name if aggregation == "mean" else f"{name}/{aggregation}": value
             for name, each in {**self._stats, **self._recorded}.items()
+            if each.count
             for aggregation, value in each.result().items()
         }
-        self._stats, self._recorded = {}, {}
+        self._stats = {name: each for name, each in self._stats.items() if each.begin_anew()}
+        self._recorded = {}
         return found
 
     def forget(self) -> None:
         """Begin anew, with the variables that the next batch has."""
-        self._stats, self._recorded, self._names, self._copied = {}, {}, None, {}
+        self._stats, self._recorded, self._names = {}, {}, None
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -51,6 +52,9 @@ class RunningStats:
         self._count = 0  # of the values that are reduced
         self._totals: dict[str, Tensor] = {}
         self._collected: list[Tensor] = []
+        self._followers: list[RunningStats] = []
+        self._other: RunningStats | None = None  # that this one follows
+        self._seen = 0  # how many batches of the other one, since its last reduction, were taken
 
     def add(self, value: Any, length: int, weights: Any = None) -> None:
         """Add the values of a batch.
@@ -71,28 +75,51 @@ class RunningStats:
         shape = value.shape
         if shape != self._shape or length != self._length or weights is not None or self._is_weighted:
             weights = self._check(value, length, weights)
-        n = value.numel()
+        flat = value if len(shape) < 2 else value.flatten()
+        copy = flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True)
+        self._hold(copy, length, weights)
+        self.source = given
+
+    def _hold(self, values: Tensor, length: int, weights: Tensor | None) -> None:
+        """Keep the copied values of a batch until they are reduced."""
+        n = values.numel()
         if len(self._lengths) == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
-        flat = value if len(shape) < 2 else value.flatten()
-        self._values.append(flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True))
+        self._values.append(values)
         self._lengths.append(length)
         self._fill += n
-        self.source = given
         if weights is not None:
             self._weights.append(weights)
 
-    def add_copied(self, other: RunningStats, length: int) -> None:
-        """Add the values that were last added to another object, without weights; this does not copy them again."""
-        value = other._values[-1]
-        n = value.numel()
+    def follow(self, other: RunningStats) -> None:
+        """Take the values that were added to another object last, and all that follow, without copying them again."""
+        self._other, self._seen = other, len(other._lengths) - 1
+        other._followers.append(self)
+
+    def begin_anew(self) -> bool:
+        """Drop what was added before the last result; return whether this follows another object."""
+        self._totals, self._count, self._collected = {}, 0, []
+        return self._other is not None
+
+    def _pull(self) -> None:
+        """Take what was added to the object that this one follows."""
+        other = self._other
+        new = 0 if other is None else len(other._lengths) - self._seen
+        if other is None or not new:
+            return
         if self._shape is None:
-            self._begin(value)
+            self._begin(other._values[-1])
             self._is_scalar = other._is_scalar
-        if len(self._lengths) == _MOST or self._fill + n > _CAPACITY:
-            self._reduce()
-        self._values.append(value)
-        self._lengths.append(length)
+        self._seen, self._is_weighted = self._seen + new, other._is_weighted
+        values, lengths, weights = other._values[-new:], other._lengths[-new:], other._weights[-new:]
+        n = sum(map(Tensor.numel, values))
+        if len(self._lengths) + new > _MOST or self._fill + n > _CAPACITY:  # with reductions as if added one by one
+            for each in zip(values, lengths, weights or repeat(None), strict=False):
+                self._hold(*each)
+            return
+        self._values += values
+        self._lengths += lengths
+        self._weights += weights
         self._fill += n
 
     def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
@@ -107,7 +134,7 @@ class RunningStats:
         weight = None if weights is None else _tensor(weights)
         if weight is not None and weight.shape != (length,):
             raise ValueError(f"has weights of shape {tuple(weight.shape)}, but the batch has {length} examples")
-        if self.count and (weight is not None) is not self._is_weighted:
+        if (self._count or self._lengths) and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches, but not in others")
         self._is_weighted = weight is not None
         self._shape, self._length = value.shape, length
@@ -119,16 +146,19 @@ class RunningStats:
     @property
     def count(self) -> int:
         """The number of values."""
+        self._pull()
         return self._count + (sum(self._lengths) if self._is_scalar else self._fill)
 
     def result(self) -> dict[str, float]:
         """Return aggregation -> number; this waits for the device."""
+        self._pull()
         self._reduce()
         collected = torch.cat(self._collected).cpu().numpy() if self._collected else np.empty(0)
         return {name: self._aggregate(name, collected) for name in self._aggregations}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values so far, without a reduction, which would change the last bits of the result."""
+        self._pull()
         return {
             "device": str(self._device) if self._shape is not None else None,
             "values": self._joined() if self._lengths else None,
@@ -188,8 +218,12 @@ class RunningStats:
 
     def _reduce(self) -> None:
         """Add the collected values to the totals and drop them."""
+        for each in self._followers:
+            each._pull()
+            each._seen = 0
         values = self._joined() if self._fill else None
-        lengths, weights, self._count = self._lengths, self._weights, self.count
+        lengths, weights = self._lengths, self._weights
+        self._count += sum(lengths) if self._is_scalar else self._fill
         self._values, self._lengths, self._weights, self._fill = [], [], [], 0
         if values is None:
             return

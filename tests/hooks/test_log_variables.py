@@ -250,7 +250,7 @@ def test_means_between_epochs_are_those_of_values_that_are_copied_for_them_alone
         return [row.means for row in Reader(tmp_path / name).rows() if row.every]
 
     shared = means("shared")
-    monkeypatch.setattr(RunningStats, "add_copied", None)
+    monkeypatch.setattr(RunningStats, "follow", None)
     monkeypatch.setattr(RunningStats, "source", property(lambda stats: None, lambda stats, value: None), raising=False)
     assert means("alone") == shared
     assert {"loss", "accuracy"} <= {*shared[0]}

@@ -422,20 +422,32 @@ def test_a_state_does_not_change_with_what_comes_after_it(shape, is_weighted):
         assert take(other, values[half:]).result() == expected
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("shape", [(), (5,), (5, 3)], ids=str)
-def test_values_that_another_object_has_copied_are_not_copied_again_and_count_as_if_they_were_added(shape):
+def test_what_follows_another_object_has_its_values_from_the_newest_on(shape, is_weighted):
     names, same = [*RUNNING, "median"], torch.zeros(shape)  # as a model whose outputs are always the same memory
-    first, copied, added = RunningStats(names), RunningStats(names), RunningStats(names)
-    for index, value in enumerate(some(2000, *shape)):
+    weights = torch.tensor([0.0, 1, 2, 1, 1]) if is_weighted else None
+    first, followed, added = RunningStats(names), RunningStats(names), RunningStats(names)
+    for index, value in enumerate(some(3000, *shape)):
         same.copy_(torch.as_tensor(value))
-        first.add(same, 5)
-        if index == 1500:  # what the state has is all that there is
-            state, copied = copied.state_dict(), RunningStats(names)
-            copied.load_state_dict(state)
+        first.add(same, 5, weights)
         assert first.source is same
-        copied.add_copied(first, 5)
-        added.add(same.clone(), 5)
-    assert copied.result() == added.result() == first.result()
+        if index == 100:
+            followed.follow(first)
+        if index == 1500:  # what a state has does not change with what comes later; nor is a result of both affected
+            state, followed = followed.state_dict(), RunningStats(names)
+            followed.load_state_dict(state)
+        if index == 1501:
+            followed.follow(first)
+        if index >= 100:
+            added.add(same.clone(), 5, weights)
+        if index == 2000:
+            assert followed.count == added.count
+            assert followed.result() == added.result()
+            assert followed.begin_anew()
+            added = RunningStats(names)
+    assert followed.result() == added.result()
+    assert followed.result()["count"] == 999 * 5 * (3 if len(shape) == 2 else 1)
 
 
 def test_values_that_were_refused_are_not_those_that_were_copied_last():
