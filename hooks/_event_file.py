@@ -69,7 +69,7 @@ class EventFile:
             for path in there:
                 path.unlink()
         if not kept:
-            self._append({"file_version": "brain.Event:2", "wall_time": time.time()})
+            self._append(file_version="brain.Event:2", wall_time=time.time())
         return True
 
     @property
@@ -77,28 +77,29 @@ class EventFile:
         """The SHA-256 of the file."""
         return self._digest.hexdigest()
 
-    def add(self, step: int, now: float, *summaries: Any) -> None:
-        """Append summaries of `torch.utils.tensorboard.summary`.
+    def add(self, step: int, now: float, values: list[Any]) -> None:
+        """Append values of summaries.
 
         Args:
             step: where they are on the x axis.
             now: the time, in seconds since 1970.
-            summaries: the summaries.
+            values: the values, each a `Summary.Value` of TensorBoard.
 
         Raises:
             StorageError: the file cannot be written.
         """
-        self._append(*({"step": step, "wall_time": now, "summary": each} for each in summaries))
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def _append(self, *events: dict[str, Any]) -> None:
+        if values:
+            self._append(step=step, wall_time=now, summary=Summary(value=values))
+
+    def _append(self, **event: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         assert self._path is not None
         buffer = io.BytesIO()
-        writer = RecordWriter(buffer)
-        for each in events:
-            writer.write(Event(**each).SerializeToString())
+        RecordWriter(buffer).write(Event(**event).SerializeToString())
         check_guards(self._path)
         with storing(self._path, "write"), self._path.open("r+b") as file:
             file.truncate(self.length)  # what a failed write has left
@@ -108,16 +109,16 @@ class EventFile:
         self.length += len(buffer.getvalue())
 
 
-def summary_of(name: str, shown: Written) -> Any:
-    """Return the summary of something that a hook shows."""
+def value_of(name: str, shown: Written) -> Any:
+    """Return something that a hook shows as the value of a summary."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import summary
 
     if isinstance(shown, Picture):
         width, height = shown.size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
-        return Summary(value=[Summary.Value(tag=name, image=image)])
+        return Summary.Value(tag=name, image=image)
     if isinstance(shown, Counts):
         ends = shown.edges[0], shown.edges[-1], sum(shown.counts), shown.total, shown.squares
-        return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts)
-    return summary.text(name, shown.text)
+        return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts).value[0]
+    return summary.text(name, shown.text).value[0]

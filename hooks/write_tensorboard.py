@@ -10,7 +10,7 @@ from typing import Any, Literal
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError, needing
 from emrun.base.types import Policy
-from emrun.hooks._event_file import EventFile, summary_of
+from emrun.hooks._event_file import EventFile, value_of
 from emrun.record.facts import Facts
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
@@ -104,7 +104,7 @@ class WriteTensorBoard(FileSink):
         Raises:
             HookError: a statistic is not a number, and the policy is `error`.
         """
-        from torch.utils.tensorboard.summary import scalar
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         for each, kind in row.unknown.items():
             self._complain(each, kind)
@@ -115,8 +115,8 @@ class WriteTensorBoard(FileSink):
         step = {"updates": row.updates, "examples": row.examples, "epochs": row.epoch}[self._axis]
         if step is None:
             return  # nothing has counted the examples
-        found = [summary_of(name, shown) for name, shown in row.shown.items()]
-        self._file.add(step, row.time, *(scalar(name, value) for name, value in values.items()), *found)
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._file.add(step, row.time, scalars + [value_of(name, shown) for name, shown in row.shown.items()])
 
     def _complain(self, place: tuple[str, str], kind: str) -> None:
         message = f"WriteTensorBoard: {'/'.join(place)} is {kind}, not a number"
@@ -135,4 +135,5 @@ class WriteTensorBoard(FileSink):
         start, session, _ = hparams(values, dict.fromkeys(metrics, 0.0))
         about = {"command": facts.command, "git commit": facts.git_commit, "host": facts.host, "seed": facts.seed}
         lines = [f"- {name}: `{value}`" for name, value in about.items() if value not in (None, "")]
-        self._file.add(0, time, start, session, text("run", "\n".join(lines)))
+        summaries = start, session, text("run", "\n".join(lines))
+        self._file.add(0, time, [value for each in summaries for value in each.value])

@@ -32,7 +32,7 @@ CEILINGS = {
     "storage": 2_445,
     "streams": 1_176,
     "training": 1_155,
-    "hooks": 4_883,
+    "hooks": 4_884,
     "datasets": 2_352,
 }
 """Room -> the most logical lines of code."""
@@ -41,7 +41,7 @@ NAMES = {
     "options": 130,
     "keys of main_loop": 21,
     "keys of model": 17,
-    "hooks": 4_883,
+    "hooks": 4_884,
     "datasets": 11,
 }
 """Kind of public names -> the most of them."""
