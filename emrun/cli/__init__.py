@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
@@ -65,10 +66,10 @@ class _Commands(Mapping[str, click.Command]):
     """The commands by name; each is imported when it is asked for, so that no command waits for what others need."""
 
     def __getitem__(self, name: str) -> click.Command:
-        text = _TEXTS[name]
+        if name not in _TEXTS:
+            raise KeyError(name)
         module = vars(__import__(f"emrun.cli.{name.replace('-', '_')}", fromlist=[name]))
         found = next(each for each in module.values() if isinstance(each, click.Command) and each.name == name)
-        found.short_help = text
         if all("--json" not in each.opts for each in found.params):
             errors_as_json(found)
         return found
@@ -87,6 +88,13 @@ class _Group(click.Group):
         for title, texts in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{width}}", text) for name, text in texts.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command, without importing any."""
+        named = [
+            CompletionItem(name, help=text) for name, text in sorted(_TEXTS.items()) if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an exception that would end the process silently is a failure of the user's code."""

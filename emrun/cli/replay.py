@@ -16,10 +16,7 @@ from emrun.cli.completers import complete_runs
 from emrun.cli.console import terminal_log, with_tracebacks
 from emrun.cli.failures import print_failure, users_code
 from emrun.cli.signals import import_torch
-from emrun.config.config import read_config
-from emrun.config.plan import check_statically
 from emrun.hook import UpdateSkipped
-from emrun.training.directories import check_run
 
 if TYPE_CHECKING:
     from emrun.diagnosis.replay import Replay
@@ -41,9 +38,6 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
     Exit status: 0 the step failed in the same way, 1 it did not, 2 wrong usage or config, 74 the capsule is damaged.
     """
     with terminal_log(quiet=True):
-        if (directory / "config.yaml").exists() and not (directory / "failure.json").exists():
-            check_run(directory)
-            check_statically(read_config(directory))
         import_torch()
         from emrun.diagnosis.replay import replay as do_again
 

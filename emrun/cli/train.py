@@ -205,9 +205,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
     kind = locate("emrun.hooks.LogVariables")
     logged = [each.variables for each in training.main_loop.hooks if isinstance(each, kind)]
     variables = None if None in logged or not logged else [name for names in logged for name in names]
-    table = summary(training.main_loop.metrics, variables)
     is_quiet = click.get_current_context().params["quiet"] or is_follower()
-    lines = [table] if table else []
+    lines = [*filter(None, [summary(training.main_loop.metrics, variables)])]
     if outcome.status == "finished" and not is_quiet:
         from emrun.cli.last_lines import last_lines  # so that no start waits for the page of a run
 

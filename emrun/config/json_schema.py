@@ -178,8 +178,9 @@ class _Writer:
         for name in short_names("hook"):
             source = self._find(name, "hook")
             self._definitions[f"hook.{name}"] = self._arguments(source, {"args": _ARGS}, SUPPLIED["hook"])
-            summary = _described(_summary(source))
-            known[name] = {**_typed("object", "null"), **_reference(f"hook.{name}"), **summary}
+            text = inspect.cleandoc(source.__doc__ or "") if inspect.isclass(source) else ""
+            summary = " ".join(text.partition("\n\n")[0].split())
+            known[name] = {**_typed("object", "null"), **_reference(f"hook.{name}"), **_described(summary)}
         self._definitions["hook"] = {
             "type": ["object", "string"],
             "minProperties": 1,
@@ -293,9 +294,3 @@ def _default(value: Any) -> Schema:
         return {"default": json.loads(json.dumps(value, allow_nan=False))}
     except (TypeError, ValueError):
         return {}
-
-
-def _summary(source: Any) -> str:
-    """Return the first paragraph of a class's docstring."""
-    text = inspect.cleandoc(source.__doc__ or "") if inspect.isclass(source) else ""
-    return " ".join(text.partition("\n\n")[0].split())

@@ -308,8 +308,6 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         unread: sections in which an unchanged copy does not matter.
     """
     found = list(before.places())
-    if all(alias is None for _, _, alias in found):
-        return []
     there, left = _by_position(found), _by_position(after.places())
     notes = []
     reported: list[tuple[Any, ...]] = []

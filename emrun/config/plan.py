@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -230,16 +231,15 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
 
 def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
     """Return a function that finds where else in a config a key belongs; all paths are collected on its first call."""
-    paths: set[str] = set()
+    paths = cache(partial(_paths, config, finder))
 
     def elsewhere(name: str) -> str | None:
         """Return the path of the key with this name, or with a name for the same thing; None when it is ambiguous.
 
         Of several paths the shortest counts: `model.device`, not the `device` of a layer.
         """
-        paths.update(() if paths else _paths(config, finder))
         for each in (normalised(name), *same(name)):
-            found = sorted((path.count("."), path) for path in paths if normalised(path.rpartition(".")[2]) == each)
+            found = sorted((path.count("."), path) for path in paths() if normalised(path.rpartition(".")[2]) == each)
             if found and (len(found) == 1 or found[0][0] < found[1][0]):
                 return found[0][1]
         return None

@@ -346,27 +346,21 @@ class Planner:
             members = self._finder.classes(form.package)
             if members is None:
                 return None
-            own = {normalised(each): each for each in self._built_in(form)}.get(normalised(text))
-            if own is not None:
-                return f"{form.built_in}.{own}"
-            found = {normalised(member): member for member in members}.get(normalised(text))
-            if found is None:
-                advice = instead(text, "schedule") if form.built_in else None
-                if advice is not None:
-                    raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
-                members = [*self._built_in(form), *members]
-                near = nearest_class(text, members)
-                none, there = f"{form.package} has no", "it has"
-                if form.built_in:
-                    none, there = f"neither emrun nor {form.package} has a", "they have"
-                hint = f"; did you mean {near!r}?" if near else f"; {there} {listed(sorted(members))}."
-                raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
-            return f"{form.package}.{found}"
-        path = dotted_path(text, kind)
-        if path is not None:
+            homes = [(form.built_in, each) for each in self._built_in(form)] + [
+                (form.package, each) for each in members
+            ]
+            if found := [f"{home}.{each}" for home, each in homes if normalised(each) == normalised(text)]:
+                return found[0]
+            if form.built_in and (advice := instead(text, "schedule")) is not None:
+                raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
+            near = nearest_class(text, [each for _, each in homes])
+            both = f"neither emrun nor {form.package} has a", "they have"
+            none, there = both if form.built_in else (f"{form.package} has no", "it has")
+            hint = f"; did you mean {near!r}?" if near else f"; {there} {listed(sorted(each for _, each in homes))}."
+            raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
+        if (path := dotted_path(text, kind)) is not None:
             return path
-        advice = instead(text, "hook") if kind == "hook" else None
-        if advice is not None:
+        if kind == "hook" and (advice := instead(text, "hook")) is not None:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
         hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -224,25 +225,21 @@ class _Look:
         """Read pass 1 of the train stream until the labels are mixed."""
         counts = {source: seen for source, seen in self._labels(self._train).items() if seen.total() >= _FEWEST}
         sources = [source for source, seen in counts.items() if 2 <= len(seen) <= seen.total() // 2]
-        groups: dict[str, set[Any]] = {source: set() for source in sources}
-        last: dict[str, Any] = {}
+        runs: dict[str, list[Any]] = {source: [] for source in sources}  # labels, each once for equal ones in a row
         done = 0
         limit = None if self._streams[self._train].is_whole else self._streams[self._train].batches
         with self._wrapped(self._train, limit, training=True) as batches:
-            iterator = iter(batches) if groups else iter(())
-            for batch in iterator:
+            for batch in batches if runs else ():
                 values = dict(parts(batch))
                 done += length(next(iter(values.values()), ()))
-                for source in list(groups):
-                    for value in scalars(values.get(source)) or ():
-                        if source in last and value != last[source] and value in groups[source]:
-                            del groups[source]  # a label comes back
-                            break
-                        groups[source].add(value)
-                        last[source] = value
-                if not groups:
+                for source, before in list(runs.items()):
+                    new = groupby((*before[-1:], *(scalars(values.get(source)) or ())))
+                    runs[source] = [*before[:-1], *(label for label, _ in new)]
+                    if len({*runs[source]}) < len(runs[source]):
+                        del runs[source]  # a label comes back
+                if not runs:
                     break
-        for source in groups:
+        for source in runs:
             text = (
                 f"stream {self._train!r}, source {in_one_line(source, 60)!r}: the examples come sorted by their labels "
                 "in training; shuffle them"

@@ -71,7 +71,7 @@ def test_sigint_while_torchs_extension_is_imported_ends_the_process_by_it(beginn
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.parametrize("module", ["click", "emrun.cli.verify_resume", "numpy"])
+@pytest.mark.parametrize("module", ["click", "emrun.cli.train", "numpy"])
 def test_sigint_in_any_import_is_one_line_and_ends_the_process_by_it(beginning_with, module):
     done = beginning_with(EARLY, "train", "c.yaml", MODULE=module)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (-signal.SIGINT, "", "interrupted by SIGINT")
