@@ -27,6 +27,14 @@ class Times:
     seconds: dict[str, float]
 
 
+def thinned(cases, few):
+    """Return the parameters of a test: those in `few` are for `make test`, the others for campaigns."""
+    cases = list(cases)
+    values = [each if isinstance(each, tuple) else (each,) for each in cases]
+    marks = [() if each in few else pytest.mark.campaign for each in cases]
+    return [pytest.param(*each, marks=mark) for each, mark in zip(values, marks, strict=True)]
+
+
 def plan(config, items, minutes):
     """Share out the time, and sort the tests: one with trials, then as many others as there are for each of these."""
     trials = {item: next(item.iter_markers("fault")).kwargs.get("share", 1) for item in items if has_trials(item)}

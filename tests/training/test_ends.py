@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from campaign import thinned
 from training.resuming import config_of, result, train_with
 
 from emrun import AbstractHook, create_training, resume_training
@@ -112,10 +113,11 @@ def everything(directory):
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "interval"),
-    [*((name, "every second") for name in LIMITS), ("iterations", "every epoch"), ("iterations", "none")],
-)
+CASES = [*((name, "every second") for name in LIMITS), ("iterations", "every epoch"), ("iterations", "none")]
+FEW = [("epochs", "every second"), ("updates at the end of a fixed size", "every second"), *CASES[-2:]]
+
+
+@pytest.mark.parametrize(("name", "interval"), thinned(CASES, FEW))
 def test_an_end_is_measured_and_a_longer_run_takes_it_back(project, name, interval):
     limit, later, size, epoch, is_last = LIMITS[name]
     stream, heard = INTERVALS[interval], Heard()
@@ -143,16 +145,11 @@ def test_an_end_is_measured_and_a_longer_run_takes_it_back(project, name, interv
     assert differing(found, trained(project / "straight", later, stream, size)) == []
 
 
+AHEAD = [("own_random", {"workers": 1}), ("stateful", {"buffer": 2})]
+
+
 @pytest.mark.parametrize(
-    ("kind", "ahead"),
-    [
-        ("plain", {}),
-        ("own_random", {"workers": 1}),
-        ("global_random", {}),
-        ("stateful", {}),
-        ("stateful", {"buffer": 2}),
-    ],
-    ids=str,
+    ("kind", "ahead"), thinned([*AHEAD, ("plain", {}), ("global_random", {}), ("stateful", {})], AHEAD), ids=str
 )
 def test_asking_for_the_next_batch_changes_nothing(project, kind, ahead):
     found = trained(project / "run", {"updates": 7}, "valid", None, kind=kind, **ahead)

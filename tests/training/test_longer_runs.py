@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from campaign import thinned
 from doubles import SGD, Affine, Streams
 from training.resuming import Interrupt, config_of, result, train_with
 
@@ -54,7 +55,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", thinned(EXACT, ["Steps"]))
 def test_a_schedule_that_does_not_depend_on_the_length_goes_on_as_a_straight_run(project, name):
     directory, config = trained(project, {"class": name, **EXACT[name]})
     longer(directory)

@@ -60,10 +60,16 @@ def hooked(project):
     del sys.modules["tests_of_resuming"]
 
 
+EVERYWHERE = pytest.param((0, 1, 2, 3, 4, 5), marks=pytest.mark.campaign)
+
+
 @pytest.mark.parametrize(
     "main_loop", [{}, {"skip_zeroth_epoch": True, "extra_streams": []}], ids=["evaluated", "only trained"]
 )
-def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_resumed(project, hooked, main_loop):
+@pytest.mark.parametrize("places", [(1, 2, 3), EVERYWHERE], ids=["few", "all"])
+def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_resumed(
+    project, hooked, main_loop, places
+):
     """It fails without any of these: `before_epoch`, its random states, its iterations, the second load, the modes."""
     config = hooked(**main_loop)
     of_valid = {"SaveBest", "EarlyStopping", "OnPlateau", "StopOnPlateau"}
@@ -71,7 +77,8 @@ def test_what_a_hook_sets_up_before_an_epoch_is_in_force_wherever_the_epoch_is_r
     events = interrupted(config, project / "straight", None)
     expected = result(project / "straight", bool(not main_loop))
     first, last = ([events.index(f"{event} {epoch}") for epoch in (1, 2)] for event in ("before_epoch", "after_epoch"))
-    for at in (first[0], first[0] + 5, last[0], first[1] + 1, first[1] + 5, last[1] - 2):
+    events_at = (first[0], first[0] + 5, last[0], first[1] + 1, first[1] + 5, last[1] - 2)
+    for at in [events_at[place] for place in places]:
         interrupted(config, project / "run", at + 1)
         resumed(project / "run")
         assert result(project / "run", bool(not main_loop)) == expected, events[at]

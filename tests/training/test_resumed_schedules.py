@@ -1,6 +1,7 @@
 """Schedules at a resume: those that continue, those that change, and those that are over."""
 
 import pytest
+from campaign import thinned
 from training.resuming import config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
@@ -52,7 +53,10 @@ def test_a_new_rate_leaves_the_schedule_of_a_sequence_where_it_is(project):
     assert training.model.optimizer.param_groups[0]["lr"] == pytest.approx(before * 0.5**5)
 
 
-@pytest.mark.parametrize(("name", "updates"), [("sequential", 3), ("sequential", 5), ("chained", 3), ("nested", 5)])
+CONTINUED = [("sequential", 3), ("sequential", 5), ("chained", 3), ("nested", 5)]
+
+
+@pytest.mark.parametrize(("name", "updates"), thinned(CONTINUED, [("sequential", 3), ("nested", 5)]))
 def test_a_schedule_of_schedules_continues_before_and_after_its_milestone(project, name, updates):
     config = config_of()
     config["model"]["scheduler"] = SCHEDULES[name]
@@ -107,7 +111,7 @@ ENDS = {  # schedule, of which one epoch of five updates is the whole -> what th
 }
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", thinned(ENDS, ["cosine", "sequence"]))
 def test_a_resume_that_outlives_its_schedule_warns_once_with_the_rates_and_is_exact(project, caplog, name):
     schedule, message = ENDS[name]
     config = config_of()
@@ -141,7 +145,7 @@ NO_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("schedule", NO_ENDS, ids=lambda each: each["class"])
+@pytest.mark.parametrize("schedule", thinned(NO_ENDS, NO_ENDS[::3]), ids=lambda each: each["class"])
 def test_a_schedule_that_is_not_over_or_has_no_end_is_not_warned_of(project, caplog, schedule):
     config = config_of()
     config["model"]["scheduler"] = {**schedule, "step_on": "update"}
