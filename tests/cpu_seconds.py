@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,20 +27,14 @@ _KEY = "cpu_seconds"
 
 def of_process_tree():
     """Return the CPU seconds of this process, its living descendants and all that these have waited for."""
-    seconds, children = {}, {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (directory / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        seconds[int(directory.name)] = sum(map(int, fields[11:15])) / _TICK
-        children.setdefault(int(fields[1]), []).append(int(directory.name))
-    total, left = 0.0, [os.getpid()]
+    ticks, left = 0, [str(os.getpid())]
     while left:
-        pid = left.pop()
-        total += seconds.get(pid, 0.0)
-        left += children.get(pid, ())
-    return total
+        place = Path("/proc") / left.pop()
+        with suppress(OSError):  # it has ended
+            ticks += sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            for thread in (place / "task").iterdir():
+                left += (thread / "children").read_text().split()
+    return ticks / _TICK
 
 
 def longest_first(items):
