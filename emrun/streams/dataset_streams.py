@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from emrun.base.arguments import check_count
@@ -85,7 +85,6 @@ class DatasetStreams:
         """How the streams of the dataset are read."""
         self._given = given
         self.overfit = overfit
-        self._kept: KeptBatches | None = None
         self._seed = seed
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted, ranks=ranks)
         self.trained: dict[str, StreamWrapper] = {}
@@ -103,23 +102,20 @@ class DatasetStreams:
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
-        key = name, batches
-        if (name in self.trained) if train else (key in self._evaluated):
-            return self.trained[name] if train else self._evaluated[key]
+        known: dict[Any, StreamWrapper] = self.trained if train else self._evaluated
+        key = name if train else (name, batches)
+        if key in known:
+            return known[key]
         source = self.source_of(name)
         function, reading = stream_function(self._dataset, source), self.reading
         if self.overfit is not None:
-            function, reading = self._kept_batches(self.overfit), replace(reading, workers=0)
+            function, reading = self._kept_batches, replace(reading, workers=0)
         if source == self.train_stream_name:
             batches = batches or self.fixed_epoch_size
-        wrapper = self._wrapped(
+        known[key] = self._wrapped(
             function, epoch_size=batches or -1, name=name, training=train, reading=reading, context_name=source
         )
-        if train:
-            self.trained[name] = wrapper
-        else:
-            self._evaluated[key] = wrapper
-        return wrapper
+        return known[key]
 
     def shorten(self, lengths: Mapping[str, int]) -> None:
         """Limit each stream of the dataset to so many batches in an epoch, and evaluate extra streams in each epoch."""
@@ -131,11 +127,10 @@ class DatasetStreams:
             for name, each in self.extra.items()
         }
 
-    def _kept_batches(self, count: int) -> KeptBatches:
-        if self._kept is None:
-            name = self.train_stream_name
-            self._kept = KeptBatches(stream_function(self._dataset, name), name, self._seed, count)
-        return self._kept
+    @cached_property
+    def _kept_batches(self) -> KeptBatches:
+        name = self.train_stream_name
+        return KeptBatches(stream_function(self._dataset, name), name, self._seed, self.overfit or 0)
 
     @property
     def pass_length(self) -> int | None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import cached_property
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
@@ -32,21 +33,18 @@ class KeptBatches:
     def __init__(self, function: Callable[..., Iterable[Batch]], name: str, seed: int, count: int) -> None:
         self._pass = StreamPass(function, name, seed, 1)
         self._count = count
-        self._batches: list[Batch] | None = None
 
     def __call__(self) -> Iterator[Batch]:
         """Yield a copy of each batch."""
-        if self._batches is None:
-            self._batches = self._read()
-            _LOG.info("overfit: every stream gives the first %d batches of stream %r", self._count, self._pass.name)
-            if len(self._batches) < self._count:
-                _LOG.warning("overfit: pass 1 of stream %r has only %d batches", self._pass.name, len(self._batches))
-        for batch in self._batches:
-            yield copy.deepcopy(batch)
+        return map(copy.deepcopy, self._batches)
 
-    def _read(self) -> list[Batch]:
+    @cached_property
+    def _batches(self) -> list[Batch]:
         with preserved_randomness():
             seed_everything(self._pass.seed, self._pass.name, "overfit", devices=False)
             with closing(closable(self._pass.read())) as batches:
                 found = [copy.deepcopy(each) for each in itertools.islice(batches, self._count)]
+        _LOG.info("overfit: every stream gives the first %d batches of stream %r", self._count, self._pass.name)
+        if len(found) < self._count:
+            _LOG.warning("overfit: pass 1 of stream %r has only %d batches", self._pass.name, len(found))
         return [each.batch if isinstance(each, WithState | WithLeftOut) else each for each in found]

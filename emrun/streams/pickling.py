@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from pathlib import Path
 from typing import Any
 
 _DEPTH = 20  # the number of nested attributes and items that are examined
@@ -26,14 +28,10 @@ def what_cannot_be_pickled(part: Any) -> str:
     return f"{place} ({type(found).__name__})"
 
 
-class _Nowhere:
-    def write(self, data: Any) -> None:
-        """Drop the data."""
-
-
 def _can_be_pickled(part: Any) -> bool:
     try:
-        pickle.Pickler(_Nowhere()).dump(part)
+        with Path(os.devnull).open("wb") as nowhere:
+            pickle.dump(part, nowhere)
     except Exception:
         return False
     return True
