@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from torch.utils.data import (
 
 from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.randomness import preserved_randomness
+from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, Policy
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._splits import ThreeStreams, has_only
@@ -117,8 +116,8 @@ class TorchDataset(ThreeStreams):
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of its batches, for streams whose length is known."""
-        lengths = {name: part.num_batches() for name, part in self._parts.items()}
-        return {name: length for name, length in lengths.items() if length is not None}
+        lengths = {name: (_length(part.counted), part.batch_size) for name, part in self._parts.items()}
+        return {name: -(-length // size) for name, (length, size) in lengths.items() if length is not None}
 
     def classes_names(self) -> list[str]:
         """Return `classes` of `train`, which datasets of torchvision have, if this is a list of names."""
@@ -185,14 +184,11 @@ class _Items:
         self._reader = reader
         self._data = data
         self._is_train = is_train
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._collate = collate
         self._sampler = sampler
-
-    def num_batches(self) -> int | None:
-        """Return the number of batches of a pass."""
-        length = len(self._data) if self._sampler is None else _length(self._sampler)
-        return None if length is None else -(-length // self._batch_size)
+        self.counted = data if sampler is None else sampler
+        """What has as many entries as a pass has examples, if it has a length."""
 
     def open(self, ctx: StreamContext) -> Iterator[Any]:
         """Draw the order of the pass, here and not in a reader thread, and return the batches of the pass."""
@@ -203,7 +199,7 @@ class _Items:
 
     def _batches(self, ctx: StreamContext, order: Rows | None, *, shuffle: bool) -> Iterator[Any]:
         count = len(self._data) if order is None else len(order)
-        for places in ctx.batches(count, self._batch_size, shuffle=shuffle):
+        for places in ctx.batches(count, self.batch_size, shuffle=shuffle):
             rows = (places if order is None else order[places]).tolist()
             items = self._read(rows, ctx)
             yield self._collate(items) if items else {}
@@ -236,10 +232,7 @@ class _Items:
             found = list(self._sampler)
         else:
             with preserved_randomness():
-                seed = _seed(ctx)
-                random.seed(seed)
-                np.random.seed(seed % 2**32)
-                torch.default_generator.manual_seed(seed)
+                seed_everything(_seed(ctx), devices=False)
                 found = list(self._sampler)
         order = np.empty(len(found), np.int64)
         for place, each in enumerate(found):
@@ -257,14 +250,9 @@ class _Iterable:
     """Batches of a dataset that can only be iterated."""
 
     def __init__(self, data: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._data = data
-        self._batch_size = batch_size
+        self._data = self.counted = data
+        self.batch_size = batch_size
         self._collate = collate
-
-    def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, or None if the dataset has no length."""
-        length = _length(self._data)
-        return None if length is None else -(-length // self._batch_size)
 
     def open(self, ctx: StreamContext) -> Iterable[Any]:
         """Return the batches of a pass, with their state if the dataset has one."""
@@ -275,7 +263,7 @@ class _Iterable:
 
     def _batches(self) -> Iterator[Any]:
         items = iter(self._data)
-        while some := list(islice(items, self._batch_size)):
+        while some := list(islice(items, self.batch_size)):
             yield self._collate(some)
 
 
@@ -283,11 +271,8 @@ class _Loader:
     """Batches of a data loader."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def num_batches(self) -> int | None:
-        """Return the number of batches of a pass, or None if the loader has no length."""
-        return _length(self._loader)
+        self._loader = self.counted = loader
+        self.batch_size = 1  # the loader counts batches
 
     def open(self, ctx: StreamContext) -> Iterable[Any]:
         """Seed the loader for a pass; return its batches, with their state if the loader has one.
