@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from emrun.base.cores import reading_threads
 
 _PATIENCE = 1.0  # seconds that an interrupt waits for the rows that were begun
 
 Value = TypeVar("Value")
+_Task = tuple[Future[None], Callable[[], None]]
 
 
 def in_order(
@@ -32,95 +34,71 @@ def in_order(
     Raises:
         BaseException: what interrupts the calling thread; rows that take longer than a second are then left behind.
     """
-    work = _Work(enumerate(rows), read_one, is_fatal)
-    _helpers.ask(work.help, min(reading_threads(), len(rows)) - 1)
-    work.finish()
-    return ((row, *work.done[place]) for place, row in enumerate(rows) if place in work.done)
+    left = iter(enumerate(rows))  # which gives each row to one thread
+    done: dict[int, tuple[Value | None, BaseException | None]] = {}
+    is_over = threading.Event()
 
-
-class _Work(Generic[Value]):
-    """The rows of a batch; each thread takes one after the other."""
-
-    def __init__(
-        self,
-        left: Iterable[tuple[int, int]],
-        read_one: Callable[[int, int], Value],
-        is_fatal: Callable[[BaseException], bool],
-    ) -> None:
-        self._left = iter(left)
-        self._read_one = read_one
-        self._is_fatal = is_fatal
-        self._is_over = False
-        self._helpers = 0  # that run now
-        self._changed = threading.Condition()
-        self.done: dict[int, tuple[Value | None, BaseException | None]] = {}
-
-    def help(self) -> None:
-        """Read rows until none is left, unless the calling thread has finished."""
-        with self._changed:
-            if self._is_over:
-                return
-            self._helpers += 1
-        try:
-            self._read()
-        finally:
-            with self._changed:
-                self._helpers -= 1
-                self._changed.notify()
-
-    def finish(self) -> None:
-        """Read rows until none is left, and wait for those of the others."""
-        try:
-            self._read(here=True)
-            self._wait(None)
-        except BaseException:
-            self._is_over = True
-            self._wait(_PATIENCE)
-            raise
-
-    def _wait(self, seconds: float | None) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.wait_for(lambda: not self._helpers, seconds)
-
-    def _read(self, *, here: bool = False) -> None:
-        for place, row in self._left:  # `enumerate` gives each row to one thread
+    def read(*, here: bool = False) -> None:
+        while not is_over.is_set() and (taken := next(left, None)) is not None:
+            place, row = taken
             try:
-                self.done[place] = self._read_one(row, place), None
+                done[place] = read_one(row, place), None
             except BaseException as error:
                 if here and isinstance(error, KeyboardInterrupt):  # a signal, not this row
                     raise
-                self._is_over = self._is_over or self._is_fatal(error)
-                self.done[place] = None, error
-            if self._is_over:
-                return
+                if is_fatal(error):
+                    is_over.set()
+                done[place] = None, error
+
+    helping = _helpers.ask(read, min(reading_threads(), len(rows)) - 1)
+    try:
+        read(here=True)
+        _wait(helping, None)
+    except BaseException:
+        is_over.set()
+        _wait(helping, _PATIENCE)
+        raise
+    return ((row, *done[place]) for place, row in enumerate(rows) if place in done)
+
+
+def _wait(helping: list[Future[None]], seconds: float | None) -> None:
+    """Wait for the threads that have begun to help; the others need not begin any more."""
+    wait([each for each in helping if not each.cancel()], seconds)
 
 
 class _Helpers:
     """The threads of this process that help to read."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def ask(self, task: Callable[[], None], count: int) -> None:
-        """Let several threads do a task, or as many as the system has room for."""
+    def ask(self, task: Callable[[], None], count: int) -> list[Future[None]]:
+        """Let several threads do a task, or as many as the system has room for; return a future of each."""
         with suppress(RuntimeError):  # no room for another thread
             while len(self._threads) < count:
                 thread = threading.Thread(target=_live, args=(self._tasks,), name="emrun-examples", daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        for _ in range(min(count, len(self._threads))):
-            self._tasks.put(task)
+        asked: list[Future[None]] = [Future() for _ in range(min(count, len(self._threads)))]
+        for each in asked:
+            self._tasks.put((each, task))
+        return asked
 
     def forget(self) -> None:
         """Begin anew in a forked child, where the threads of the parent do not run."""
         self._tasks, self._threads = SimpleQueue(), []
 
 
-def _live(tasks: SimpleQueue[Callable[[], None]]) -> None:
+def _live(tasks: SimpleQueue[_Task]) -> None:
     while True:
-        tasks.get()()
+        future, task = tasks.get()
+        if future.set_running_or_notify_cancel():
+            try:
+                task()
+            finally:
+                future.set_result(None)
+        del future, task  # with all that was read
 
 
 _helpers = _Helpers()

@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_170,
     "training": 1_155,
     "hooks": 4_884,
-    "datasets": 2_336,
+    "datasets": 2_324,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
