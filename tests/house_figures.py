@@ -30,7 +30,7 @@ CEILINGS = {
     "record": 1_288,
     "runs": 2_225,
     "storage": 2_445,
-    "streams": 1_170,
+    "streams": 1_167,
     "training": 1_155,
     "hooks": 4_884,
     "datasets": 2_324,

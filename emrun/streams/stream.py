@@ -27,7 +27,8 @@ from emrun.streams.stream_pass import StreamPass, WithState, named
 from emrun.streams.workers import Workers
 
 _LOG = logging.getLogger(__name__)
-_NO_BATCHES = frozenset((END.__class__, INTERRUPTED.__class__, WithState, WithLeftOut))
+_WITH_MORE = (WithState, WithLeftOut)
+_NO_BATCHES = frozenset((END.__class__, INTERRUPTED.__class__, *_WITH_MORE))
 _MOST_LEFT_OUT = 0.01  # of the examples of a pass
 _TOLD_ONE_BY_ONE = 3
 
@@ -361,17 +362,13 @@ class StreamWrapper:
 
     def _opened(self, item: Any) -> Batch:
         """Return the batch from an item of the iterator; for a stream with a state, the item has the state too."""
-        if item.__class__ is WithLeftOut:
-            return item.batch  # type: ignore[no-any-return]
-        if item.__class__ is WithState:
-            item, before = item
-            if callable(before):
-                self._bookmark.after = before
-                return item  # type: ignore[no-any-return]
-            self._bookmark.before_last = before
+        if item.__class__ is WithState and callable(item.before):
+            self._bookmark.after = item.before
+        elif item.__class__ is WithState:
+            self._bookmark.before_last = item.before
             if not self._batch:
-                self._bookmark.before_first = self._bookmark.before_last
-        return item  # type: ignore[no-any-return]
+                self._bookmark.before_first = item.before
+        return item.batch if item.__class__ in _WITH_MORE else item
 
     def _begin_pass(self, state: Any = None) -> None:
         """Begin the pass at the position.
