@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 from emrun import TorchModel
 from emrun.base.encoding import decode, digest, encode
 from emrun.base.errors import ArgumentError
+from emrun.diagnosis.probe import _not_restored
 from emrun.models.sharding import Sharding
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.saving import collect_weights, load_weights
 from emrun.ranks.group import Ranks, join
-from emrun.ranks.pieces import whole
+from emrun.ranks.pieces import piece, whole
 from emrun.storage.checkpoints.saved_weights import read_saved
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, whole_of, write_places, write_shard
 from emrun.storage.checkpoints.state_file import load_state, save_state
@@ -271,6 +272,18 @@ def saved_again(place, source):
         write_places(place, [each for of_rank in shards for each in of_rank])
 
 
+def changed_since(place):
+    """Return what a rank finds changed in a model that has loaded a checkpoint: at first, and after changes."""
+    join()
+    model = TorchModel(Net(), optimizer=AdamW, device="cpu", strategy=BLOCKS)
+    model.load(place)
+    model.load_state_dict(decode(load_state(place)["model"]))
+    before = _not_restored(model, place)
+    piece(model.module.head.weight)[:1] += 1e-7  # on the ranks that have a row
+    piece(model.optimizer.state[model.module.embed.weight]["exp_avg"])[:1] += 1e-7
+    return before, _not_restored(model, place)
+
+
 def flat(value):
     return dict(tree_flatten_with_path(tree_map(whole_of, value))[0])
 
@@ -295,6 +308,8 @@ def test_weights_and_the_states_of_optimizers_pass_through_any_number_of_ranks(t
     names = [{name.rpartition("[")[2] for name in each} for each in own]
     assert names == [{"'exp_avg']", "'exp_avg_sq']"}] * 3
     assert (places[4] / FILE).read_bytes() == (places[0] / FILE).read_bytes()  # one process again
+    changes = ["['head.weight']", "['state']['state'][0]['exp_avg']"]  # embed.weight is the first parameter
+    assert in_ranks(2, changed_since, places[2]) == [([], changes)] * 2
 
 
 class Changing(Net):
