@@ -135,7 +135,7 @@ def trained(config, directory, hook=None, resumes=False, changes=()):
 
 
 def weights_in(directory):
-    return dict(read_saved(directory / "checkpoints/latest").tensors)
+    return {name: shards.whole_of(each) for name, each in read_saved(directory / "checkpoints/latest").tensors.items()}
 
 
 def result_of(directory):

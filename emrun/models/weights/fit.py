@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.models.weights.saving import own_tensors
 from emrun.ranks.pieces import is_in_pieces, whole
+from emrun.storage.checkpoints.shards import whole_of
 
 Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
 """Why a tensor that should be loaded is not loaded."""
@@ -43,7 +44,7 @@ class Fit:
 
         Args:
             module: the module. Its lazy parts take any shape that their sizes allow.
-            there: name, as the module would call it -> tensor.
+            there: name, as the module would call it -> tensor, which may be `Stored`.
             selects: returns whether a name is to be loaded.
         """
         found = cls()
@@ -86,7 +87,7 @@ class Fit:
         self.sources[first] = there[first]
         self.values[first] = self.values[first] or (there[first].numel() if is_lazy(here[first]) else 0)
         for name in [each for each in fitting if each != first]:
-            if not torch.equal(there[name], there[first]):
+            if there[name] is not there[first] and not torch.equal(whole_of(there[name]), whole_of(there[first])):
                 self._leave("tied here", name, f"{name} and {first} are one tensor here, but differ in the file")
         left = {each for found in self.left.values() for each in names if each in found}
         self.tied |= {each: first for each in names if each != first and each not in left}
@@ -172,11 +173,12 @@ def _converts(there: Tensor, here: Tensor) -> bool:
 def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[str]:
     """Return the names of loaded tensors that had values too large for their dtype in the module."""
     here = own_tensors(module)
-    return [name for name, each in sources.items() if _has_overflowed(each, here[name])]
+    differ = [name for name, each in sources.items() if each.dtype != here[name].dtype]
+    return [name for name in differ if _has_overflowed(whole_of(sources[name]), here[name])]
 
 
 def _has_overflowed(there: Tensor, here: Tensor) -> bool:
-    if there.dtype == here.dtype or there.is_complex():
+    if there.is_complex():
         return False
     if not there.is_floating_point():
         return not torch.equal(whole(here).to(there.device, there.dtype), there)

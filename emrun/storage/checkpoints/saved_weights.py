@@ -22,7 +22,7 @@ from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.wording import in_one_line, listed, nearest
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST, SHARDS, verify
-from emrun.storage.checkpoints.shards import read_tensors, whole_of
+from emrun.storage.checkpoints.shards import read_tensors
 from emrun.storage.checkpoints.weights import FILE, INDEX, read_safetensors
 from emrun.storage.files import refuse_timeout, storing
 from emrun.storage.run import CHECKPOINTS, holds_run
@@ -42,6 +42,7 @@ class SavedWeights:
     Args:
         source: where they are from, for messages: the path, and the checkpoint of a run.
         tensors: name -> tensor on the CPU. Those of safetensors are mapped from the file: each is read when it is used.
+            Those of a sharded model are `Stored`.
         others: entries of a state dict that are not tensors.
     """
 
@@ -140,8 +141,7 @@ def _of_file(path: Path) -> SavedWeights:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
             raise StorageError(errno.EINVAL, f"cannot read {path}: it is not a regular file")
     if path.name == SHARDS:
-        tensors = read_tensors(path.parent, FILE)
-        return SavedWeights(str(path), {name: whole_of(each) for name, each in tensors.items()}, [])
+        return SavedWeights(str(path), read_tensors(path.parent, FILE), [])
     if path.name.endswith(_INDEX_ENDING):
         return SavedWeights(str(path), _of_index(path), [])
     if path.suffix != ".safetensors":

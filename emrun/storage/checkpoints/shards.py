@@ -169,6 +169,8 @@ class _Opened(dict[str, Any]):
 class Stored:
     """A tensor whose rows lie in several files. A slice of its rows is read from the files that have them.
 
+    Its other attributes and methods, such as `numel`, are those of a tensor of zeros; `whole_of` reads the tensor.
+
     Args:
         files: the files.
         name: its name in the files.
@@ -182,6 +184,9 @@ class Stored:
     dtype: torch.dtype
     shape: torch.Size
     pieces: Sequence[tuple[int, int, str]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.zeros((), dtype=self.dtype).expand(self.shape), name)
 
     def __getitem__(self, rows: slice) -> Tensor:
         begin, end, _ = rows.indices(_rows_in(self.shape))

@@ -49,8 +49,10 @@ def test_whole_tensors_are_those_of_one_file(place, tmp_path_factory):
     for found in (read_saved(place).tensors, read_saved(place / SHARDS).tensors):
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
-            assert torch.equal(found[name], tensor)
-            assert found[name].dtype == tensor.dtype
+            assert torch.equal(whole_of(found[name]), tensor)
+            for each in ("dtype", "shape", "layout", "is_meta", "is_nested"):
+                assert getattr(found[name], each) == getattr(tensor, each)
+            assert found[name].numel() == tensor.numel()
     assert "count" not in load_file(place / "model-1.safetensors")  # what is not sharded is written once
     assert has_tensors(place, FILE)
     assert has_tensors(other, FILE)
