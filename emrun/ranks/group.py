@@ -488,21 +488,25 @@ def _met(store: Store, rank: int, size: int) -> Store:
     """Return a part of a store which only these processes use, when all of them are there.
 
     The store of torchrun still has what ranks wrote that it has started before: each rank writes a new word, rank 0
-    lists the words, and a rank has met the others when it finds its own in the list. The ranks are waited for here,
-    because a signal does not end a wait of the store.
+    answers with it and its own, and a rank has met the others when it finds its own word in the answer. The ranks are
+    waited for here, because a signal does not end a wait of the store.
     """
     import torch.distributed as dist
 
     own, ends_at = token_hex(), monotonic() + _PATIENCE.total_seconds()
-    store.set(f"word {rank}", own)
-    words = [f"word {each}" for each in range(size)]
+    words, answers = ([f"{what} {each}" for each in range(size)] for what in ("word", "answer"))
+    store.set(words[rank], own)
+    found: list[bytes] = []
     while True:
-        if rank == 0 and store.check(words):
-            store.set("words", b" ".join(store.multi_get(words)).decode())
-        if store.check(["words"]) and own in (found := store.get("words").decode().split()):
-            store.set(f"{found[0]} {rank}", "")
-            if rank or store.check([f"{found[0]} {each}" for each in range(size)]):
-                part: Store = dist.PrefixStore(found[0], store)  # type: ignore[attr-defined]
+        if rank == 0 and store.check(words) and found != (now := store.multi_get(words)):
+            found = now
+            for answer, word in zip(answers, found, strict=True):
+                store.set(answer, f"{own} {word.decode()}")
+        if store.check([answers[rank]]) and own in (answer := store.get(answers[rank]).decode()):
+            first = answer.split()[0]
+            store.set(f"{first} {rank}", "")
+            if rank or store.check([f"{first} {each}" for each in range(size)]):
+                part: Store = dist.PrefixStore(first, store)  # type: ignore[attr-defined]
                 return part
         if monotonic() > ends_at:
             raise ValueError(f"not all of them are there after {_PATIENCE.total_seconds():g} seconds")
