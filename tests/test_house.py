@@ -59,8 +59,7 @@ ONLY = {
 LATE = {"group", "shares", "pieces", "agreement", "stream_context", "names", "init_from", "compilation", "sharding"}
 LATE |= {"shown", "sweep"}
 """Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
-LARGE = {"TorchModel": 27, "ModuleModel": 30, "Inputs": 19, "ClosedForm": 13}
-LARGE |= {"MainLoop": 26, "Saving": 20, "TrainingState": 17, "RunLength": 15, "Events": 15, "BatchChecks": 13}
+LARGE = {"TorchModel": 20, "ModuleModel": 20, "MainLoop": 20, "Saving": 20, "TrainingState": 17}
 """The classes of the loop and of the models with more than 12 attributes, and how many they may have."""
 
 

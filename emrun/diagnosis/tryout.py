@@ -167,7 +167,7 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
     initial = model.load_initial() if model.load_initial is not None else None
     may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
     for each in (training.model, model):
-        training.main_loop.first_batch.show(each, may_fail=may_fail)
+        training.main_loop.session.first_batch.show(each, may_fail=may_fail)
     begin(model, training.main_loop)
     return model, initial
 
@@ -183,7 +183,7 @@ def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = Non
         train_stream_name=known.train_stream_name,
         fixed_epoch_size=known.fixed_epoch_size,
         overfit=known.streams.overfit,
-        fixed_batch_size=known.checks.fixed_batch_size,
+        fixed_batch_size=known.epochs.events.checks.fixed_batch_size,
         run=known.run,
     )
     loop.check_outputs = known.check_outputs
@@ -285,7 +285,7 @@ class Tryout:
         """
         usable = self.lengths[name] = 0
         changed_by = ", ".join(type(each).__name__ for each in self._changers)
-        check = self._loop.checks.begin(name, changed_by)
+        check = self._loop.epochs.events.checks.begin(name, changed_by)
         with closing(self._batches(name)) as batches:
             for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
                 self.lengths[name] += 1
@@ -299,7 +299,7 @@ class Tryout:
                 if usable == _BATCHES:
                     return
             if is_run and not usable and next(batches, None) is None:
-                self._loop.checks.report_empty_stream(name)
+                self._loop.epochs.events.checks.report_empty_stream(name)
 
     def _look_at_sample(self, name: str) -> None:
         """Add a note if only the first batches of a stream are evaluated, and these are sorted."""
@@ -325,7 +325,7 @@ class Tryout:
                 call_event(each, "before_batch", stream_name=name, batch=changed)
         finally:
             self._loop.training = False
-        return changed if self._loop.checks.check_changed(changed) else {}
+        return changed if self._loop.epochs.events.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds that reading it took."""

@@ -50,8 +50,6 @@ class BatchChecks:
         check_choice("on_unused_sources", on_unused_sources, Policy)
         if fixed_batch_size is not None:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
-        self.leaves_out = on_empty_batch != "error" or fixed_batch_size is not None
-        """Whether some batches are left out."""
         self.check_changed: Callable[[Batch], int] = len
         """Checks a batch for the second time, after hooks may have changed it."""
         self._loop = loop
@@ -64,6 +62,11 @@ class BatchChecks:
         self._stream = ""
         self._changed_by = ""
         self._sources: list[str] = []
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some batches are left out."""
+        return self._on_empty_batch != "error" or self.fixed_batch_size is not None
 
     def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:  # noqa: PLR0915 - calls cost time
         """Return the function that checks the batches of a stream and returns their length, or 0 to skip a batch.

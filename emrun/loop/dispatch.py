@@ -11,16 +11,16 @@ from typing import Any
 
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch, EpochData
+from emrun.base.types import EpochData
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_calls import Calls, Intake
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.changed_batches import ChangedBatches
 from emrun.loop.endings import Endings
 from emrun.loop.profiling import Profiling
 from emrun.loop.rank_events import RankEvents
 from emrun.model import AbstractModel
-from emrun.ranks.shares import like
 from emrun.storage.draws import Draws
 from emrun.streams.stream import StreamWrapper
 
@@ -38,12 +38,8 @@ class Events:
     """
 
     def __init__(self, loop: Loop, endings: Endings, checks: BatchChecks, draws: Draws | None) -> None:
-        self.changers: list[str] = []
-        """Class names of the hooks, and of the model, that may change a batch before the model runs on it."""
-        self.offered: Batch | None = None
-        """The batch that the last called hook of `changers` got."""
-        self.changed: tuple[str, Batch] | None = None
-        """The last batch that hooks may have changed, with all their changes, and the name of its stream."""
+        self.changes = ChangedBatches(draws)
+        """The batches that hooks may change before the model runs on them."""
         self.keep_step: Callable[[UpdateSkipped], None] = lambda error: None
         """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
@@ -60,7 +56,7 @@ class Events:
         self.reached: Callable[[], TrainingTerminated | None]
         """Returns the end of the training if a limit is reached."""
         self.checks = checks
-        self._loop, self._endings, self._draws = loop, endings, draws
+        self._loop, self._endings = loop, endings
         self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
@@ -78,7 +74,7 @@ class Events:
                 if "main_loop" in getattr(hook, "__dict__", ()):
                     raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
                 hook.register_mainloop(main_loop=loop)
-        self.changers = [
+        self.changes.by = [
             type(each).__name__ for each in (*self._loop.hooks, self._loop.model) if may_change_batches(each)
         ]
         is_profiled = any(listener(each, "after_epoch_profile") is not None for each in self._loop.hooks)
@@ -93,8 +89,10 @@ class Events:
             called += filter(None, [listener(each, event, object) for each in self.parts])
             of_model = listener(self._loop.model, event, AbstractModel)
             self.listeners[event] = called if of_model is None else [*called, of_model]
-        if self.changers:
-            self.listeners["before_batch"] = [partial(self._offer, call) for call in self.listeners["before_batch"]]
+        if self.changes.by:
+            self.listeners["before_batch"] = [
+                partial(self.changes.offer, call) for call in self.listeners["before_batch"]
+            ]
 
     def _listener(self, hook: AbstractHook, event: str) -> Callable[..., Any] | None:
         """Return the method of a hook to call for an event, timed if a hook asks for times; None if there is none."""
@@ -185,9 +183,11 @@ class Events:
 
     def begin_looking(self, stream: str) -> Intake:
         """Return what the batches of a stream go through before the model gets them."""
-        check, announce = self.checks.begin(stream, ", ".join(self.changers)), None
+        check, announce = self.checks.begin(stream, ", ".join(self.changes.by)), None
         if self.listens("before_batch"):
-            announce = self._let_change if self.changers else partial(self.notify, "before_batch")
+            announce = (
+                partial(self.changes.announce, self.notify) if self.changes.by else partial(self.notify, "before_batch")
+            )
         check_changed = self.checks.check_changed
         return Intake(check, announce, lambda batch: batch if check_changed(batch) else None)
 
@@ -239,19 +239,3 @@ class Events:
                 "an evaluation calls the hooks of the training with epoch_id 0 and one stream; they are new, without "
                 "the state of the training; to use other hooks, set eval.STREAM.hooks in the config"
             )
-
-    def _let_change(self, stream_name: str, batch: Batch) -> Batch:
-        """Return a copy of a batch after `before_batch` of all hooks, which may have changed the copy."""
-        changed = dict(batch) if self.of_ranks is None else like(batch)
-        self.notify("before_batch", stream_name=stream_name, batch=changed)
-        if self._draws is not None:
-            self._draws.before_model()
-        self.changed = stream_name, changed
-        return changed
-
-    def _offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
-        """Call `before_batch` of a hook, and store what a replay of the call needs."""
-        self.offered = dict(batch)
-        if self._draws is not None:
-            self._draws.before_hook()
-        call(stream_name=stream_name, batch=batch)

@@ -43,7 +43,7 @@ class Failures:
         draws = self.draws
         if draws is not None:
             calls.before.append(draws.take_all)
-            calls.first.append(lambda outputs: draws.watch(of_whole_steps=not self.events.changers))
+            calls.first.append(lambda outputs: draws.watch(of_whole_steps=not self.events.changes.by))
             calls.handled.failed.append(
                 lambda error, batch: self._keep(error, batch, stream, calls.handled, train=train)
             )
@@ -59,8 +59,12 @@ class Failures:
             return
         stream, handled = self._trained
         batch = handled.last[0] if handled.is_closing and handled.last is not None else stream.last_batch
-        if not handled.is_closing and self.events.changed is not None and self.events.changed[0] == stream.name:
-            batch = self.events.changed[1]
+        if (
+            not handled.is_closing
+            and self.events.changes.last is not None
+            and self.events.changes.last[0] == stream.name
+        ):
+            batch = self.events.changes.last[1]
         if batch is not None:
             self._keep(error, batch, stream, handled, train=True)
 
@@ -82,8 +86,8 @@ class Failures:
         position = handled.last[1] if handled.is_closing and handled.last is not None else stream.position
         is_counted = handled.is_closing and is_failure  # only its update has failed
         event, hook = self.events.failed_call()
-        if event == "before_batch" and self.events.offered is not None:
-            batch = self.events.offered
+        if event == "before_batch" and self.events.changes.offered is not None:
+            batch = self.events.changes.offered
         step = Step(
             stream=stream.name,
             train=train,

@@ -56,7 +56,7 @@ class FirstBatch:
         if not model.is_lazy or name not in stream_names(self.loop.dataset):
             return
         changers = [each for each in (*self.loop.hooks, model) if may_change_batches(each)]
-        check = self.checks.begin(name, ", ".join(self.events.changers))
+        check = self.checks.begin(name, ", ".join(self.events.changes.by))
         with preserved_randomness(), NamedWhenSlow("reading the first batch, for the shapes of a lazy module"):
             seed_everything(self.loop.seed, "evaluation", name)
             with self._first_batches() as batches:

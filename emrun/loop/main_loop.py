@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from emrun.base.arguments import check_choice, check_seconds
 from emrun.base.errors import ArgumentError, UsageError
-from emrun.base.types import EpochData, InterruptPolicy, Policy, StartMethod
+from emrun.base.types import Batch, EpochData, InterruptPolicy, Policy, StartMethod
 from emrun.base.wording import did_you_mean
 from emrun.dataset import check_streams, stream_function
 from emrun.epoch_data import check_monitors
@@ -40,7 +40,7 @@ from emrun.loop.steps import StepRecord
 from emrun.loop.training_time import TrainingTime
 from emrun.loop.whole_training import resume, train
 from emrun.model import AbstractModel
-from emrun.ranks.group import ranks
+from emrun.ranks.group import Ranks, ranks
 from emrun.record.record import Record
 from emrun.storage.draws import Draws
 from emrun.storage.log import RunLog
@@ -159,7 +159,7 @@ class MainLoop(Loop):
     ) -> None:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
-        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self._session.prefetch, on_bad_example)
+        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self.session.prefetch, on_bad_example)
         self.model = model
         self.dataset = dataset
         self.run = run
@@ -169,23 +169,21 @@ class MainLoop(Loop):
         """Whether a page of the run is written at its end."""
         self.seed = seed
         self.train_stream_name = train_stream_name
-        self._skip_zeroth_epoch = skip_zeroth_epoch
         self.has_run = run is not None or rank_log is not None
         self.shown = {}
         draws = Draws() if run is not None else None
-        self.ranks = ranks()
-        """The ranks of the run: this one, and how many there are."""
+        them = ranks()
         if rank_timeout is not None:
             check_seconds("rank_timeout", rank_timeout)
-            self.ranks.limit_waits(rank_timeout)
-        if self.ranks.several and not model.shares_batches:
+            them.limit_waits(rank_timeout)
+        if them.several and not model.shares_batches:
             name = type(model).__name__
             raise UsageError(
                 f"{name} does not train on several ranks: it has no `shares_batches = True`, which says that its `run` "
                 "adds up gradients over ranks as TorchModel does; start one process"
             )
-        follows = self.ranks, rank_log is not None
-        several = AgreedEndings(self, on_interrupt, self.ranks) if self.ranks.several else None
+        follows = them, rank_log is not None
+        several = AgreedEndings(self, on_interrupt, them) if them.several else None
         self._endings = endings = several or Endings(self, on_interrupt)
         self.streams = streams = DatasetStreams(
             dataset,
@@ -197,9 +195,9 @@ class MainLoop(Loop):
             overfit=overfit,
             seed=seed,
             interrupted=endings.is_interrupted,
-            ranks=replace(self.ranks, least=model.least_rows),
+            ranks=replace(them, least=model.least_rows),
         )
-        self.checks = checks = BatchChecks(
+        checks = BatchChecks(
             self,
             on_empty_batch=on_bad_example if on_empty_batch == "error" else on_empty_batch,
             on_empty_stream=on_empty_stream,
@@ -221,25 +219,36 @@ class MainLoop(Loop):
             *follows,
             self.model.is_sharded,
         )
-        self.first_batch = FirstBatch(self, events, checks)
         if several is not None:
-            events.of_ranks = RankEvents(self.ranks, several, checks, self)
+            events.of_ranks = RankEvents(them, several, checks, self)
         self.time, loss = TrainingTime(events.examples), LossWatch(self)
         failures = Failures(run, self, events, saving, draws)
         self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
         prefetches = prefetch_to_device and streams.reading.ahead > 0
         log = run.log if run is not None else rank_log
-        ends = self.first_batch, prefetches, preempt_exit_code, log
-        self._session: Session = Session(self.epochs, run, steps, loss, *ends)
+        ends = FirstBatch(self, events, checks), prefetches, preempt_exit_code, log
+        self.session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
-        bad = BadExamples(self, state, record, self.ranks, on_bad_example)
-        events.parts = [failures, bad, Beginnings(run), self.time, steps, length, loss, self._session, rows]
+        bad = BadExamples(self, state, record, them, on_bad_example)
+        events.parts = [failures, bad, Beginnings(run), self.time, steps, length, loss, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
         events.reached, events.keep_step = length.reached, failures.keep_skipped
         self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs
-        self.evaluation_pass, self.wait_for_checkpoints = partial(evaluation_pass, self.epochs), saving.wait
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the run: this one, and how many there are."""
+        return ranks()
+
+    def evaluation_pass(self, name: str) -> Iterator[Batch]:
+        """Yield the batches of a pass of a stream; see `Loop`."""
+        return evaluation_pass(self.epochs, name)
+
+    def wait_for_checkpoints(self) -> None:
+        """Wait until the checkpoints requested before this event are on disk; see `Loop`."""
+        self.epochs.saving.wait()
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""
@@ -308,7 +317,7 @@ class MainLoop(Loop):
             stream_function(self.dataset, name)
         with self:
             warn_of_no_end(self.hooks)
-            train(self.epochs, skip_zeroth_epoch=self._skip_zeroth_epoch)
+            train(self.epochs, skip_zeroth_epoch=not self._length.has_zeroth_epoch)
         self.close()
         return cast(Outcome, self.outcome)
 
@@ -330,7 +339,7 @@ class MainLoop(Loop):
         """
         epoch_data: EpochData = {}
         with switched_on(self, "evaluating"):
-            with nullcontext() if self._session.is_open else self:
+            with nullcontext() if self.session.is_open else self:
                 size = self.streams.extra[stream_name].batches if as_trained else None
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)
             self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
@@ -350,7 +359,7 @@ class MainLoop(Loop):
             UsageError: two streams have the same name, or this is called outside of `with main_loop:`.
             TrainingTerminated: a hook or a signal ends the training.
         """
-        if not self._session.is_open:
+        if not self.session.is_open:
             raise UsageError("main_loop.epoch() must be called in a `with main_loop:` block, which begins the training")
         self._endings.raise_if_due()
         resume(self.epochs)
@@ -365,17 +374,17 @@ class MainLoop(Loop):
 
     def __enter__(self) -> MainLoop:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
-        if self._session.is_open:
+        if self.session.is_open:
             raise UsageError("the main loop is already entered; leave its `with` block first")
         self.check_hooks(any_stream=True)
-        self._session.begin()
+        self.session.begin()
         return self
 
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Save, call `after_training` of all hooks and restore the signal handlers; suppress a `TrainingTerminated`."""
-        return self._session.end(error)
+        return self.session.end(error)
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

@@ -72,7 +72,7 @@ class Session:
             if self.log is not None and epochs.events.of_ranks is not None:
                 self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path.parent)
                 self._hangs.start()
-            self.first_batch.show(epochs.loop.model, may_fail=bool(epochs.events.changers))
+            self.first_batch.show(epochs.loop.model, may_fail=bool(epochs.events.changes.by))
             if epochs.events.of_ranks is not None:
                 epochs.loop.model.begin_alike()
             self.prefetch = self._find_prefetch()
@@ -194,11 +194,11 @@ class Session:
     def _find_prefetch(self) -> Prefetch | None:
         """Return the function that prepares batches; None if there is none, or if a hook may change batches later."""
         prefetch = self.epochs.loop.model.prefetcher() if self.prefetches else None
-        if prefetch is not None and self.epochs.events.changers:
+        if prefetch is not None and self.epochs.events.changes.by:
             _LOG.info(
                 "batches are not copied to the device ahead of their turn, because %s.before_batch may change them; a "
                 "hook that only looks at batches can set `changes_batches = False`",
-                self.epochs.events.changers[0],
+                self.epochs.events.changes.by[0],
             )
             return None
         return prefetch

@@ -64,7 +64,7 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
         if plan.get("deterministic", False):
             stack.callback(partial((kernels := DeterministicKernels()).after_training, success=True))
             kernels.before_training()
-        loop.first_batch.show(model, may_fail=any(map(may_change_batches, (*training.hooks, model))))
+        loop.session.first_batch.show(model, may_fail=any(map(may_change_batches, (*training.hooks, model))))
         step, tryout = Step.of(training), Tryout(training, model, RoundTrip(model, model), [])
         stack.callback(partial(call_event, model, "after_training", success=True))
         stack.enter_context(tryout.hooks_called())
