@@ -279,8 +279,8 @@ class MainLoop(Loop):
         """
         place = place.resolve()
         self.epochs.state.changed = changed
-        self.epochs.state.load(place)
-        place = self.epochs.saving.rewind(place, *self.epochs.state.point, self.epochs.state.names)
+        names = self.epochs.state.load(place)
+        place = self.epochs.saving.rewind(place, *self.epochs.state.point, names)
         self.epochs.state.is_now_in(place)
         return place
 

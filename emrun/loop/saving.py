@@ -6,8 +6,9 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +68,17 @@ class Saving:
         follows: bool = False,
         is_sharded: bool = False,
     ) -> None:
-        self.requested: dict[str, Policy] = {}
-        self._root = root
+        self._requests = _Requests()
         self._snapshot = snapshot
         self._noticed = noticed
-        self._first_saved = first_saved
-        self._told = told
         self._ranks = ranks or Ranks()
-        self._follows = follows
-        self._is_sharded = is_sharded
-        self._writers: Ranks | None = None  # the ranks, as the threads know them
+        self._writers = cache(partial(self._ranks.apart, LONGEST)) if is_sharded else None  # the ranks, for the threads
+        self._saves = root is not None or follows  # whether there are checkpoints, which rank 0 writes
         self.keeps_all = False
         """Whether no checkpoint that loses its name is deleted, because a resume gives the name back."""
-        self._is_alone = False
-        self._is_decided = False  # whether the other ranks know if they have to give their part
-        self._untold: list[tuple[str, Path]] = []  # names and directories of saved checkpoints
         self._known = Names(root) if root is not None else None
-        self._given_up: list[InsteadOf] = []
-        self._latest_policy: Policy = "error"
         self._newest: tuple[State, Path] | None = None
+        self._saved = _Saved(first_saved, told)
         self._in_flight: _Writing | None = None
         self._thread: ThreadPoolExecutor | None = None  # one for all checkpoints, because starting a thread takes time
 
@@ -96,19 +89,19 @@ class Saving:
             HookError: there is no run directory.
             ArgumentError: `name` cannot be the name of a checkpoint.
         """
-        if self._root is None and not self._follows:
+        if not self._saves:
             raise HookError(f"checkpoint {name!r} cannot be saved: this main loop has no run directory")
         if is_directory_name(safe_component("checkpoint", name)):
             raise ArgumentError("checkpoint", f"{name!r} is reserved for a checkpoint's directory; use another name")
-        self._add(safe_component("checkpoint", name), on_failure)
-        self._given_up.append(instead_of)
+        self._requests.add(safe_component("checkpoint", name), on_failure)
+        self._requests.instead_of.append(instead_of)
         if name == _LATEST:
-            self._latest_policy = on_failure
+            self._requests.of_latest = on_failure
 
     @property
     def has_work(self) -> bool:
         """Whether a checkpoint is requested, is being written, or has been saved without `after_checkpoint`."""
-        return bool(self.requested or self._untold) or self._in_flight is not None
+        return bool(self._requests.names or self._saved.untold) or self._in_flight is not None
 
     def save_requested(self, epoch: int, iteration: int, phase: str) -> None:
         """Begin to save one checkpoint under all requested names.
@@ -122,7 +115,7 @@ class Saving:
             Exception: this or the previous checkpoint could not be saved, and a name was requested with
                 `on_failure="error"`: a `StorageError`, or an error of the model or its state.
         """
-        if self._in_flight is not None and (self.requested or self._in_flight.saved.done()):
+        if self._in_flight is not None and (self._requests.names or self._in_flight.saved.done()):
             self.wait()
         try:
             self.tell()
@@ -132,35 +125,32 @@ class Saving:
 
     def _begin_requested(self, state: State) -> None:
         """Begin to save the requested checkpoint, if there is one."""
-        if not self.requested or (self._root is None and not self._follows):
+        if not self._requests.names or not self._saves:
             return
-        names, self.requested = self.requested, {}
-        instead_of, self._given_up = self._given_up, []
-        self._is_decided = False
-        if self._root is None or self._known is None:
+        names, instead_of = self._requests.take()
+        if self._known is None:
             if self._ranks.from_first(False):
                 write, _ = self._snapshot({})
-                if self._is_sharded:
-                    self._in_flight = self._started(state, names, partial(write_together, self._of_threads(), write))
+                if self._writers is not None:
+                    self._in_flight = self._started(state, names, partial(write_together, self._writers(), write))
             return
         try:
-            self._in_flight = self._begin(self._root, self._known, state, names, instead_of)
+            with ExitStack() as undecided:
+                undecided.callback(self._ranks.from_first, False)  # no other rank has to give its part
+                self._in_flight = self._begin(self._known, state, names, instead_of, undecided)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
-        finally:
-            self._decide(False)
-
-    def _decide(self, is_saved: bool) -> None:
-        """Tell the other ranks, once, whether a checkpoint is saved, for which they have to give their part."""
-        if not (self._is_decided or self._is_alone):
-            self._is_decided = True
-            self._ranks.from_first(is_saved)
 
     def _begin(
-        self, root: Path, known: Names, state: State, names: dict[str, Policy], instead_of: list[InsteadOf]
+        self,
+        known: Names,
+        state: State,
+        names: dict[str, Policy],
+        instead_of: list[InsteadOf],
+        undecided: ExitStack,
     ) -> _Writing | None:
-        """Begin to save a checkpoint; return None if it is saved already."""
-        epoch, iteration, _ = state
+        """Begin to save a checkpoint; return None if it is saved already. `undecided` tells other ranks if it is."""
+        (epoch, iteration, _), root = state, known.root
         place = self._newest[1] if self._newest is not None and self._newest[0] == state else None
         with storing(root, "read"):
             before = known.current()
@@ -168,24 +158,20 @@ class Saving:
         given_up = {name for each in instead_of for name in (each(there) if callable(each) else each)} - names.keys()
         if place is not None and place.is_dir():
             known.move(dict.fromkeys(names, place.name), given_up, deletes=not self.keeps_all)
-            self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
+            self._saved.untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
             return None
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
-        self._decide(True)
+        undecided.pop_all()
+        self._ranks.from_first(True)
         write, in_background = self._snapshot({**left, **dict.fromkeys(names, free_place(root, iteration).name)})
         how: dict[str, Any] = {"epoch": epoch, "iteration": iteration, "names": names, "known": known}
         committed: Callable[..., Path] = partial(commit, root, given_up=given_up, **how)
-        if self._is_sharded:
-            return self._started(state, names, partial(write_together, self._of_threads(), write, committed))
+        if self._writers is not None:
+            return self._started(state, names, partial(write_together, self._writers(), write, committed))
         if not in_background:
             self._take_note(state, names, committed(write))
             return None
         return self._started(state, names, partial(committed, write))
-
-    def _of_threads(self) -> Ranks:
-        """Return the ranks for the threads that write; all ranks call this."""
-        self._writers = self._writers or self._ranks.apart(LONGEST)
-        return self._writers
 
     def _started(self, state: State, names: dict[str, Policy], save: Callable[[], Path | None]) -> _Writing:
         self._thread = self._thread or ThreadPoolExecutor(1, "emrun checkpoint")
@@ -195,28 +181,23 @@ class Saving:
 
     def request_by_signal(self, iteration: int, *, is_training: bool) -> None:
         """Request the checkpoint `latest` because of a signal."""
-        if (self._root is None and not self._follows) or not is_training:
+        if not self._saves or not is_training:
             _LOG.warning("SIGUSR1: no checkpoint is saved, because no training with a run directory is running")
             return
         _LOG.info("SIGUSR1: saving a checkpoint at iteration %d", iteration)
-        self._add(_LATEST, self._latest_policy)
-
-    def _add(self, name: str, on_failure: Policy) -> None:
-        """Request a name; the strictest policy of all requests for the name applies."""
-        self.requested[name] = max(on_failure, self.requested.get(name, on_failure), key=_STRICTNESS.index)
+        self._requests.add_latest()
 
     def save_only_latest(self, *state: Any) -> None:
         """Save a state as `latest` and nothing else, because the training has failed since; other ranks do not help."""
-        if self._root is not None:
-            self.requested.clear()
-            self._given_up.clear()
-            self._is_alone = True
+        if self._known is not None:
+            self._requests.take()
+            self._ranks = Ranks()
             self.save_latest(*state)
 
     def save_latest(self, epoch: int, iteration: int, phase: str) -> None:
         """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""
-        if self._root is not None or self._follows:
-            self._add(_LATEST, self._latest_policy)  # with the policy of the last request
+        if self._saves:
+            self._requests.add_latest()
         self.wait()
         try:
             self.tell()
@@ -231,8 +212,8 @@ class Saving:
         Raises:
             BaseException: an error of a hook.
         """
-        while self._untold:
-            self._told(*self._untold.pop(0))
+        while self._saved.untold:
+            self._saved.told(*self._saved.untold.pop(0))
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -255,9 +236,9 @@ class Saving:
     def _take_note(self, state: State, names: dict[str, Policy], place: Path) -> None:
         is_first = self._newest is None
         self._newest = (state, place)
-        self._untold += [(name, place) for name in sorted(names)]
+        self._saved.untold += [(name, place) for name in sorted(names)]
         if is_first:
-            self._first_saved()
+            self._saved.first()
 
     def close(self) -> None:
         """End the thread after the last write; a later checkpoint starts a new thread."""
@@ -289,6 +270,39 @@ class Saving:
             place = go_back_to(place, names, known=self._known)
         self._newest = ((epoch, iteration, phase), place)
         return place
+
+
+class _Requests:
+    """What is requested until the next checkpoint."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Policy] = {}
+        self.instead_of: list[InsteadOf] = []
+        self.of_latest: Policy = "error"
+        """The policy of the last request of `latest`."""
+
+    def add(self, name: str, on_failure: Policy) -> None:
+        """Request a name; the strictest policy of all requests for the name applies."""
+        self.names[name] = max(on_failure, self.names.get(name, on_failure), key=_STRICTNESS.index)
+
+    def add_latest(self) -> None:
+        """Request `latest` as before."""
+        self.add(_LATEST, self.of_latest)
+
+    def take(self) -> tuple[dict[str, Policy], list[InsteadOf]]:
+        """Return the names and what is given up for them, and forget both."""
+        taken = self.names, self.instead_of
+        self.names, self.instead_of = {}, []
+        return taken
+
+
+@dataclass(eq=False)
+class _Saved:
+    """Who is told of saved checkpoints, and the names and directories of those that nobody was told of."""
+
+    first: Callable[[], None]
+    told: Callable[[str, Path], None]
+    untold: list[tuple[str, Path]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import Any
 
 from emrun.base import fields
 from emrun.base.encoding import Rows, decode, encode, random_state, set_random_state
-from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.wording import listed
-from emrun.events import may_change_batches, merges
+from emrun.events import may_change_batches
 from emrun.hook import AbstractHook, Loop
 from emrun.loop.horizon import RunLength
+from emrun.loop.rank_states import RankStates, occurrences
 from emrun.loop.steps import StepRecord
 from emrun.ranks.group import Ranks
 from emrun.record.record import Record
@@ -72,20 +73,22 @@ class TrainingState:
         self._record = record
         self._steps = steps
         self._length = length
-        self._ranks = ranks or Ranks()
+        self._of_ranks = RankStates(loop, ranks or Ranks())
         self._follows = follows
-        self._saves = record.directory is not None or follows
-        self.names: Mapping[str, str] | None = None
-        """Name -> directory of all checkpoints at the time when the loaded checkpoint was saved; None if not known."""
         self.changed: Sequence[str] = ()
         """What a resume changes in the data, for messages."""
-        self.has_gone_back = False
-        """Whether the state is that before the evaluations of an epoch which then failed."""
-        self._copy: dict[str, Any] | None = None
-        self._before_end: tuple[dict[str, Any] | None, int] | None = None  # the copy and the epochs before `end_epoch`
+        self._kept = _Kept()
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
-        self._merge_later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
+
+    @property
+    def _saves(self) -> bool:
+        return self._record.directory is not None or self._follows
+
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether the state is that before the evaluations of an epoch which then failed."""
+        return self._kept.is_used
 
     @property
     def point(self) -> tuple[int, int, str]:
@@ -99,7 +102,7 @@ class TrainingState:
 
     def begin_epoch(self) -> None:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
-        self._copy = self._before_end = None
+        self._kept.copy = self._kept.before_end = None
         if self._saves:
             loop = self._loop
             done = {"iterations_done": loop.iterations_done, "updates_done": loop.updates_done}
@@ -118,17 +121,17 @@ class TrainingState:
 
     def end_epoch(self, *, trained: bool) -> None:
         """End an epoch; from now on, checkpoints get the current state again, not the copy of `keep_copy`."""
-        self._before_end = self._copy, self._loop.training_epochs_done
+        self._kept.before_end = self._kept.copy, self._loop.training_epochs_done
         self._loop.training_epochs_done += trained
         self.phase = Phase.BETWEEN
-        self._copy = None
+        self._kept.copy = None
 
     def go_back(self) -> None:
         """Go back to the copy of `keep_copy`, because the epoch failed after its train streams."""
-        if self._before_end is not None:
-            self._copy, self._loop.training_epochs_done = self._before_end
+        if self._kept.before_end is not None:
+            self._kept.copy, self._loop.training_epochs_done = self._kept.before_end
             self.phase = Phase.EVALUATE
-        self.has_gone_back = self._copy is not None
+        self._kept.is_used = self._kept.copy is not None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Set the counters to those of a loaded model; the updates are about right."""
@@ -153,7 +156,7 @@ class TrainingState:
                 "arguments": dict(arguments_of(hook)),
                 "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
             }
-            for (name, occurrence), hook in _occurrences(self._loop.hooks).items()
+            for (name, occurrence), hook in occurrences(self._loop.hooks).items()
         ]
         streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # these are copies
         return {
@@ -177,7 +180,7 @@ class TrainingState:
         """Copy the current state for all checkpoints until the end of the epoch, that is, during the evaluations."""
         if self._saves:
             copy = self.encoded(copied=True)  # evaluations do not change the state of the model
-            self._copy = {**copy, "ranks": self._parts_of(copy)} if self._ranks.several else copy
+            self._kept.copy = self._of_ranks.with_parts(copy)
 
     def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], Any], bool]:
         """Return a function that writes the state to a directory, and whether another thread may call the function.
@@ -190,18 +193,17 @@ class TrainingState:
         """
         is_sharded = self._loop.model.is_sharded
         if self._follows and not is_sharded:
-            if self._copy is None:
-                self._parts_of(self.encoded())
+            if self._kept.copy is None:
+                self._of_ranks.with_parts(self.encoded())
             return lambda directory: None, False
-        if self._copy is None:
-            self._before_end = None
+        if self._kept.copy is None:
+            self._kept.before_end = None
         write_weights = self._loop.model.stage()
         in_background = write_weights is not None
-        state = self._copy if self._copy is not None else self.encoded(copied=in_background)
+        state = self._kept.copy or self.encoded(copied=in_background)
         if in_background and not is_sharded:  # then it is a copy
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
-        if self._ranks.several and "ranks" not in state:
-            state = {**state, "ranks": self._parts_of(state)}
+        state = self._of_ranks.with_parts(state)
         if names is not None:
             state = {**state, "names": dict(sorted(names.items()))}
         classes = partial(record_classes, self._loop.dataset)
@@ -210,68 +212,13 @@ class TrainingState:
             return partial(_write, (), writers), in_background
         rows: dict[str, Rows] = {}
         state = {**state, "model": taken_out(state["model"], rows)}
-        parts = (write_weights, partial(write_shard, {OF_STATE: (rows, {})}, self._ranks.rank))
+        parts = (write_weights, partial(write_shard, {OF_STATE: (rows, {})}, self._of_ranks.rank))
         return partial(_write, parts, () if self._follows else (partial(save_state, state), classes)), in_background
-
-    def _parts_of(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what the other ranks keep for themselves; all ranks call this."""
-        return self._ranks.gathered(self._own_part(state))[1:]
-
-    def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
-        merged = [number for number, hook in enumerate(_occurrences(self._loop.hooks).values()) if merges(hook)]
-        began = state["epoch_began"]
-        return {
-            "random": state["random"],
-            "epoch_began": began["random"] if began is not None else None,
-            "model": self._loop.model.of_rank(state["model"]),
-            "hooks": [state["hooks"][number] for number in merged],
-            "streams": state["streams"],
-        }
-
-    def _of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
-        others, rank = state.get("ranks") or [], self._ranks.rank
-        if len(others) + 1 == self._ranks.size:
-            own = others[rank - 1] if rank else None
-        else:
-            own = self._new_part(state, others)
-        if own is None:
-            return state
-        began = state["epoch_began"]
-        if began is not None and own["epoch_began"] is not None:
-            state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
-        mine = {(each["class"], each["occurrence"]) for each in own["hooks"]}
-        rest = [each for each in state["hooks"] if (each["class"], each["occurrence"]) not in mine]
-        model = {**state["model"], **own["model"]}
-        hooks = [*rest, *own["hooks"]]
-        return {**state, "random": own["random"], "streams": own["streams"], "model": model, "hooks": hooks}
-
-    def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
-        streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
-        names = [(each["class"], each["occurrence"]) for other in others[:1] for each in other["hooks"]]
-        own = [each for each in state["hooks"] if (each["class"], each["occurrence"]) in names]
-        for name, hook in _occurrences(self._loop.hooks).items():
-            if merges(hook) and name in names and self._ranks.is_first:
-                self._merge_later.append((hook, [other["hooks"][names.index(name)]["state"] for other in others]))
-        random, began = state["random"], None
-        if not self._ranks.is_first:
-            empty = {name: hook.state_dict() for name, hook in _occurrences(self._loop.hooks).items() if merges(hook)}
-            own = [{"class": name, "occurrence": number, "state": each} for (name, number), each in empty.items()]
-            with preserved_randomness():
-                seed_everything(
-                    self._loop.seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"]
-                )
-                random = began = random_state()
-        parts = [self._loop.model.of_rank(state["model"]), *(other["model"] for other in others)]
-        model = self._loop.model.of_new_rank(parts, is_first=self._ranks.is_first)
-        return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
 
     def _numbered_as_now(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded state in which each hook has the occurrence of the same hook now; others are left out."""
         now: dict[str, list[AbstractHook]] = {}
-        for (name, _), hook in _occurrences(self._loop.hooks).items():
+        for (name, _), hook in occurrences(self._loop.hooks).items():
             now.setdefault(name, []).append(hook)
         numbers: dict[tuple[str, int], int] = {}
         for name, hooks in now.items():
@@ -293,21 +240,23 @@ class TrainingState:
         others = [{**other, "hooks": numbered(other["hooks"])} for other in state.get("ranks") or []]
         return {**state, "hooks": numbered(state["hooks"]), "ranks": others}
 
-    def load(self, place: Path) -> None:
+    def load(self, place: Path) -> Mapping[str, str] | None:
         """Load weights, model, hooks, counters and metrics from a checkpoint; `resume` restores the rest.
 
         Args:
             place: the directory of the checkpoint, which must exist until `resume`.
+
+        Returns:
+            Name -> directory of all checkpoints at the time when this one was saved; None if not known.
 
         Raises:
             StateError: the checkpoint does not fit the model, the hooks or the streams.
             StorageError: the checkpoint cannot be read.
         """
         state, file = load_state(place), place / FILE
-        self._merge_later = []
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.optional(NAMES).check(state.get("names"), "names")
-            state = self._of_this_rank(self._numbered_as_now(decode(state)))
+            state = self._of_ranks.of_this_rank(self._numbered_as_now(decode(state)))
             self._length.load_state_dict(state["horizon"])
             loop, done = self._loop, state["loop"]
             loop.training_epochs_done, loop.iterations_done = index(done["epochs_done"]), index(done["iterations_done"])
@@ -318,21 +267,21 @@ class TrainingState:
             model.load(place)
         with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
-        for (name, occurrence), hook in _occurrences(self._loop.hooks).items():
+        for (name, occurrence), hook in occurrences(self._loop.hooks).items():
             found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
             if found:
                 with fields.reading(f"{file}: state of hook {name}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
                     hook.load_state_dict(found[0]["state"])
-        for hook, states in self._merge_later:
-            hook.merge(states)
+        self._of_ranks.merge()
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             for name, position in state["streams"].items():
                 self._streams.get(name, train=True).load_state_dict(position)
             self._steps.load_state_dict(state["steps"], loop.iterations_done)
             self._epoch_began = state["epoch_began"]
-            self.names = state.get("names")
             self._loaded = place, state["random"]
             self._record.load_state_dict(state["record"], loop.training_epochs_done, loop.iterations_done)
+        names: Mapping[str, str] | None = state.get("names")
+        return names
 
     def is_now_in(self, place: Path) -> None:
         """Record that the loaded checkpoint has been moved to another directory."""
@@ -398,6 +347,17 @@ class TrainingState:
             loop.iterations_done, loop.updates_done = done
 
 
+@dataclass(eq=False)
+class _Kept:
+    """A copy of the state, for all checkpoints during the evaluations of an epoch."""
+
+    copy: dict[str, Any] | None = None
+    before_end: tuple[dict[str, Any] | None, int] | None = None
+    """The copy, and the number of epochs, before the end of the last epoch."""
+    is_used: bool = False
+    """Whether the training has gone back to it."""
+
+
 @contextmanager
 def _logged_already() -> Iterator[None]:
     """Do not log warnings in this block, because the first load has already logged them."""
@@ -414,20 +374,3 @@ def _write(parts: Sequence[Any], rest: Sequence[Callable[[Path], None]], directo
     for each in rest:
         each(directory)
     return [each(directory) for each in parts] or None
-
-
-def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position in a stream without the checksum of the last batch, of which each rank has other rows."""
-    end = position.get("end_of_pass")
-    found = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
-    return {**found, "digest": None} if "digest" in found else found
-
-
-def _occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
-    """Return (class, number of earlier hooks of this class) -> hook, the keys by which states are matched."""
-    found: dict[tuple[str, int], AbstractHook] = {}
-    for hook in hooks:
-        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
-        occurrence = sum(each == name for each, _ in found)
-        found[name, occurrence] = hook
-    return found

@@ -1,0 +1,110 @@
+"""What each of several ranks keeps for itself of a state of the training: the rest is the same on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from emrun.base.encoding import random_state
+from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.events import merges
+from emrun.hook import AbstractHook, Loop
+from emrun.ranks.group import Ranks
+
+
+class RankStates:
+    """Collects the parts of all ranks when a state is saved, and gives each rank its own when it is loaded.
+
+    Args:
+        loop: has the model and the hooks.
+        ranks: the ranks.
+    """
+
+    def __init__(self, loop: Loop, ranks: Ranks) -> None:
+        self._loop, self._ranks = loop, ranks
+        self._later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self._ranks.rank
+
+    def with_parts(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with what the other ranks keep for themselves; all ranks call this."""
+        if "ranks" in state or not self._ranks.several:
+            return state
+        return {**state, "ranks": self._ranks.gathered(self._own_part(state))[1:]}
+
+    def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
+        merged = [number for number, hook in enumerate(occurrences(self._loop.hooks).values()) if merges(hook)]
+        began = state["epoch_began"]
+        return {
+            "random": state["random"],
+            "epoch_began": began["random"] if began is not None else None,
+            "model": self._loop.model.of_rank(state["model"]),
+            "hooks": [state["hooks"][number] for number in merged],
+            "streams": state["streams"],
+        }
+
+    def of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
+        self._later = []
+        others, rank = state.get("ranks") or [], self._ranks.rank
+        if len(others) + 1 == self._ranks.size:
+            own = others[rank - 1] if rank else None
+        else:
+            own = self._new_part(state, others)
+        if own is None:
+            return state
+        began = state["epoch_began"]
+        if began is not None and own["epoch_began"] is not None:
+            state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
+        mine = {(each["class"], each["occurrence"]) for each in own["hooks"]}
+        rest = [each for each in state["hooks"] if (each["class"], each["occurrence"]) not in mine]
+        model = {**state["model"], **own["model"]}
+        hooks = [*rest, *own["hooks"]]
+        return {**state, "random": own["random"], "streams": own["streams"], "model": model, "hooks": hooks}
+
+    def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
+        streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
+        names = [(each["class"], each["occurrence"]) for other in others[:1] for each in other["hooks"]]
+        own = [each for each in state["hooks"] if (each["class"], each["occurrence"]) in names]
+        for name, hook in occurrences(self._loop.hooks).items():
+            if merges(hook) and name in names and self._ranks.is_first:
+                self._later.append((hook, [other["hooks"][names.index(name)]["state"] for other in others]))
+        random, began = state["random"], None
+        if not self._ranks.is_first:
+            empty = {name: hook.state_dict() for name, hook in occurrences(self._loop.hooks).items() if merges(hook)}
+            own = [{"class": name, "occurrence": number, "state": each} for (name, number), each in empty.items()]
+            with preserved_randomness():
+                seed_everything(
+                    self._loop.seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"]
+                )
+                random = began = random_state()
+        parts = [self._loop.model.of_rank(state["model"]), *(other["model"] for other in others)]
+        model = self._loop.model.of_new_rank(parts, is_first=self._ranks.is_first)
+        return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
+
+    def merge(self) -> None:
+        """Give hooks what other ranks had collected, of which there are none now; after their own state is loaded."""
+        for hook, states in self._later:
+            hook.merge(states)
+
+
+def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position in a stream without the checksum of the last batch, of which each rank has other rows."""
+    end = position.get("end_of_pass")
+    found = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
+    return {**found, "digest": None} if "digest" in found else found
+
+
+def occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
+    """Return (class, number of earlier hooks of this class) -> hook, the keys by which states are matched."""
+    found: dict[tuple[str, int], AbstractHook] = {}
+    for hook in hooks:
+        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        occurrence = sum(each == name for each, _ in found)
+        found[name, occurrence] = hook
+    return found
