@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,9 +76,11 @@ class Digits(ThreeStreams):
 
 def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     with needing("Digits", "scikit-learn", "metrics"):
-        from sklearn.datasets import load_digits  # takes a second to import
-    data = load_digits()
-    return (data.images[:, None] / 16).astype(np.float32), data.target.astype(np.int64)
+        spec = find_spec("sklearn")  # to import it takes a second
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    table = np.loadtxt(Path(spec.origin).with_name("datasets") / "data/digits.csv.gz", delimiter=",")
+    return (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32), table[:, -1].astype(np.int64)
 
 
 def _moved(images: Any, shift: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:

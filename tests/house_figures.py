@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_167,
     "training": 1_155,
     "hooks": 4_884,
-    "datasets": 2_324,
+    "datasets": 2_328,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

@@ -1,11 +1,13 @@
 """Digits: its streams, sources and order, and where the images are moved."""
 
+import sys
+
 import numpy as np
 import pytest
 from doubles import together
 from sklearn.datasets import load_digits
 
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, MissingExtra
 from emrun.datasets import Digits
 from emrun.streams.stream import StreamWrapper
 
@@ -22,6 +24,19 @@ def passes(dataset, name, n=1, seed=0, training=None):
 @pytest.fixture(scope="module")
 def digits():
     return Digits()
+
+
+def test_scikit_learn_which_has_the_file_is_not_imported(monkeypatch):
+    for name in [each for each in sys.modules if each.partition(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, name)
+    Digits()
+    assert "sklearn" not in sys.modules
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(MissingExtra, match=r"emrun\[metrics\]"):
+        Digits()
 
 
 @pytest.mark.parametrize("name", SIZES)
