@@ -157,8 +157,6 @@ class Passing:
         try:
             if self._only is not None:
                 return module(tensors[self._only])
-            if not (self._named or self._maybe):
-                return module(*[tensors[source] for source in self._positional])
             keywords = {parameter: tensors[source] for source, parameter in self._named}
             for source, parameter in self._maybe:
                 if source in tensors:

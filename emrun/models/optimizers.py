@@ -150,12 +150,10 @@ class Optimizers:
         if (only := self.only) is not None:
             has_next = only.rates is None and only.optimizer is not None
             return only.next_rates(self._model._main_loop) if has_next else only.rates
-        found: dict[str, float | Tensor] = {}
+        loop, found = self._model._main_loop, dict[str, float | Tensor]()
         for each in self.members:
-            is_next = each.rates is None or of_next
-            rates = each.next_rates(self._model._main_loop) if is_next else each.rates
-            for index, rate in enumerate(rates or ()):
-                found[f"{each.name}_{index}" if index else each.name] = rate
+            rates = each.next_rates(loop) if each.rates is None or of_next else each.rates
+            found |= {f"{each.name}_{index}" if index else each.name: rate for index, rate in enumerate(rates)}
         return found
 
     def plan(self) -> SchedulePlan | None:

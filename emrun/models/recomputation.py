@@ -45,10 +45,8 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
                 raise ArgumentError(f"{_KEY}.{key}", f"unknown key{did_you_mean(str(key), ['match'])}; allowed: match")
         value, argument = value.get("match"), f"{_KEY}.match"
     matching = matching_parts(module, argument, value)
-    chosen: dict[str, torch.nn.Module] = {}
-    for name, part in matching.items():
-        if not any(name.startswith(f"{outer}.") for outer in chosen):
-            chosen[name] = part
+    is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
+    chosen = {name: part for name, part in matching.items() if not is_inside[name]}
     for part in chosen.values():
         own = part.__dict__.get("forward")  # which the user has set
         if own is not None and getattr(own, "__func__", None) is not _forward:

@@ -57,11 +57,6 @@ class StreamMetrics:
         self._values: dict[str, dict[str, Any]] = {}
         self._is_saved = False  # whether a checkpoint will need the states
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the metrics."""
-        return list(self._calculations)
-
     def add(self, stream: str, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
         """Update the metrics with a batch; the first batch of a stream resets them.
 
@@ -77,15 +72,11 @@ class StreamMetrics:
         if stream != self._open:
             self._check_names(outputs, inputs)
             self.begin(stream)
-        with_gradients = torch.is_grad_enabled()
-        torch.set_grad_enabled(False)
-        try:
+        with torch.no_grad():
             for name, each in self._of_open.items():
                 each(outputs, inputs)
                 if name in self._outside:
                     self._look_at_range(name, {**inputs, **outputs}.get(each.inputs[0]))
-        finally:
-            torch.set_grad_enabled(with_gradients)
         if self._is_saved:  # again, now that there is something in the states
             self._is_saved = False
             self._take()

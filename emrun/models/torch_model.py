@@ -195,12 +195,9 @@ class TorchModel(SavedModel):
         sync_batch_norm: bool = False,
         strategy: StrategyForm | None = None,
     ) -> None:
-        if sync_batch_norm and micro_batch_size is not None:
+        if micro_batch_size is not None and (sync_batch_norm or strategy is not None):
             message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
-            raise ArgumentError("sync_batch_norm", message)
-        if strategy is not None and micro_batch_size is not None:
-            message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
-            raise ArgumentError("strategy", message)
+            raise ArgumentError("sync_batch_norm" if sync_batch_norm else "strategy", message)
         super().__init__(
             module,
             inputs,

@@ -114,13 +114,8 @@ def log_code_directory(plan: Plan) -> None:
 
 def _modules_in(directory: Path) -> set[str]:
     """Return the top-level names of the user's modules that were imported from files in a directory."""
-    found = set()
-    for name, module in list(sys.modules.items()):
-        file, top = _attributes(module).get("__file__"), name.partition(".")[0]
-        own = (f"{directory}{os.sep}{top}.py", f"{directory}{os.sep}{top}{os.sep}")
-        if top != "emrun" and isinstance(file, str) and file.startswith(own):
-            found.add(top)
-    return found
+    tops = {(name.partition(".")[0], Path(file)) for name, file in _user_modules(dict(sys.modules), ())}
+    return {top for top, file in tops if file == directory / f"{top}.py" or directory / top in file.parents}
 
 
 def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
@@ -156,14 +151,18 @@ def warn_of_changed_code(plan: Plan, run_directory: Path, censor: Censor) -> Non
         censor: removes values of the environment, as for the record.
     """
     try:
-        code = gather(code_directories(plan.config), run_directory, with_repositories=False)
-        changed, place = changed_since(run_directory, code.censored(censor))
+        now = gather(code_directories(plan.config), run_directory, with_repositories=False).censored(censor)
+        changed, place = changed_since(run_directory, now)
     except OSError as error:
         _LOG.warning("the code is not compared with that of the run: %s", reason_of(error))
         return
     if changed:
-        text = "the code is not that of the run: %s; %s has the code of the run"
-        _LOG.warning(text, listed(changed), place, extra={"once": True})
+        _LOG.warning(
+            "the code is not that of the run: %s; %s has the code of the run",
+            listed(changed),
+            place,
+            extra={"once": True},
+        )
 
 
 def _own(directories: Sequence[Path]) -> set[str]:

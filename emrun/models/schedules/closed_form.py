@@ -274,18 +274,16 @@ class ClosedForm(ABC):
         """
         name = type(self).__name__
         bases = self._bases()
+        with_lengths = name + "".join(f", {each.name} {each}" for each in self.lengths())
         if horizon.share is not None:
-            name += "".join(f", {each.name} {each}" for each in self.lengths())
             by_share = curves.sampled(self.plan(horizon), TICKS, bases)
-            return SchedulePlan(name, note="shares of the time in which the run trains", rates=by_share)
+            return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=by_share)
         if self.is_awaited(horizon) and not self.plans:
-            name += "".join(f", {each.name} {each}" for each in self.lengths())
             note = "the number of updates is known after the zeroth epoch"
             if any(each.unit != "%" for each in self.lengths()):
-                return SchedulePlan(name, note=note)
-            total = _NOMINAL
-            factor = self.factor(Horizon(total))
-            return SchedulePlan(name, note=note, rates=curves.sampled(factor, total, bases))
+                return SchedulePlan(with_lengths, note=note)
+            nominal = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases)
+            return SchedulePlan(with_lengths, note=note, rates=nominal)
         factor, last = self.plan(horizon), self.plans[-1]
         for each in self.lengths():
             updates = each.updates(Horizon(last["updates"], last["updates_per_pass"]))

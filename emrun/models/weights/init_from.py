@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,12 +230,10 @@ def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[s
 
     rows = [row("loaded", [each for each in own if each in fit.sources or each in fit.tied])]
     kinds = {name: (kind_of(each), kind_of(own[name])) for name, each in fit.sources.items()}
-    for old, new in Counter(pair for pair in kinds.values() if pair[0] != pair[1]):
-        rows.append(
-            row(
-                f"of these, converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)]
-            )
-        )
+    rows += [
+        row(f"of these, converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)])
+        for old, new in dict.fromkeys(pair for pair in kinds.values() if pair[0] != pair[1])
+    ]
     if fit.tied:
         rows.append(row("of these, tied to others", fit.tied))
     rows += [row(f"not loaded: {reason}", left, left.values()) for reason, left in fit.left.items()]
