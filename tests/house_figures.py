@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_883,
     "launch": 1_246,
     "loop": 3_059,
-    "models": 5_270,
+    "models": 5_252,
     "ranks": 574,
     "record": 1_288,
     "runs": 2_225,

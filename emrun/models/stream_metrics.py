@@ -15,7 +15,7 @@ from emrun.base.errors import ArgumentError, StateError
 from emrun.base.wording import listed
 from emrun.epoch_data import is_rate
 from emrun.models.object_state import ObjectState
-from emrun.models.outputs import Calculation, Calculations
+from emrun.models.outputs import Calculations
 from emrun.ranks.group import answered, ranks
 
 _LOG = logging.getLogger(__name__)
@@ -104,22 +104,34 @@ class StreamMetrics:
                 except Exception as error:
                     error.add_note(f"in compute() of model.{each.key} for stream {stream!r}")
                     raise
-                found[name] = _statistic(self._numbers(name, result), each)
+                found[name] = self._statistic(name, result)
                 self._tell_of_range(stream, name)
         self._values[stream] = found
         self._reset()
         self._open = None
 
-    def _numbers(self, name: str, result: Any) -> Any:
-        """Return the entries of a result that are numbers, such as those of a detector's precision; log the others."""
-        if not isinstance(result, Mapping):
-            return result
-        found = {key: value for key, value in result.items() if _number(value) is not None}
-        if found and len(found) < len(result) and name not in self._told:
+    def _statistic(self, name: str, result: Any) -> Any:
+        """Return a result as a number, or those of its entries that are numbers by their names; log the others.
+
+        Raises:
+            ArgumentError: the result is something else.
+        """
+        values = dict(result) if isinstance(result, Mapping) and result else {"": result}
+        found = {str(key): number for key, each in values.items() if (number := _number(each)) is not None}
+        if not found:
+            metric, (key, wrong) = self._calculations[name], next(iter(values.items()))
+            entry = f" for {str(key)!r}" if key != "" else ""
+            raise ArgumentError(
+                "metrics",
+                f"{metric.key}: compute() of {type(metric.metric).__name__} returns {_described(wrong)}{entry}, not a "
+                "number; a metric of a whole stream is one number, or a mapping from names to numbers: choose an "
+                "average, or write a class that returns one of them",
+            )
+        if len(found) < len(values) and name not in self._told:
             self._told.add(name)
-            others = listed([str(key) for key in result if key not in found])
+            others = listed([str(key) for key in values if str(key) not in found])
             _LOG.info("model.metrics.%s: %s are left out, which are not numbers", name, others)
-        return found or result
+        return found if isinstance(result, Mapping) else found[""]
 
     def _look_at_range(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
@@ -249,29 +261,6 @@ def _looks_at_range(metric: Any) -> bool:
         if is_of_classes and _BY_ORDER.isdisjoint(each.__name__ for each in kinds):
             return True
     return False
-
-
-def _statistic(result: Any, calculation: Calculation) -> Any:
-    """Return the result of a metric as a number, or as a mapping from names to numbers.
-
-    Raises:
-        ArgumentError: the result is something else.
-    """
-    if isinstance(result, Mapping) and result:
-        found = {str(name): _number(value) for name, value in result.items()}
-    else:
-        found = {"": _number(result)}
-    for name, value in found.items():
-        if value is None:
-            what = f"{calculation.key}: compute() of {type(calculation.metric).__name__} returns"
-            wrong = next(each for key, each in result.items() if str(key) == name) if name else result
-            entry = f" for {name!r}" if name else ""
-            raise ArgumentError(
-                "metrics",
-                f"{what} {_described(wrong)}{entry}, not a number; a metric of a whole stream is one number, or a "
-                "mapping from names to numbers: choose an average, or write a class that returns one of them",
-            )
-    return found if isinstance(result, Mapping) else found[""]
 
 
 def _number(value: Any) -> float | int | None:

@@ -147,7 +147,7 @@ def _size_of_lazy(part: Any, there: Tensor) -> int | None:
 def kind_of(tensor: Tensor) -> str:
     """Return the dtype of a tensor in words, or what else keeps it from being an ordinary tensor."""
     if tensor.is_meta:
-        return "on the device meta"
+        return "on the device meta, without values"
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     return str(tensor.dtype).removeprefix("torch.")

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import listed
+from emrun.models.weights.fit import kind_of
 from emrun.models.weights.saving import own_tensors
 
 Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
@@ -45,31 +46,25 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
 
 def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
     """Return the parameters and buffers that safetensors cannot store, with the reasons, in words."""
-    found = []
-    for name, tensor in own_tensors(module).items():
-        if is_lazy(tensor):
-            continue
-        if tensor.is_quantized:
-            found.append(f"{name!r} is quantised ({_shown(tensor.dtype)})")
-        elif tensor.layout is not torch.strided or tensor.is_nested:
-            found.append(f"{name!r} is {'nested' if tensor.is_nested else _shown(tensor.layout)}")
-        elif tensor.is_meta:
-            found.append(f"{name!r} is on the device meta, without values")
-        elif not _is_held(tensor.dtype):
-            found.append(f"{name!r} is {_shown(tensor.dtype)}")
-    return found
+    return [
+        f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
+        for name, each in own_tensors(module).items()
+        if not (is_lazy(each) or _is_held(each))
+    ]
 
 
-def _is_held(dtype: torch.dtype) -> bool:
-    """Return whether safetensors supports a dtype."""
+def _is_held(tensor: torch.Tensor) -> bool:
+    """Return whether safetensors stores such a tensor."""
+    if tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return False
     try:
-        save({"": torch.empty(0, dtype=dtype)})
+        save({"": torch.empty(0, dtype=tensor.dtype)})
     except (KeyError, SafetensorError):
         return False
     return True
 
 
-def _shown(kind: torch.dtype | torch.layout) -> str:
+def _shown(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
