@@ -28,7 +28,7 @@ from emrun.base.wording import listed, size_of
 from emrun.config.plan import Plan, code_directories
 from emrun.ranks.group import ranks
 from emrun.storage.code.files import Code, Module, Repository, changes
-from emrun.storage.code.git import Git, GitError
+from emrun.storage.code.git import Git, GitError, is_in_repository
 from emrun.storage.code.record import CodeRecord, changed_since
 from emrun.storage.run import Run
 
@@ -306,7 +306,7 @@ def _repositories(
             continue
         git = Git(directory, max(0.1, ends - monotonic()), _MOST)
         try:
-            if not any((each / ".git").exists() for each in (directory, *directory.parents)):
+            if not is_in_repository(directory):
                 continue
             answer = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "--revs-only", "HEAD"))
             found_there = re.fullmatch(r"(/.*?)\n(?:([0-9a-f]{40,})\n)?", answer, re.DOTALL)

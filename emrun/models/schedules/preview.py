@@ -25,10 +25,8 @@ _LENGTHS = ("T_max", "total_steps", "total_iters", "step_size", "T_0")
 
 
 def all_in(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and its inner schedulers, at any depth."""
-    yield scheduler
-    for part in getattr(scheduler, PARTS, ()):
-        yield from all_in(part)
+    """Return a scheduler and its inner schedulers, at any depth."""
+    return (each for each, _ in _keyed(scheduler, ""))
 
 
 def on_dummy(scheduler: Any) -> Any:

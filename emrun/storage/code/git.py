@@ -108,10 +108,17 @@ class Git:
             self._settings.update({f"{name}.{key}": value for key, value in _FILTER.items()})
 
 
+def is_in_repository(directory: Path) -> bool:
+    """Return whether it is worth to ask git about a directory: it, or one that it is in, has an entry `.git`."""
+    return any((each / ".git").exists() for each in (directory, *directory.parents))
+
+
 def head_of(directory: Path) -> str | None:
     """Return the commit of the repository that a directory is in; None without git, a repository or a commit."""
     try:
+        if not is_in_repository(directory.absolute()):
+            return None
         answer = Git(directory).ask("rev-parse", "--verify", "HEAD").decode("ascii", "replace").strip()
-    except GitError:
+    except (GitError, OSError):  # also if the directory is gone
         return None
     return answer if re.fullmatch(r"[0-9a-f]{40,64}", answer) else None

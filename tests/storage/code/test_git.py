@@ -1,6 +1,8 @@
 """Questions to git: nothing that a repository names is run, and an answer is limited."""
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +90,9 @@ def test_without_git_a_repository_or_a_commit_there_is_no_head(repository, tmp_p
     assert head_of(tmp_path / "empty") is None
     with pytest.raises(GitError, match="not a git repository"):
         Git(tmp_path).ask("rev-parse", "HEAD")
+    monkeypatch.chdir(tmp_path / "empty")
+    shutil.rmtree(tmp_path / "empty")
+    assert head_of(Path()) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert head_of(repository.place) is None
     with pytest.raises(GitError, match="no such file or directory: git"):
