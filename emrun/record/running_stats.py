@@ -180,7 +180,7 @@ class RunningStats:
         values = state["values"]
         if values is not None:
             self._fill = values.numel()
-            self._values = [values.to(self._device)]
+            self._values = list(values.to(self._device)) if self._is_scalar else [values.to(self._device)]
         self._lengths, self._count = list(state["lengths"]), state["count"]
         self._weights = [each.to(self._device) for each in state["weights"]]
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
@@ -214,7 +214,7 @@ class RunningStats:
         values, device = self._values, self._device
         if {*map(_DEVICE, values)} != {device}:
             values = [each.to(device) for each in values]
-        return torch.hstack(values).to(self._precision)
+        return (torch.stack if self._is_scalar else torch.cat)(values).to(self._precision)
 
     def _reduce(self) -> None:
         """Add the collected values to the totals and drop them."""
