@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from emrun.base.arguments import check_choice, check_flag
+from emrun.base.arguments import check_choice, check_flag, check_names
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
@@ -58,6 +58,8 @@ class StopOnNaN(AbstractHook):
         TrainingAborted: a value or a gradient is NaN, or infinite with `stop_on_inf`.
     """
 
+    every_rank = True
+
     def __init__(
         self,
         variables: Sequence[str] | None = None,
@@ -68,8 +70,8 @@ class StopOnNaN(AbstractHook):
     ) -> None:
         super().__init__()
         check_choice("on_unknown_type", on_unknown_type, UnknownType)
-        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
-            raise ArgumentError("variables", f"{variables!r} is not a list of variables")
+        if variables is not None:
+            check_names("variables", variables)
         for name, value in (("stop_on_inf", stop_on_inf), ("after_batch", after_batch), ("after_epoch", after_epoch)):
             check_flag(name, value)
         if not (after_batch or after_epoch):
@@ -83,31 +85,30 @@ class StopOnNaN(AbstractHook):
         self._warned: set[str] = set()
         self._on_unknown_type = on_unknown_type
         self._stop_on_inf = stop_on_inf
-        self._looks_after_batch = after_batch
-        self._looks_after_epoch = after_epoch
+        if not after_batch:  # these would do nothing
+            self.before_update = self.after_batch = None  # type: ignore[method-assign, assignment]
+        if not after_epoch:
+            self.after_epoch = None  # type: ignore[method-assign, assignment]
         self.reads = variables if after_batch else ()
         self.monitors = () if after_batch or variables is None else variables
 
     def before_update(self, model: Any, optimizer: Any = None) -> None:
         """Check the outputs and the gradients of the batch before they change the weights."""
-        if self._looks_after_batch:
-            iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
-            stream = str(self.main_loop.stream_name)
-            self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
-            module = getattr(model, "module", None)
-            if isinstance(module, torch.nn.Module) and not getattr(model, "is_skipping", False):
-                self._check_gradients(stream, module, optimizer, iteration)
+        iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
+        stream = str(self.main_loop.stream_name)
+        self._check(stream, getattr(model, "step_outputs", None) or {}, iteration)
+        module = getattr(model, "module", None)
+        if isinstance(module, torch.nn.Module) and not getattr(model, "is_skipping", False):
+            self._check_gradients(stream, module, optimizer, iteration)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Check the variables of the batch."""
-        if self._looks_after_batch:
-            self._check(stream_name, batch_data)
+        self._check(stream_name, batch_data)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Check the variables of the epoch."""
-        if self._looks_after_epoch:
-            for stream, variables in epoch_data.items():
-                self._check(stream, variables)
+        for stream, variables in epoch_data.items():
+            self._check(stream, variables)
 
     def _check(self, stream: str, variables: Mapping[str, Any], iteration: int | None = None) -> None:
         looked_at = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from emrun.base.arguments import check_choice, safe_component
+from emrun.base.arguments import check_choice, check_names, safe_component
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochVariable, Period
 from emrun.epoch_data import is_rate
@@ -96,8 +96,8 @@ class WriteCSV(FileSink):
         for argument, text in (("delimiter", delimiter), ("default_value", default_value)):
             if _has_surrogates(str(text)):
                 raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
-        if variables is not None and (isinstance(variables, str) or not all(isinstance(v, str) for v in variables)):
-            raise ArgumentError("variables", f"{variables!r} is not a list of variables")
+        if variables is not None:
+            check_names("variables", variables)
         super().__init__(Path(output_dir or ".") / output_file, output_dir=output_dir)
         self._every = Every("every", every)
         self._is_within = self._every.is_within_epochs  # whether there may be lines between epochs

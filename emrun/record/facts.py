@@ -14,9 +14,9 @@ from ruamel.yaml.error import YAMLError
 
 from emrun.storage.files import read_regular
 from emrun.storage.plain import plain_of
+from emrun.storage.run import CONFIG
 from emrun.storage.trace import read_trace
 
-CONFIG = "config.yaml"
 _LARGEST = 64_000_000  # bytes
 
 

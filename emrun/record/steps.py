@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import stat
 import sys
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from emrun.epoch_data import numbers
 from emrun.storage.files import opened_regular, storing
 from emrun.storage.lines import Lines, read_lines
 
@@ -57,7 +57,7 @@ class Chunk:
         try:
             return json.dumps({**keys, **self.columns}, allow_nan=False)
         except ValueError:  # a value is not finite
-            columns = {name: [_in_json(value) for value in values] for name, values in self.columns.items()}
+            columns = {name: list(map(numbers, values)) for name, values in self.columns.items()}
             return json.dumps({**keys, **columns}, allow_nan=False)
 
 
@@ -126,10 +126,6 @@ def chunks_of(path: Path, *, as_text: bool = False) -> Iterator[Chunk | str]:
             yield f"line {number} has format {found}, but this emrun reads {FORMAT}; ignored"
         else:
             yield f"line {number} is damaged or not a chunk of steps; it is ignored"
-
-
-def _in_json(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else json.dumps(value)
 
 
 def _number(value: Any) -> float | None:

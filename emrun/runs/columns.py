@@ -85,11 +85,6 @@ def _age(row: Row) -> Any:
     return MISSING if row.run.begin is None else (row.now - row.run.begin).total_seconds()
 
 
-def _duration(row: Row) -> Any:
-    begin, end = row.run.begin, row.run.end or row.now
-    return MISSING if begin is None else max(0.0, (end - begin).total_seconds())
-
-
 def _class_of(*keys: str) -> Callable[[Row], Any]:
     return lambda row: next((found for key in keys if (found := value_of(row.run, key)) is not MISSING), MISSING)
 
@@ -113,7 +108,7 @@ FACTS = {
         Column("best", lambda row: row.summaries.best[0] if row.summaries.best else MISSING, is_number=True),
         Column("best_epoch", lambda row: row.summaries.best[1] if row.summaries.best else MISSING, is_number=True),
         Column("age", _age, "seconds", is_number=True),
-        Column("duration", _duration, "seconds", is_number=True),
+        Column("duration", lambda row: _or_missing(row.run.seconds(row.now)), "seconds", is_number=True),
         Column("size", lambda row: row.run.size, "bytes", is_number=True),
         Column("looks", lambda row: looks_of(row.run).total(), is_number=True),
         Column("config_looks", lambda row: row.config_looks()[row.run.directory].total(), is_number=True),

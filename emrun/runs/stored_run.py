@@ -109,6 +109,10 @@ class StoredRun:
             return self.last_written
         return _time(self.trace.get("train_end"))
 
+    def seconds(self, now: datetime) -> float | None:
+        """Return how long the run took from its begin to its end, or takes until now; None if it is not known."""
+        return None if self.begin is None else max(0.0, ((self.end or now) - self.begin).total_seconds())
+
     @property
     def last_written(self) -> datetime | None:
         """When the files that a run writes were last written."""

@@ -85,10 +85,10 @@ def test_only_listed_variables_are_looked_at():
 
 
 def test_batches_are_looked_at_only_when_asked_to():
-    hook_of().after_batch("train", {"loss": NAN})
+    assert hook_of().after_batch is None
     with pytest.raises(TrainingAborted):
         hook_of(after_batch=True, after_epoch=False).after_batch("train", {"loss": NAN})
-    hook_of(after_batch=True, after_epoch=False).after_epoch(1, {"train": {"loss": NAN}})
+    assert hook_of(after_batch=True, after_epoch=False).after_epoch is None
 
 
 def test_a_list_with_a_string_is_not_a_number():
@@ -248,9 +248,7 @@ def test_an_infinite_gradient_aborts_when_asked_to():
 
 
 def test_updates_are_looked_at_only_when_asked_to():
-    hook = StopOnNaN()
-    hook.main_loop = Training()
-    hook.before_update(Gradients(torch.tensor([[1.0, NAN]]), None))
+    assert StopOnNaN().before_update is None
 
 
 @pytest.mark.parametrize("arguments", [(), (3,)], ids=["none", "another"])

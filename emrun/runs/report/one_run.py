@@ -20,7 +20,6 @@ from emrun.runs.report.facts import (
     code_of,
     config_text_of,
     failures_of,
-    log_of,
     pictures_of,
     shown_of,
 )
@@ -70,8 +69,7 @@ class RunPart:
     @property
     def seconds(self) -> float | None:
         """How long the run took from its begin to its end; None if it is not known."""
-        begin, end = self.run.begin, self.run.end or self.now
-        return None if begin is None else max(0.0, (end - begin).total_seconds())
+        return self.run.seconds(self.now)
 
 
 def in_words(by: tuple[str, Which]) -> str:
@@ -168,11 +166,6 @@ def problems(part: RunPart) -> Html:
     return section("What could not be read", tag("ul", [tag("li", each) for each in found]) if found else None)
 
 
-def log_lines(part: RunPart) -> list[LogLine]:
-    """Return the log of a run."""
-    return log_of(part.run)
-
-
 def _resumes(trace: Mapping[str, Any]) -> Html:
     rows = []
     resumes: Any = trace.get("resumes") or ()
@@ -201,13 +194,10 @@ def _statistics(curves: Curves) -> Html:
 
 
 def _values(curve: Curve) -> list[Any]:
-    low, high = curve.lowest(), curve.highest()
-    last = None if curve.last is None else curve.last[1]
-    return [last, *((None, None) if low is None else (low[1], int(low[0]))), *_pair(high)]
-
-
-def _pair(point: tuple[float, float] | None) -> tuple[Any, Any]:
-    return (None, None) if point is None else (point[1], int(point[0]))
+    found: list[Any] = [None if curve.last is None else curve.last[1]]
+    for point in (curve.lowest(), curve.highest()):
+        found += [None, None] if point is None else [point[1], int(point[0])]
+    return found
 
 
 def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
@@ -327,15 +317,12 @@ def _checkpoints(run: StoredRun) -> Html:
 def _config(run: StoredRun, most: int) -> Html:
     command: Any = run.trace.get("command") or ()
     given = [str(word) for word in command if "=" in str(word) and not str(word).startswith("-")]
-    overrides = tag("p", "Given in the command: ", _several([tag("code", each) for each in given])) if given else None
+    codes = Html(", ".join(tag("code", each) for each in given))
+    overrides = tag("p", "Given in the command: ", codes) if given else None
     text = config_text_of(run)
     return section(
         "Config", overrides, folded("config.yaml", listing(cut(text, most)), is_open=False) if text else None
     )
-
-
-def _several(items: Sequence[Html]) -> Html:
-    return Html(", ".join(items))
 
 
 def _environment(run: StoredRun) -> Html:

@@ -25,8 +25,9 @@ from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
 from emrun.runs.report.curves import curves_of
+from emrun.runs.report.facts import log_of
 from emrun.runs.report.markup import Html, joined, listing, section, tag
-from emrun.runs.report.one_run import RunPart, head, key_class, log_lines, sections
+from emrun.runs.report.one_run import RunPart, head, key_class, sections
 from emrun.runs.report.thinning import Curve, Point
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
@@ -146,7 +147,7 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _of_one(part: RunPart, charts: Sequence[Line]) -> Html:
-    log = log_lines(part)
+    log = log_of(part.run)
     plans = [list(lines) for is_plan, lines in groupby(log, lambda each: each.source == "schedule_plan") if is_plan]
     plan = [each.text for each in plans[-1]] if plans else []  # the length of the run may be known late, or change
     rates = [index for index, each in enumerate(charts) if is_rate(each["name"])]
@@ -170,7 +171,7 @@ def _of_several(parts: Sequence[RunPart], charts: Sequence[Line]) -> Html:
     differences = several_runs.Differences.of(parts)
     rest = []
     for index, part in enumerate(parts):
-        log = log_lines(part) if len(parts) <= _LOGS or part.run.status == "failed" else ()
+        log = log_of(part.run) if len(parts) <= _LOGS or part.run.status == "failed" else ()
         sizes = {"picture_bytes": _PICTURES // len(parts), "most_config": _CONFIGS // len(parts)}
         inside = joined([head(part), sections(part, log=log[-200:], **sizes)])
         title = joined([tag("span", "", class_=key_class(index)), part.name])
