@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
 from emrun.hooks._parts.class_counts import ClassHook, Counted
+from emrun.hooks._parts.columns import csv_of
 from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
@@ -123,7 +122,8 @@ class SaveConfusionMatrix(ClassHook):
             file = self._directory / f"confusion_matrix_epoch_{epoch_id}_{stream}.png"
             picture = png(pixels)
             write_atomically(file, picture)
-            write_atomically(file.with_suffix(".csv"), _table(matrix, names))
+            counts = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
+            write_atomically(file.with_suffix(".csv"), csv_of([["true class", *names], *counts]))
             self.main_loop.show(f"{stream}/confusion_matrix", Picture(picture, has_file=True))
 
 
@@ -198,15 +198,6 @@ def _short(number: Any) -> str:
     """Return a number of examples in a few characters."""
     value, unit = int(number), ""
     return f"{value}{unit}" if value < 10_000 else f"{value / 1000:.3g}k" if value < 999_500 else f"{value / 1e6:.3g}M"
-
-
-def _table(matrix: Counted, names: Sequence[str]) -> str:
-    """Return the numbers of examples as CSV, with a line for each true class."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["true class", *names])
-    writer.writerows([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
-    return text.getvalue()
 
 
 def _check_map(name: Any) -> None:

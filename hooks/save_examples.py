@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import heapq
-import io
 import logging
 import math
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
 from emrun.dataset import classes_of
 from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import plain
+from emrun.hooks._parts.columns import csv_of, plain
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import Examples, file_stem
 from emrun.hooks._parts.figures import check_matplotlib, png
@@ -211,18 +210,16 @@ class SaveExamples(SavesExamples):
 
     def _table(self, kept: Sequence[_Kept], files: Sequence[str]) -> str:
         """Return the examples as CSV."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
         names = list(kept[0].values)
         classes = [name for name in needed(self._label, self._prediction) if self._classes]
         more = [self._show] if isinstance(kept[0].shown, str) else ["file"] if self._show is not None else []
-        writer.writerow(["rank", "id", *names, *(f"{name}_name" for name in classes), *more])
+        rows = [["rank", "id", *names, *(f"{name}_name" for name in classes), *more]]
         for index, (each, file) in enumerate(zip(kept, files, strict=True)):
             last = [each.shown] if isinstance(each.shown, str) else [file] if self._show is not None else []
             called = [self._called(each.values[name]) for name in classes]
             values = [value if isinstance(value, str | int | float) else str(value) for value in each.values.values()]
-            writer.writerow([index + 1, each.id, *values, *called, *last])
-        return text.getvalue()
+            rows.append([index + 1, each.id, *values, *called, *last])
+        return csv_of(rows, quoting=csv.QUOTE_NONNUMERIC)
 
     def _cell(self, each: _Kept) -> Cell:
         """Return what the sheet has of an example."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 from collections.abc import Sequence
@@ -15,8 +14,10 @@ from emrun.base.errors import ArgumentError, needing
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
 from emrun.hooks._parts.aside import Aside
+from emrun.hooks._parts.columns import csv_of
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import file_stem
+from emrun.hooks._parts.figures import png
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)
@@ -117,11 +118,9 @@ class SaveMasks(SavesExamples):
         if not self.looks_at(stream_name) or self._folder is None:
             return
         folder, files = self._folder, self._files
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("id", "file"), *files.items()])
         try:
             with storing(folder.place, "write"):
-                (self._path / "masks.csv").write_bytes(text.getvalue().encode())
+                (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]).encode())
             folder.finish()
         finally:
             self._drop()
@@ -158,7 +157,6 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
             raise ValueError(f"shape {mask.shape}: only logits, which are floats, have several channels, and no factor")
         mask = mask.argmax(0)
     mask = mask.reshape(mask.shape[-2:])
-    file = io.BytesIO()
     if factor is not None:
         gray = np.rint(np.clip(np.nan_to_num(mask.astype(np.float64) * factor), 0, 255))
     elif mask.dtype.kind == "b":
@@ -173,10 +171,10 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
             raise ValueError(f"classes from {mask.min()} to {mask.max()}, but a picture has those from 0 to 255")
         image = Image.fromarray(mask.astype(np.uint8))
         image.putpalette(PALETTE)
+        file = io.BytesIO()
         image.save(file, "png")
         return file.getvalue()
-    Image.fromarray(gray.astype(np.uint8)).save(file, "png")
-    return file.getvalue()
+    return png(gray.astype(np.uint8))
 
 
 def _palette() -> bytes:

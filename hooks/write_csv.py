@@ -14,6 +14,7 @@ from emrun.base.arguments import check_choice, check_names, safe_component
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochVariable, Period
 from emrun.epoch_data import is_rate
+from emrun.hooks._parts.columns import csv_of
 from emrun.record.facts import Facts
 from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every
@@ -163,9 +164,7 @@ class WriteCSV(FileSink):
         self._lines.append(self._line(cells))
 
     def _line(self, cells: Sequence[str]) -> str:
-        text = io.StringIO()
-        csv.writer(text, delimiter=self._delimiter, lineterminator="").writerow(cells)
-        return text.getvalue()
+        return csv_of([cells], delimiter=self._delimiter).removesuffix("\n")
 
     def _new_columns(self, row: Row) -> list[list[str]]:
         """Return the columns of what a row has and the rows before did not have."""

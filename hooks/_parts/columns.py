@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,6 +57,13 @@ def _entry(value: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         raise TypeError(f"it has values of the type {type(value).__name__}, which are neither numbers nor strings")
     return array
+
+
+def csv_of(rows: Iterable[Iterable[Any]], **how: Any) -> str:
+    """Return rows as CSV, written as the arguments of `csv.writer` say."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n", **how).writerows(rows)
+    return text.getvalue()
 
 
 def plain(values: Column) -> list[Any]:

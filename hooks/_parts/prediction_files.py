@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from emrun.base.errors import HookError, needing
-from emrun.hooks._parts.columns import Column, plain
+from emrun.hooks._parts.columns import Column, csv_of, plain
 
 _ROWS = 65536  # rows in a row group of Parquet
 _BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB
@@ -38,6 +37,7 @@ class PredictionFile(ABC):
         self.path = path
         self.owner = owner
         self.columns: list[str] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     @abstractmethod
     def add(self, columns: Mapping[str, Column]) -> None:
@@ -59,6 +59,16 @@ class PredictionFile(ABC):
     def close(self) -> None:
         """Close the file, which need not be complete."""
 
+    def _shape(self, name: str, values: Column) -> tuple[int, ...]:
+        """Return the shape of the values of an example, for a format in which all examples must have the same."""
+        if not isinstance(values, np.ndarray) and not all(isinstance(each, str) for each in values):
+            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
+        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
+        was = self._shapes.setdefault(name, shape)
+        if was != shape:
+            raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
+        return shape
+
     def _cannot(self, name: str, why: str) -> HookError:
         return HookError(f"{self.owner}: {self.ending} cannot hold {name!r}: {why}")
 
@@ -73,7 +83,7 @@ class _Stream(PredictionFile):
     def finish(self) -> None:
         """Flush the file to disk."""
         self._file.flush()
-        _sync(self._file)
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -88,35 +98,19 @@ class CsvFile(_Stream):
 
     ending = ".csv"
 
-    def __init__(self, path: Path, owner: str) -> None:
-        super().__init__(path, owner)
-        self._shapes: dict[str, tuple[int, ...]] = {}
-
     def add(self, columns: Mapping[str, Column]) -> None:
         """Add the rows of a batch; see `PredictionFile.add`."""
-        for name, values in columns.items():
-            self._check(name, values)
-        text = io.StringIO()
+        shapes = {name: self._shape(name, values) for name, values in columns.items()}
         if not self.columns:
-            cells = [(name, *map(str, index)) for name, shape in self._shapes.items() for index in np.ndindex(shape)]
+            cells = [(name, *map(str, index)) for name, shape in shapes.items() for index in np.ndindex(shape)]
             self.columns = [".".join(cell) for cell in cells]
             twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
             if twice is not None:
                 raise self._cannot(twice, "two columns would have this name; choose another format")
-            csv.writer(text, lineterminator="\n").writerow(self.columns)
-        writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+            self._file.write(csv_of([self.columns]).encode())
         flat = [_flat(values) for values in columns.values()]
-        writer.writerows([each for row in rows for each in row] for rows in zip(*flat, strict=True))
-        self._file.write(text.getvalue().encode())
-
-    def _check(self, name: str, values: Column) -> None:
-        is_array = isinstance(values, np.ndarray)
-        if not is_array and not all(isinstance(each, str) for each in values):
-            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
-        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
-        if self._shapes.setdefault(name, shape) != shape:
-            was = self._shapes[name]
-            raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
+        rows = ([each for row in rows for each in row] for rows in zip(*flat, strict=True))
+        self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC).encode())
 
 
 def _flat(values: Column) -> list[list[Any]]:
@@ -246,26 +240,23 @@ class NpzFile(PredictionFile):
         super().__init__(path, owner)
         self._open = ExitStack()
         self._parts: dict[str, Any] = {}
-        self._forms: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._types: dict[str, np.dtype[Any]] = {}
         self._batches = self._rows = 0
 
     def add(self, columns: Mapping[str, Column]) -> None:
         """Add the rows of a batch; see `PredictionFile.add`."""
         self.columns = list(columns)
         for name, values in columns.items():
+            self._shape(name, values)
             array = self._as_array(name, values)
             if name not in self._parts:
                 part = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - closed by the stack
                 self._parts[name] = self._open.enter_context(part)
-                self._forms[name] = array.shape[1:], array.dtype
-            shape, dtype = self._forms[name]
-            if array.shape[1:] != shape:
-                message = f"its shape changes from {shape} to {array.shape[1:]}; choose .parquet or .jsonl"
-                raise self._cannot(name, message)
+            dtype = self._types.setdefault(name, array.dtype)
             if array.dtype != dtype:
                 if (array.dtype.kind, dtype.kind) != ("U", "U"):
                     raise self._cannot(name, f"its dtype changes from {dtype} to {array.dtype}")
-                self._forms[name] = shape, max(dtype, array.dtype, key=lambda each: each.itemsize)
+                self._types[name] = max(dtype, array.dtype, key=lambda each: each.itemsize)
             np.lib.format.write_array(self._parts[name], array, allow_pickle=False)
         self._batches += 1
         self._rows += len(array)
@@ -273,8 +264,6 @@ class NpzFile(PredictionFile):
     def _as_array(self, name: str, values: Column) -> np.ndarray[Any, Any]:
         if isinstance(values, np.ndarray):
             return values
-        if not all(isinstance(each, str) for each in values):
-            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
         if any(each.endswith("\0") for each in values):
             raise self._cannot(name, "NumPy's strings lose a NUL at their end; choose .parquet or .jsonl")
         return np.asarray(values, dtype=np.str_)
@@ -285,9 +274,9 @@ class NpzFile(PredictionFile):
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
                 for name, part in self._parts.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        self._copy(part, member, *self._forms[name])
+                        self._copy(part, member, self._shapes[name], self._types[name])
             file.flush()
-            _sync(file)
+            os.fsync(file.fileno())
 
     def _copy(self, part: BinaryIO, member: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (self._rows, *shape)}
@@ -300,10 +289,6 @@ class NpzFile(PredictionFile):
     def close(self) -> None:
         """Close and so delete the temporary files."""
         self._open.close()
-
-
-def _sync(file: BinaryIO) -> None:
-    os.fsync(file.fileno())
 
 
 FILES: Mapping[str, type[PredictionFile]] = {
