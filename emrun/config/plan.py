@@ -38,13 +38,12 @@ class Plan:
     hooks: list[Recipe]
 
     @classmethod
-    def of(cls, config: Config, finder: Imported, base: Plan | None = None, added: Sequence[str] = ()) -> Plan:
+    def of(cls, config: Config, finder: Imported, added: Sequence[str] = ()) -> Plan:
         """Check a config and find the classes that it names.
 
         Args:
             config: the config.
             finder: finds classes by importing them or in their sources.
-            base: the plan of a similar config; its recipes are reused for the sections that are the same.
             added: hooks that are added, besides `SaveLatest`, if the config does not list them.
 
         Raises:
@@ -56,8 +55,7 @@ class Plan:
         elsewhere = _elsewhere(tree, finder)
         planner = Planner(finder, elsewhere)
         planner.problems += check_sections(tree, elsewhere)
-        known = {} if base is None else base._recipes_for(tree)
-        made = planner.config(tree, _entries(tree, "SaveLatest", *added), known)
+        made = planner.config(tree, _entries(tree, "SaveLatest", *added), {})
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
         if planner.problems:
@@ -74,7 +72,7 @@ class Plan:
         for stream in (None, *(each for each in streams if isinstance(each, str))):
             laid_over = config if stream is None else config.overlaid(stream)
             try:
-                plans.append(cls.of(laid_over, finder, next(iter(plans), None)))
+                plans.append(cls.of(laid_over, finder))
             except ConfigError as error:
                 known = {(problem.position, problem.message) for problem in problems}
                 lines = {problem.position for problem in problems if problem.position and problem.position.line}
@@ -125,12 +123,6 @@ class Plan:
         """Return the value of a key of the config, or the default when the key is missing or null."""
         node = self.config.get(key)
         return default if node is None or node.value is None else node.plain()
-
-    def _recipes_for(self, tree: Node) -> dict[str, Any]:
-        """Return the recipes of the sections that are the same in another tree: section -> recipe, recipes or None."""
-        made = {"dataset": self.dataset, "model": self.model, "hooks": self.hooks, "main_loop": None, "sweep": None}
-        same = {name for name in made if repr(tree.get(name)) == repr(self.config.get(name))}  # 1 == True == 1.0
-        return {name: recipe for name, recipe in made.items() if name in same}
 
 
 def defaults_of(config: Config) -> list[tuple[str, Any, str]]:

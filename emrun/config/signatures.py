@@ -101,14 +101,6 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     A class that passes its `**kwargs` on to its base has the parameters of the base too.
     """
     try:
-        return _parameters_of(target)
-    except TypeError:  # it cannot be hashed
-        return _parameters_of.__wrapped__(target)
-
-
-@functools.lru_cache(maxsize=256)
-def _parameters_of(target: Callable[..., Any]) -> Parameters | None:
-    try:
         receivers = list(_receivers(target))
     except (TypeError, ValueError):  # written in C
         return None

@@ -131,15 +131,15 @@ class Trials:
             others = each.values[1:] if each.span is None else [each.span.high]
             tried += [{**first, each.name: other} for other in others]
         problems: list[Problem] = []
-        finder, plan = Unimported(), None
-        for values in tried:
+        finder = Unimported()
+        for index, values in enumerate(tried):
             try:
                 config, positions = self._with(values)
                 with _at(positions):
                     if self.settings.folds is not None:
                         _check_fold(config)
                         config = config.overridden([f"{_FOLD}=0"])
-                    plan = Plan.with_evaluations(config, finder) if plan is None else Plan.of(config, finder, plan)
+                    (Plan.of if index else Plan.with_evaluations)(config, finder)
             except ConfigError as error:
                 problems += [each for each in error.problems if each not in problems]
         if problems:
