@@ -101,7 +101,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except UsersCodeFailed as failed:
-            return tell_failure(failed.error)
+            return tell_failure(failed.args[0])
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:

@@ -42,17 +42,13 @@ from emrun.launch.sweep import SweepLoop
 from emrun.launch.trials import Trial, Trials, identity
 
 
-class _Range(click.ParamType):  # type: ignore[type-arg]
-    """A number of pairs: `12`, or from the first to the second, `3..12`."""
-
-    name = "pairs"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        found = re.fullmatch(r"(?:(\d{1,4})\.\.)?(\d{1,4})", str(value))
-        low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
-        if not 2 <= low <= high:
-            self.fail(f"{value!r} is neither a number of pairs nor a range such as 3..12; the least is 2", param, ctx)
-        return low, high
+def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """Read a number of pairs: `12`, or from the first to the second, `3..12`."""
+    found = re.fullmatch(r"(?:(\d{1,4})\.\.)?(\d{1,4})", value)
+    low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+    if not 2 <= low <= high:
+        raise click.BadParameter(f"{value!r} is neither a number of pairs nor a range such as 3..12; the least is 2")
+    return low, high
 
 
 @click.command("compare")
@@ -66,7 +62,12 @@ class _Range(click.ParamType):  # type: ignore[type-arg]
 @click.option("--max/--min", "wants_max", default=None, help="Whether larger or smaller values are better.")
 @click.option("--by", type=click.FloatRange(min=0), default=0.0, help="A difference up to this one does not matter.")
 @click.option(
-    "--pairs", type=_Range(), default="3..12", show_default=True, help="How many pairs, at least and at most."
+    "--pairs",
+    metavar="PAIRS",
+    callback=_range,
+    default="3..12",
+    show_default=True,
+    help="How many pairs, at least and at most.",
 )
 @click.option("--jobs", type=click.IntRange(1), default=1, help="How many runs are trained at the same time.")
 @click.option("--anyway", is_flag=True, help="Compare also if data, metrics or budget of the two differ.")

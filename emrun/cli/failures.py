@@ -28,15 +28,7 @@ _FRAME = re.compile(r'^  File "(.+)", line \d+, in .*\n?(?:    .*\n?)*', re.MULT
 
 
 class UsersCodeFailed(Exception):
-    """An exception of the user's code that click would treat as its own.
-
-    Args:
-        error: the exception.
-    """
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-        super().__init__(error)
+    """Wraps, as its only argument, an exception of the user's code that click would treat as its own."""
 
 
 @contextmanager

@@ -12,13 +12,12 @@ from emrun.base.arguments import expanded
 from emrun.base.cores import cores
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
-from emrun.cli.as_json import only_json, with_json
+from emrun.cli.as_json import with_json
 from emrun.cli.completers import complete_overrides, complete_runs
-from emrun.cli.console import DISPLAY, Directory, with_terminal_log
-from emrun.cli.failures import users_code
+from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
-from emrun.cli.signals import ignore_early_requests, import_torch, unwound_by_sigterm
-from emrun.cli.train import end_finished, run
+from emrun.cli.signals import ignore_early_requests, import_torch
+from emrun.cli.train import resume_run
 from emrun.config.config import read_config
 from emrun.config.plan import check_statically
 from emrun.ranks.group import number_of_ranks
@@ -64,13 +63,7 @@ def resume(
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
     import_torch()
-    from emrun.training.resume import resume_training
-
-    with only_json(as_json), unwound_by_sigterm(), users_code():
-        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv, added_hooks=DISPLAY)
-    if training is None:
-        return end_finished(directory)
-    return run(training)
+    return resume_run(directory, overrides, checkpoint, fork)
 
 
 def _ranks_before(directory: Path) -> int:

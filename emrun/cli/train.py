@@ -147,7 +147,7 @@ def _show_parameters(training: Training) -> None:
 
 def _go_on(output_dir: Path, loaded: Config) -> int:
     """Resume the run that the same command started; return the exit status."""
-    from emrun.training.resume import changes_to, resume_training
+    from emrun.training.resume import changes_to
 
     different = changes_to(output_dir, loaded)
     if different:
@@ -155,15 +155,19 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
             f"the run in {output_dir} was started with other values ({', '.join(different)}); to resume it with "
             f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
         )
+    return resume_run(output_dir)
+
+
+def resume_run(
+    directory: Path, overrides: Sequence[str] = (), checkpoint: str | None = None, fork: Path | None = None
+) -> int:
+    """Resume a run, see `resume_training`; return the exit status. Of a finished run, print what is wanted as JSON."""
+    from emrun.training.resume import resume_training
+
     with only_json(wants_json()), unwound_by_sigterm(), users_code():
-        resumed = resume_training(output_dir, command=sys.argv, added_hooks=DISPLAY)
-    if resumed is None:
-        return end_finished(output_dir)
-    return run(resumed)
-
-
-def end_finished(directory: Path) -> int:
-    """End a resume of a finished run: print the run, if that is to be printed as JSON; return the exit status."""
+        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv, added_hooks=DISPLAY)
+    if training is not None:
+        return run(training)
     leave()
     if wants_json() and not is_follower():
         print_json({**run_as_json(directory), "exit_status": 0})
