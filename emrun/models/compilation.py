@@ -118,7 +118,11 @@ class Compilation:
         try:
             outputs = call(module, tensors)
         except Exception as error:
-            self.explain(error)
+            if isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                error.add_note(
+                    "torch.compile failed, which model.compile uses; with model.compile=false, the same runs without "
+                    "it, which tells whether the module is the cause"
+                )
             raise
         if _STOPWATCH.seconds > before:
             shapes = ", ".join(describe(name, each) for name, each in tensors.items())
@@ -132,14 +136,6 @@ class Compilation:
             kind = type(module).__name__
             _LOG.warning("model.compile has no effect: nothing calls %s itself, but at most its parts", kind)
         self._was_used = True
-
-    def explain(self, error: BaseException) -> None:
-        """Add a note to an error of torch.compile that says what to do."""
-        if isinstance(error, torch._dynamo.exc.TorchDynamoException):
-            error.add_note(
-                "torch.compile failed, which model.compile uses; with model.compile=false, the same runs without it, "
-                "which tells whether the module is the cause"
-            )
 
 
 def _options(value: object) -> dict[str, Any]:
@@ -198,10 +194,11 @@ def _check_compiler(device: torch.device) -> None:
         names = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
         if not any(name is not None and shutil.which(name) for name in names):
             tried = listed([str(name) for name in names if name is not None])
+            now = f" (now {os.environ['CXX']!r})" if "CXX" in os.environ else ""
             raise ArgumentError(
                 _KEY,
                 f"there is no C++ compiler {tried}, which torch.compile needs on a CPU; install one, such as g++, name "
-                f"it in the environment variable CXX{_from_environment()}, or {_OFF}",
+                f"it in the environment variable CXX{now}, or {_OFF}",
             )
     elif device.type == "cuda":
         from torch.utils._triton import has_triton
@@ -209,10 +206,6 @@ def _check_compiler(device: torch.device) -> None:
         if not has_triton():
             message = f"torch.compile needs Triton on {device}, which is not installed or does not support it"
             raise ArgumentError(_KEY, f"{message}; pip install triton, or {_OFF}")
-
-
-def _from_environment() -> str:
-    return f" (now {os.environ['CXX']!r})" if "CXX" in os.environ else ""
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

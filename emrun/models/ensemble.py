@@ -32,10 +32,10 @@ class MadeOfRuns(ModuleModel):
     def __init__(
         self,
         load_model: LoadModel,
-        runs: Any,
+        runs: str | Sequence[str | Mapping[str, str | Sequence[str]]],
         outputs: Sequence[str] | None = None,
-        loss: Any = None,
-        metrics: Any = None,
+        loss: LossForm | Mapping[str, LossForm] | None = None,
+        metrics: Mapping[str, MetricForm] | None = None,
     ) -> None:
         self.members = [_loaded(place, load_model, entry) for place, entry in _entries(runs)]
         """The runs in their order, each with its model; a run may be there twice, with two checkpoints."""

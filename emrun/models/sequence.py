@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import collections.abc
-from collections.abc import Mapping
 from typing import Any
 
 from emrun.base.errors import StateError
 from emrun.base.types import Batch
 from emrun.base.wording import listed
-from emrun.models.ensemble import LoadModel, MadeOfRuns, outputs_of
-from emrun.models.torch_model import LossForm, MetricForm
+from emrun.models.ensemble import MadeOfRuns, outputs_of
 
 
 class Sequence(MadeOfRuns):
@@ -34,16 +32,6 @@ class Sequence(MadeOfRuns):
         ArgumentError: a run cannot be loaded, or does not have the classes of the others.
         StateError: a run needs what is neither a source nor an output of the runs before.
     """
-
-    def __init__(
-        self,
-        load_model: LoadModel,
-        runs: str | collections.abc.Sequence[str | Mapping[str, str | collections.abc.Sequence[str]]],
-        outputs: collections.abc.Sequence[str] | None = None,
-        loss: LossForm | Mapping[str, LossForm] | None = None,
-        metrics: Mapping[str, MetricForm] | None = None,
-    ) -> None:
-        super().__init__(load_model, runs, outputs, loss, metrics)
 
     @property
     def input_names(self) -> collections.abc.Sequence[str]:

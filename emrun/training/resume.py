@@ -171,8 +171,7 @@ def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
     """Lock a run, to write it again."""
     lock = RunLock(source)
     try:
-        known = map(str, files_written_by(source))
-        return Run(source, command=command, lock=lock, censor=censor, known=known)
+        return Run(source, command=command, lock=lock, censor=censor, known=map(str, files_written_by(source)))
     except BaseException:
         lock.release()
         raise
@@ -259,7 +258,6 @@ def _way_on(reason: str) -> str:
 def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
     """Create a run with the config of another run."""
     text = (source / CONFIG).read_text(encoding="utf-8")
-    plain = plain_of(source / CONFIG, text)
     return create_run(
         text,
         fork.name,
@@ -268,7 +266,7 @@ def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], cen
         seed=seed,
         command=command,
         censor=censor,
-        plain=plain,
+        plain=plain_of(source / CONFIG, text),
     )
 
 

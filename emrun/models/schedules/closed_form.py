@@ -336,10 +336,10 @@ class ClosedForm(ABC):
             return
         factor = self._factor(self.updates_done)
         for group, base in self._groups:
-            if group["lr"].__class__ is float:
-                group["lr"] = base * factor
+            if isinstance(group["lr"], torch.Tensor):  # as optimizers that are captured in graphs need it
+                group["lr"].fill_(base * factor)
             else:
-                _set_rate(group, base * factor)
+                group["lr"] = base * factor
 
     def state_dict(self) -> dict[str, Any]:
         """Return the updates done and the plans, with the class and the configured arguments."""
@@ -360,11 +360,3 @@ class ClosedForm(ABC):
             raise StateError(f"the scheduler of the checkpoint has made {self.updates_done} updates")
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
-
-
-def _set_rate(group: dict[str, Any], rate: float) -> None:
-    """Set a rate that may be a tensor, as optimizers that are captured in graphs need it."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
