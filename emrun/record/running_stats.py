@@ -43,7 +43,8 @@ class RunningStats:
         self._is_weighted = False
         self._device = torch.device("cpu")
         self._precision = torch.double
-        self._values: list[Tensor] = []  # not reduced yet, each with one dimension or a scalar
+        self._values: list[Any] = []  # not reduced yet: tensors of one dimension, or scalars, on the CPU as floats
+        self._as_floats = False
         self.source: Any = None
         """The values that were added last, as they were given."""
         self._fill = 0  # number of values that are not reduced yet
@@ -75,14 +76,16 @@ class RunningStats:
         shape = value.shape
         if shape != self._shape or length != self._length or weights is not None or self._is_weighted:
             weights = self._check(value, length, weights)
-        flat = value if len(shape) < 2 else value.flatten()
-        copy = flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True)
-        self._hold(copy, length, weights)
+        if self._as_floats:
+            self._hold(float(value), 1, length, weights)
+        else:
+            flat = value if len(shape) < 2 else value.flatten()
+            copy = flat.clone() if flat.dtype in _EXACT else flat.to(self._precision, copy=True)
+            self._hold(copy, flat.numel(), length, weights)
         self.source = given
 
-    def _hold(self, values: Tensor, length: int, weights: Tensor | None) -> None:
-        """Keep the copied values of a batch until they are reduced."""
-        n = values.numel()
+    def _hold(self, values: Tensor | float, n: int, length: int, weights: Tensor | None) -> None:
+        """Keep the copied values of a batch, of which there are n, until they are reduced."""
         if len(self._lengths) == _MOST or self._fill + n > _CAPACITY:
             self._reduce()
         self._values.append(values)
@@ -108,13 +111,13 @@ class RunningStats:
         if other is None or not new:
             return
         if self._shape is None:
-            self._begin(other._values[-1])
-            self._is_scalar = other._is_scalar
+            self._begin(other._device, other._is_scalar)
         self._seen, self._is_weighted = self._seen + new, other._is_weighted
         values, lengths, weights = other._values[-new:], other._lengths[-new:], other._weights[-new:]
-        n = sum(map(Tensor.numel, values))
+        counts = [1] * new if self._is_scalar else list(map(Tensor.numel, values))
+        n = sum(counts)
         if len(self._lengths) + new > _MOST or self._fill + n > _CAPACITY:  # with reductions as if added one by one
-            for each in zip(values, lengths, weights or repeat(None), strict=False):
+            for each in zip(values, counts, lengths, weights or repeat(None), strict=False):
                 self._hold(*each)
             return
         self._values += values
@@ -125,8 +128,10 @@ class RunningStats:
     def _check(self, value: Tensor, length: int, weights: Any) -> Tensor | None:
         """Check values of another form than the previous ones and remember the form; return a weight per value."""
         is_scalar = value.dim() == 0
+        if value.is_complex():
+            raise TypeError("is complex, not a real number")
         if self._shape is None:
-            self._begin(value)
+            self._begin(value.device, is_scalar)
         if is_scalar is not self._is_scalar:
             raise ValueError("is a scalar in some batches and has one entry per example in others")
         if not is_scalar and value.shape[0] != length:
@@ -175,12 +180,13 @@ class RunningStats:
         """Restore what `state_dict` returned, on the same device."""
         if state["device"] is None:
             return
-        self._begin(torch.empty(0, device=state["device"]))
-        self._is_scalar, self._is_weighted = state["is_scalar"], state["is_weighted"]
+        self._begin(torch.device(state["device"]), state["is_scalar"])
+        self._is_weighted = state["is_weighted"]
         values = state["values"]
         if values is not None:
             self._fill = values.numel()
-            self._values = list(values.to(self._device)) if self._is_scalar else [values.to(self._device)]
+            values = values.to(self._device)
+            self._values = values.tolist() if self._as_floats else list(values) if self._is_scalar else [values]
         self._lengths, self._count = list(state["lengths"]), state["count"]
         self._weights = [each.to(self._device) for each in state["weights"]]
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
@@ -193,7 +199,7 @@ class RunningStats:
         if not other.count:
             return
         if self._shape is None:
-            self._begin(torch.empty((0,) * (not other._is_scalar), device=other._device))
+            self._begin(other._device, other._is_scalar)
         self._reduce()
         other._reduce()
         totals = {name: each.to(self._device) for name, each in other._totals.items()}
@@ -201,17 +207,17 @@ class RunningStats:
         self._count += other._count
         self._collected += [each.to(self._device) for each in other._collected]
 
-    def _begin(self, value: Tensor) -> None:
-        if value.is_complex():
-            raise TypeError("is complex, not a real number")
-        self._device = value.device
-        self._precision = torch.float if value.device.type == "mps" else torch.double
-        self._is_scalar = value.dim() == 0
+    def _begin(self, device: torch.device, is_scalar: bool) -> None:
+        self._device, self._is_scalar = device, is_scalar
+        self._precision = torch.float if device.type == "mps" else torch.double
+        self._as_floats = is_scalar and device.type == "cpu"
         self._shape = torch.Size([-1])  # different from every shape
 
     def _joined(self) -> Tensor:
         """Return a copy of the values that are not reduced yet, of shape (values,)."""
         values, device = self._values, self._device
+        if self._as_floats:
+            return torch.tensor(values, dtype=self._precision)
         if {*map(_DEVICE, values)} != {device}:
             values = [each.to(device) for each in values]
         return (torch.stack if self._is_scalar else torch.cat)(values).to(self._precision)
