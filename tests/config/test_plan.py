@@ -34,14 +34,6 @@ def test_a_config_is_planned_in_one_go(checked):
     assert set(checked.values()) == {1}
 
 
-def test_sections_that_a_stream_does_not_change_are_not_checked_again(checked):
-    overlays = {"valid": {"hooks": [{"ShowProgress": {}}]}, "test": {"seed": 3, "dataset": {"batch_size": 5}}}
-    Plan.with_evaluations(load_config({**CONFIG, "eval": overlays}), Unimported())
-    assert checked["model"] == checked["model.module"] == checked["hooks[0].StopAfter"] == 1
-    assert checked["hooks[0].ShowProgress"] == 1
-    assert checked["dataset"] == 2
-
-
 def test_mistakes_of_a_stream_are_reported_under_its_key_and_other_mistakes_once():
     overlays = {"valid": {"seed": -1, "dataset": {"batch": 5}}}
     with pytest.raises(ConfigError) as caught:
