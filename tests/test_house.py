@@ -208,9 +208,12 @@ def test_every_built_in_is_exported_under_its_name(folder):
     import emrun.config.names
 
     package = emrun.config.import_finder.locate(f"emrun.{folder}")
+    paths = emrun.config.names.built_ins(folder.removesuffix("s")).values()
+    classes = {stem: name for _, _, stem, name in (each.split(".") for each in paths)}
     for path in (ROOT / folder).glob("[!_]*.py"):
-        name = emrun.config.names.class_in(path)
+        name = classes.pop(path.stem, None)
         assert name, f"{path} has no class of its name"
+        assert name.lower() == path.stem.replace("_", "")
         assert getattr(package, name).__module__ == f"emrun.{folder}.{path.stem}"
 
 

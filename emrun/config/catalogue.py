@@ -88,7 +88,7 @@ def listing(kind: str) -> list[tuple[str, str]]:
     rows = [(name, _first_line(_source(path))) for name, path in _named(kind).items() if name != _BASE]
     one = _OF_NAMES.get(kind, "")
     for each, paths in plugins(one).items():
-        is_hidden = normalised(each) in built_ins(one) or len(paths) > 1
+        is_hidden = normalised(each) in map(normalised, built_ins(one)) or len(paths) > 1
         rows.append((each, f"{' or '.join(paths)}{', by its dotted path only' * is_hidden}"))
     return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import sys
@@ -11,15 +10,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from emrun.base.lazy import homes
 from emrun.base.wording import did_you_mean, nearest, normalised, sure
 
 _HOUSE = Path(__file__).parents[1]
-_FILES = {
-    "hook": ("hooks/[!_]*.py",),
-    "dataset": ("datasets/[!_]*.py",),
-    "model": ("models/torch_model.py", "models/ensemble.py", "models/sequence.py"),
+_MODELS = {
+    "Ensemble": "emrun.models.ensemble.Ensemble",
+    "Sequence": "emrun.models.sequence.Sequence",
+    "TorchModel": "emrun.models.torch_model.TorchModel",
 }
-"""Kind -> the files of its built-in classes."""
+_KINDS = ("hook", "dataset", "model")
 
 SUPPLIED = {
     "dataset": ("model", "output_dir", "on_bad_example"),
@@ -96,22 +96,16 @@ class NoModule(NotThere):
         super().__init__(f"no module {module!r}{near} ({where}{more})")
 
 
-@functools.cache
-def built_ins(kind: str) -> Mapping[str, Path]:
-    """Return the built-in classes of a kind: short name in the form of `normalised` -> the file named after the class.
+def built_ins(kind: str) -> Mapping[str, str]:
+    """Return the built-in classes of a kind: name -> dotted path, in the order of their files.
 
     Args:
         kind: `hook`, `dataset` or `model`; other kinds have no built-in classes.
     """
-    files = sorted(path for pattern in _FILES.get(kind, ()) for path in _HOUSE.glob(pattern))
-    return {normalised(path.stem): path for path in files}
-
-
-@functools.cache
-def class_in(path: Path) -> str | None:
-    """Return the name of the class that a file is named after, None when the file has no such class."""
-    classes = (each.name for each in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(each, ast.ClassDef))
-    return next((each for each in classes if normalised(each) == normalised(path.stem)), None)
+    if kind not in ("hook", "dataset"):
+        return _MODELS if kind == "model" else {}
+    found = sorted((module, name) for name, module in homes(_HOUSE / f"{kind}s" / "__init__.pyi").items())
+    return {name: f"{module}.{name}" for module, name in found if module.startswith(f"emrun.{kind}s.")}
 
 
 def plugins(kind: str) -> dict[str, list[str]]:
@@ -120,7 +114,7 @@ def plugins(kind: str) -> dict[str, list[str]]:
     Packages declare them in the entry-point groups `emrun.hooks`, `emrun.datasets` and `emrun.models`; nothing is
     imported. A name that several packages provide has several paths.
     """
-    return _plugins(kind, tuple(sys.path)) if kind in _FILES else {}
+    return _plugins(kind, tuple(sys.path)) if kind in _KINDS else {}
 
 
 @functools.lru_cache(maxsize=16)  # takes 65 ms, and most configs do not need it
@@ -143,9 +137,8 @@ def dotted_path(name: str, kind: str) -> str | None:
     Raises:
         NotThere: several packages provide the name.
     """
-    file = built_ins(kind).get(normalised(name))
-    if file is not None:
-        return f"{_HOUSE.name}.{file.parent.name}.{file.stem}.{class_in(file)}"
+    if own := [path for each, path in built_ins(kind).items() if normalised(each) == normalised(name)]:
+        return own[0]
     paths = next((paths for each, paths in plugins(kind).items() if normalised(each) == normalised(name)), [])
     if len(paths) > 1:
         raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write one of these dotted paths")
@@ -168,7 +161,7 @@ def same_class(one: Any, other: Any) -> bool:
     short = normalised(next(name for name in (one, other) if name not in dotted))
     if dotted[0].startswith(("emrun.", "torch.optim.")):
         return normalised(dotted[0].rpartition(".")[2]) == short
-    found = (entry for kind in _FILES for entry in plugins(kind).items())
+    found = (entry for kind in _KINDS for entry in plugins(kind).items())
     return any(normalised(name) == short and paths == dotted for name, paths in found)
 
 
@@ -179,7 +172,7 @@ def short_names(kind: str, *, installed: bool = True) -> list[str]:
         kind: `hook`, `dataset` or `model`.
         installed: include names from installed packages, which come last.
     """
-    return [*filter(None, map(class_in, built_ins(kind).values())), *(plugins(kind) if installed else ())]
+    return [*built_ins(kind), *(plugins(kind) if installed else ())]
 
 
 def no_dotted_path(path: str) -> NotThere:

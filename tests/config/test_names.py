@@ -56,15 +56,6 @@ def test_what_a_short_name_means_can_be_imported(kind):
         assert locate(names.dotted_path(name, kind)).__name__ == name
 
 
-def test_the_class_of_a_file_is_found_without_importing_it(tmp_path):
-    path = tmp_path / "print_loss.py"
-    path.write_text("import not_there\n\nclass Helper: pass\n\nclass PrintLOSS(Helper): pass\n")
-    assert names.class_in(path) == "PrintLOSS"
-    path = path.with_name("print_losses.py")
-    path.write_text("class Other: pass\n")
-    assert names.class_in(path) is None
-
-
 def test_names_are_found_without_importing_torch_or_a_hook():
     code = (
         "import sys; from emrun.config import names; names.short_names('hook'); names.dotted_path('Digits', 'dataset');"
