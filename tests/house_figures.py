@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_035,
     "base": 1_146,
     "cli": 2_782,
-    "config": 2_796,
+    "config": 2_795,
     "diagnosis": 2_883,
     "launch": 1_246,
     "loop": 3_059,

@@ -17,7 +17,7 @@ from typing import Any
 
 from emrun.base.wording import normalised
 from emrun.config.import_finder import Imported
-from emrun.config.names import SUPPLIED, built_ins, dotted_path, plugins, short_names
+from emrun.config.names import SUPPLIED, built_ins, plugins
 from emrun.config.source_finder import Unimported
 from emrun.config.source_modules import SourceModules
 from emrun.config.yaml_tree import read_scalar
@@ -110,11 +110,10 @@ def explanation(name: str) -> str | None:
     return None
 
 
-def _named(kind: str) -> dict[str, str]:
+def _named(kind: str) -> Mapping[str, str]:
     """Return what emrun and torch have of a kind: the name as a config writes it -> the dotted path."""
     if kind in _OF_NAMES:
-        one = _OF_NAMES[kind]
-        return {each: str(dotted_path(each, one)) for each in short_names(one, installed=False)}
+        return built_ins(_OF_NAMES[kind])
     if kind == "metrics":
         module = SourceModules().read(_METRICS)
         bound = module.bound.items() if module is not None else ()
