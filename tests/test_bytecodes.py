@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-CEILINGS = {"bare": 592, "typical": 1018, "window": 650, "ranks": 1000}
-"""Case -> bytecodes of a step; on several ranks some more, which depend on how often they look for news."""
+CEILINGS = {"bare": 606, "typical": 1032, "window": 649, "ranks": 990}
+"""Case -> bytecodes of a step."""
 
 
 @pytest.fixture
@@ -25,10 +25,7 @@ def count(monkeypatch):
 
 @pytest.mark.parametrize("case", CEILINGS)
 def test_bytecodes_of_a_step_stay_within_the_budget(count, case):
-    for _ in range(5):  # a step in which the loop looks for news, which it does by the clock, executes more
-        counted = count(case)
-        if sum(counted.values()) <= CEILINGS[case]:
-            break
+    counted = count(case)
     assert counted["models/torch_model.py"] > 0
     assert sum(counted.values()) <= CEILINGS[case], counted
 

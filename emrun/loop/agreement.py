@@ -25,14 +25,6 @@ _SECONDS_OF_SIGNALS = 1.0  # in which a launcher and a scheduler may both send t
 _LONGEST = 1_000  # iterations between two reductions
 
 
-class Request(NamedTuple):
-    """A request for a checkpoint; see `Loop.request_checkpoint`."""
-
-    name: str
-    on_failure: Policy
-    instead_of: InsteadOf
-
-
 class _Wishes(NamedTuple):
     """What a rank wants."""
 
@@ -59,7 +51,7 @@ class AgreedEndings(Endings):
         super().__init__(loop, on_interrupt, patience=_SECONDS_OF_SIGNALS)
         self._ranks = ranks
         self._wish: TrainingTerminated | None = None
-        self._requests: list[Request] = []
+        self._requests: list[tuple[str, Policy, InsteadOf]] = []  # the arguments of `ask`
         self._agreed_ending: Ending | None = None
         self._agreed_checkpoint = False
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
@@ -97,7 +89,7 @@ class AgreedEndings(Endings):
     def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
         """Request a checkpoint: now, or, by a hook of one rank, when all ranks know it."""
         if self.is_alone:
-            self._requests.append(Request(name, on_failure, instead_of))
+            self._requests.append((name, on_failure, instead_of))
         else:
             self.request(name, on_failure, instead_of)
 
@@ -138,7 +130,7 @@ class AgreedEndings(Endings):
     def _wishes(self) -> _Wishes:
         wish = self._wish if self.have_effect else None
         reason, is_limit = (None, False) if wish is None else (wish.reason, wish.limit)
-        names = [(each.name, each.on_failure) for each in self._requests] if self._ranks.is_first else []
+        names = [each[:2] for each in self._requests] if self._ranks.is_first else []
         ending, agreed = self._interrupts.ending, self._agreed_ending
         if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
             ending = None
@@ -159,7 +151,7 @@ class AgreedEndings(Endings):
         for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):
-            self.request(name, on_failure, own[number].instead_of if self._ranks.is_first else ())
+            self.request(name, on_failure, own[number][2] if self._ranks.is_first else ())
 
     def wants_checkpoint(self) -> bool:
         """Return whether a signal to any rank has requested a checkpoint since the last call."""

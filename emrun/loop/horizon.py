@@ -13,7 +13,6 @@ from emrun.base.types import TICKS, EpochData, Horizon
 from emrun.base.wording import counted, listed
 from emrun.hook import Loop, TrainingTerminated
 from emrun.loop.batch_calls import Calls
-from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.dispatch import Events
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamWrapper
@@ -44,21 +43,20 @@ class RunLength:
 
     Args:
         loop: has the hooks, and counts.
-        events: knows which hooks may change batches.
+        events: knows which hooks may change batches, and whether batches of another length are dropped.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
-        checks: drops batches of another length, if one is fixed.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
     """
 
-    def __init__(
-        self, loop: Loop, events: Events, streams: DatasetStreams, checks: BatchChecks, has_zeroth_epoch: bool
-    ) -> None:
+    def __init__(self, loop: Loop, events: Events, streams: DatasetStreams, has_zeroth_epoch: bool) -> None:
         self._loop = loop
         self._events = events
         self._streams = streams
-        self._batch_size = checks.fixed_batch_size
+        self._epoch = streams.fixed_epoch_size  # as in the config; `emrun check` shortens the streams
         self.has_zeroth_epoch = has_zeroth_epoch
-        self._pass = streams.pass_length if self._batch_size is None else None  # those that are dropped would count
+        self._pass = (
+            streams.pass_length if self._events.checks.fixed_batch_size is None else None
+        )  # those that are dropped would count
         self._has_asked = False
         self._source = "num_batches of the dataset"
         self._is_fixed = False
@@ -66,10 +64,6 @@ class RunLength:
         self._has_warned = False
         self.ends = True
         """Whether the training ends at a limit; if not, limits only say how long it would be."""
-
-    @property
-    def _name(self) -> str:
-        return self._streams.train_stream_name
 
     @property
     def limits(self) -> dict[str, int]:
@@ -82,9 +76,9 @@ class RunLength:
     @property
     def passes_done(self) -> int:
         """Number of complete passes of the train stream."""
-        if self._streams.fixed_epoch_size is None:
+        if self._epoch is None:
             return self._loop.training_epochs_done
-        number, batch = self._streams.get(self._name, train=True).position
+        number, batch = self._streams.get(self._loop.train_stream_name, train=True).position
         return number - 1 + (batch == self._pass)
 
     def reached(self, *units: str) -> TrainingTerminated | None:
@@ -137,7 +131,7 @@ class RunLength:
         self._is_used = True
         self._ask()
         limits = self.limits
-        epoch = self._streams.fixed_epoch_size or self._pass
+        epoch = self._epoch or self._pass
         sizes = {
             "epochs": epoch,
             "passes": self._pass,
@@ -146,12 +140,7 @@ class RunLength:
         ends = [self._updates(limit * size) for unit, limit in limits.items() if (size := sizes.get(unit)) is not None]
         ends += [limits["updates"]] if "updates" in limits else []
         of_pass = None if self._pass is None else self._updates(self._pass)
-        is_awaited = (
-            self._pass is None
-            and self._streams.fixed_epoch_size is None
-            and self.has_zeroth_epoch
-            and not self._is_fixed
-        )
+        is_awaited = self._pass is None and self._epoch is None and self.has_zeroth_epoch and not self._is_fixed
         if budgets := self.budgets:
             end = min(ends, default=inf)
             return Horizon(TICKS, of_pass, share=lambda done: max(done / end, *(each() for each in budgets)))
@@ -160,11 +149,15 @@ class RunLength:
             return Horizon(None, of_pass, missing, is_awaited)
         if len(ends) == len(limits):
             return Horizon(min(ends), of_pass, "", is_awaited)
-        told = _TOLD if self._batch_size is None else f"make the batches of {self._batch_size} with ctx.batches"
-        missing = f"the number of batches of a pass of stream {self._name!r} is not known; {_LENGTHS}{told}"
-        missing += (
-            "" if self.has_zeroth_epoch or self._streams.fixed_epoch_size else ", or do not skip the zeroth epoch"
+        told = (
+            _TOLD
+            if self._events.checks.fixed_batch_size is None
+            else f"make the batches of {self._events.checks.fixed_batch_size} with ctx.batches"
         )
+        missing = (
+            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; {_LENGTHS}{told}"
+        )
+        missing += "" if self.has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
 
     @property
@@ -180,7 +173,7 @@ class RunLength:
                 earlier in the same unit, or passes cannot be counted.
         """
         same = {"iterations": "updates"} if self._loop.model.iterations_per_update == 1 else {}
-        if self._streams.fixed_epoch_size is None:
+        if self._epoch is None:
             same["passes"] = "epochs"
         for index, hook in enumerate(self._loop.hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
@@ -195,22 +188,24 @@ class RunLength:
                 reason = "" if unit == other else _SAME[same.get(unit, unit)]
                 message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
                 raise HookError(f"{message}; the larger limit is never reached, remove it", index)
-            if unit == "passes" and self._streams.fixed_epoch_size is not None:
+            if unit == "passes" and self._epoch is not None:
                 self._ask()
-            if unit == "passes" and self._streams.fixed_epoch_size is not None and self._pass is None:
+            if unit == "passes" and self._epoch is not None and self._pass is None:
                 raise HookError(
                     "passes: with main_loop.fixed_epoch_size, an epoch is not a pass, and the number of batches of a "
-                    f"pass of stream {self._name!r} is not known; give updates instead, or add num_batches to the "
-                    "dataset",
+                    f"pass of stream {self._loop.train_stream_name!r} is not known; give updates instead, or add "
+                    "num_batches to the dataset",
                     index,
                 )
 
     def _ask(self) -> None:
         """Find the length of a pass that is not known in what the stream asks of `ctx.batches`, once."""
-        drops = bool(self._events.changes.by) and (self.has_zeroth_epoch or self._batch_size is not None)
+        drops = bool(self._events.changes.by) and (
+            self.has_zeroth_epoch or self._events.checks.fixed_batch_size is not None
+        )
         if self._pass is None and not (self._has_asked or self._is_fixed or drops):
             self._has_asked = True
-            self._pass, self._source = self._streams.asked_length(self._batch_size), "ctx.batches"
+            self._pass, self._source = self._streams.asked_length(self._events.checks.fixed_batch_size), "ctx.batches"
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Keep the length of a pass once the training begins; compare it, or take it from the zeroth epoch."""
@@ -219,17 +214,12 @@ class RunLength:
             calls.ends_at = self._earliest()
             if self.budgets:
                 calls.run = self._loop.time.agreeing(calls.run)
-        if stream.name != self._name:
+        if stream.name != self._loop.train_stream_name:
             return
         if train:
             began = None if stream.has_begun else self._loop.iterations_done
             calls.end.append(lambda: self._end_training(stream, began))
-        elif not (
-            self._loop.evaluating
-            or self._is_fixed
-            or self._pass is not None
-            or self._streams.fixed_epoch_size is not None
-        ):
+        elif not (self._loop.evaluating or self._is_fixed or self._pass is not None or self._epoch is not None):
             numbers = itertools.count()
             calls.after.append(lambda outputs: numbers.__next__())
             calls.end.append(lambda: self._take_evaluated(next(numbers)) if stream.epoch_ended else None)
@@ -259,7 +249,7 @@ class RunLength:
             number: the number of the pass.
             batches: its number of batches.
         """
-        counts = "passes" in self.limits or ("epochs" in self.limits and self._streams.fixed_epoch_size is None)
+        counts = "passes" in self.limits or ("epochs" in self.limits and self._epoch is None)
         if self._pass in (None, batches) or not (self._is_used and counts) or self._has_warned:
             return
         self._has_warned = True
@@ -267,7 +257,7 @@ class RunLength:
             "pass %d of stream %r had %d batches, but the schedule was made for %d (from %s); the schedule does not "
             "end with the run: give StopAfter a number of updates",
             number,
-            self._name,
+            self._loop.train_stream_name,
             batches,
             self._pass,
             self._source,
@@ -284,10 +274,8 @@ class RunLength:
 
     def _updates(self, batches: int) -> int:
         """Return the number of updates that the first batches of a run make; a window ends with its epoch."""
-        epochs, rest = divmod(batches, self._streams.fixed_epoch_size or self._pass or max(batches, 1))
-        of_epoch = -(
-            -(self._streams.fixed_epoch_size or self._pass or batches) // self._loop.model.iterations_per_update
-        )
+        epochs, rest = divmod(batches, self._epoch or self._pass or max(batches, 1))
+        of_epoch = -(-(self._epoch or self._pass or batches) // self._loop.model.iterations_per_update)
         return epochs * of_epoch + -(-rest // self._loop.model.iterations_per_update)
 
     def _declared(self) -> Iterator[tuple[int, str, int]]:

@@ -207,7 +207,7 @@ class MainLoop(Loop):
         events = Events(self, endings, checks, draws)
         events.last, record.intervals.main_loop = [record.intervals], self
         self._steps = steps = StepRecord(self, record.steps, record_steps)
-        self._length = length = RunLength(self, events, streams, checks, not skip_zeroth_epoch)
+        self._length = length = RunLength(self, events, streams, not skip_zeroth_epoch)
         state = TrainingState(self, streams, record, steps, length, *follows)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         saving = Saving(

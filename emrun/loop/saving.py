@@ -198,11 +198,9 @@ class Saving:
         """Save the requested checkpoints, and the last state of the training as `latest`; wait until they are saved."""
         if self._saves:
             self._requests.add_latest()
-        self.wait()
         try:
-            self.tell()
-        finally:  # as in `save_requested`
             self.save_requested(epoch, iteration, phase)
+        finally:  # also if a hook has failed in `after_checkpoint` of an earlier checkpoint
             self.wait()
         self.tell()
 

@@ -30,10 +30,6 @@ class Slots:
         Raises:
             TypeError: the value is not a real number.
         """
-        if value.__class__ is Tensor and value.is_cpu and not value.ndim:
-            number: float = value.item()
-            if number.__class__ is float:  # the usual case
-                return number
         if not isinstance(value, Tensor):
             if isinstance(value, str | bytes):
                 raise TypeError(f"is {value!r:.80}, not a number")

@@ -81,7 +81,7 @@ def state_of(run=None, hooks=(), data=None):
 def made(model, hooks, streams, record):
     loop = Loop()
     loop.model, loop.hooks, loop.dataset = model, hooks, None
-    length = RunLength(loop, SimpleNamespace(changes=SimpleNamespace(by=[])), streams, BatchChecks(loop), True)
+    length = RunLength(loop, SimpleNamespace(changes=SimpleNamespace(by=[]), checks=BatchChecks(loop)), streams, True)
     return TrainingState(loop, streams, record, StepRecord(loop, record.steps, 1), length)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter, is_not
 from typing import Any
 
@@ -71,6 +71,25 @@ def parameters_beside(
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     held = {id(each) for group in groups for each in group["params"]}
     return [parameter for parameter in parameters if id(parameter) not in held]
+
+
+class Cleared:
+    """Whose gradients are cleared before a step.
+
+    Args:
+        parameters: the parameters of the module.
+        optimizers: the optimizers, whose parameters count too.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        own = list(filter(clears_itself, optimizers))
+        self.groups = [each.param_groups for each in optimizers]
+        self.counts = list(map(len, self.groups))
+        """How many groups each optimizer had at that time."""
+        held = chain.from_iterable(group["params"] for group in chain.from_iterable(self.groups))
+        self.parameters = parameters_beside(list(dict.fromkeys(chain(parameters, held))), *own)
+        self.more = [each.zero_grad for each in own]
+        """Clear the gradients of optimizers that do it in their own way."""
 
 
 class Traces:

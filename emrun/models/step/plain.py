@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -15,16 +14,10 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, EpochData
 from emrun.base.wording import few
 from emrun.hook import UpdateSkipped
-from emrun.models.optimizer import learning_rates, parameters_of
+from emrun.models.optimizer import learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
-from emrun.models.step.gradients import (
-    all_parameters,
-    clear_gradients,
-    clears_itself,
-    parameters_beside,
-    set_gradients,
-)
+from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, set_gradients
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.schedule_plan import log_plan
 
@@ -79,8 +72,7 @@ class Plain:
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
         self._owners: dict[Any, ScheduledOptimizer] = {}
-        self._cleared: list[torch.nn.Parameter] = []  # those of the module, and of optimizers
-        self._clear_more: list[Callable[[], None]] = []  # of optimizers that clear their gradients in their own way
+        self._cleared = Cleared([], [])
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
 
@@ -129,15 +121,15 @@ class Plain:
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
-        own = list(filter(clears_itself, self._owners))
-        self._clear_more = [each.zero_grad for each in own]
-        every = chain(self.parameters, *map(parameters_of, self._owners))
-        self._cleared = parameters_beside(list(dict.fromkeys(every)), *own)
+        self._cleared = Cleared(self.parameters, list(self._owners))
 
     def clear(self) -> None:
         """Clear the gradients."""
-        set_gradients(self._cleared)
-        for clear in self._clear_more:
+        cleared = self._cleared
+        if list(map(len, cleared.groups)) != cleared.counts:  # a hook has added some
+            cleared = self._cleared = Cleared(self.parameters, list(self._owners))
+        set_gradients(cleared.parameters)
+        for clear in cleared.more:
             clear()
 
     def forget(self) -> None:

@@ -117,7 +117,9 @@ class SummedBatches(SummedWindows):
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on the rows of this rank."""
         rows = prepare_to_gather(batch)
-        self.clear()
+        set_gradients(self._cleared.parameters)
+        if self._cleared.more:
+            self.clear()
         self.weight = float(rows)
         if rows or self.exchanges:
             outputs = train_step(inputs)

@@ -40,6 +40,7 @@ class Windows(Plain):
         """The number of batches, and of further parts of them, that the window still gets."""
         self._pending: dict[torch.optim.Optimizer | None, float | Tensor] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
+        self._noted: list[Any] = []  # whose learning rates are noted when a window begins
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
 
     def __getstate__(self) -> dict[str, Any]:
@@ -53,7 +54,10 @@ class Windows(Plain):
         A part of a batch is run in the same way; `left` has counted it before.
         """
         if not self.is_open:
-            self._begin()
+            self.clear()
+            self.is_open = True
+            for own in self._noted:  # for the batches before the update
+                own.rates = learning_rates(own.optimizer)
         self.left -= 1
         if self._asked:
             self._asked.clear()
@@ -68,13 +72,10 @@ class Windows(Plain):
         """Whether the window ends with the current part."""
         return not self.left
 
-    def _begin(self) -> None:
-        """Begin a window; of a single optimizer, the learning rates are noted for its batches before the update."""
-        self.clear()
-        self.is_open = True
-        only = self._optimizers.only
-        if self._accumulate > 1 and only is not None and only.optimizer is not None:
-            only.rates = learning_rates(only.optimizer)
+    def list_optimizers(self) -> None:
+        """Note which optimizers there are."""
+        super().list_optimizers()
+        self._noted = [] if self._accumulate == 1 or self._optimizers.only is None else list(self._owners.values())
 
     def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
         """Take the sum of the examples' weights, if they have any, for the weight of the current part."""

@@ -391,3 +391,25 @@ def test_a_model_with_its_own_scheme_of_training_has_updated_only_when_it_did():
         assert model.has_updated is (model.step != "nothing")
     assert Own(Affine(), device="cpu").has_updated is None
     assert TorchModel(Affine(), optimizer=SGD, device="cpu").has_updated is False
+
+
+class Grows(torch.nn.Module):
+    """Has the weights 0.0, of which it may get more."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(()))])
+
+    def forward(self, x):
+        return {"loss": (x * sum(self.weights)).mean()}
+
+
+def test_gradients_of_a_group_that_is_added_within_an_epoch_are_cleared():
+    model = TorchModel(Grows(), optimizer=SGD, device="cpu")
+    model.run({"x": [1.0]}, True, "train")
+    added = torch.nn.Parameter(torch.zeros(()))
+    model.module.weights.append(added)
+    model.optimizer.add_param_group({"params": [added]})
+    for _ in range(3):
+        model.run({"x": [1.0]}, True, "train")
+        assert added.grad == 1
