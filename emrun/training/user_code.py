@@ -50,7 +50,7 @@ _KEPT: dict[str, tuple[os.stat_result, bytes]] = {}  # files of modules -> what 
 
 def keep_sources() -> None:
     """Keep the sources of the imported modules, for the records of this process and of its forked children."""
-    for _, file in _user_modules(sys.modules, _installed(_own(()))):
+    for _, file in _user_modules(dict(sys.modules), _installed(_own(()))):
         with suppress(OSError):
             status = Path(file).stat()
             if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST:
@@ -189,7 +189,8 @@ def gather(
     ends, directories = monotonic() + _LONGEST, list(map(Path, code))
     problems: list[str] = []
     installed = _installed(_own(directories))
-    sources = _read_modules(dict(_user_modules(sys.modules if modules is None else modules, installed)), ends, problems)
+    imported = dict(sys.modules) if modules is None else modules
+    sources = _read_modules(dict(_user_modules(imported, installed)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     repositories: list[Repository] = []
     if with_repositories:

@@ -83,7 +83,7 @@ class CodeRecord:
             self._is_given_up = True
             _LOG.warning("the code of the run is not recorded completely: the file system does not answer")
         else:
-            self._try(self._add, {name: each for name, each in sys.modules.items() if name not in self._listed})
+            self._try(self._add, {name: each for name, each in dict(sys.modules).items() if name not in self._listed})
 
     def _try(self, step: Callable[[Mapping[str, Any]], None], modules: Mapping[str, Any]) -> None:
         try:
