@@ -9,7 +9,7 @@ from emrun.base.user_modules import find_user_modules
 from emrun.config.config import Config
 from emrun.config.names import short_names
 from emrun.config.overrides import hook_entry
-from emrun.config.plan import code_directories
+from emrun.config.plan import code_directories, hook_entries
 from emrun.config.planner import Planner
 from emrun.config.sections import SECTIONS
 from emrun.config.source_finder import Unimported
@@ -37,9 +37,8 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
     find_user_modules(*code_directories(tree))
     planner = Planner(Unimported())
     if above[0] == "hooks":
-        section = tree.get("hooks")
-        entries = section.value if section is not None and isinstance(section.value, list) else []
-        there = {str(name): arguments for name, arguments in map(hook_entry, entries) if name is not None}
+        entries = map(hook_entry, hook_entries(tree))
+        there = {str(name): arguments for name, arguments in entries if name is not None}
         if len(above) == 1:
             return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
         node = there.get(above[1])
@@ -55,19 +54,13 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
 
 def streams_of(config: Config) -> list[str]:
     """Return the names of the streams that the dataset of a config has, as far as its source says."""
-    section = config.root.get("dataset")
-    if section is None or not isinstance(section.value, dict):
-        return []
     find_user_modules(*code_directories(config.root))
     finder = Unimported()
-    recipe = Planner(finder).section(section, "dataset")
+    recipe = Planner(finder).section(config.root.get("dataset"), "dataset")
     return list((recipe and finder.streams(recipe.target)) or ())
 
 
 def _there(node: Node) -> dict[str, bool]:
     """Return the keys of a mapping, or the indices of a list, that are in the config."""
-    entries = node.value.items() if isinstance(node.value, dict) else enumerate(node.value or ())
-    if not isinstance(node.value, dict | list):
-        return {}
-    named = {str(key): isinstance(child.value, dict | list) for key, child in entries}
+    named = {key: isinstance(child.value, dict | list) for key, child in node.children().items()}
     return {key: is_deeper for key, is_deeper in named.items() if _WRITTEN.fullmatch(key)}

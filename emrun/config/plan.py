@@ -55,7 +55,7 @@ class Plan:
         elsewhere = _elsewhere(tree, finder)
         planner = Planner(finder, elsewhere)
         planner.problems += check_sections(tree, elsewhere)
-        made = planner.config(tree, _entries(tree, "SaveLatest", *added), {})
+        made = planner.config(tree, hook_entries(tree, "SaveLatest", *added), {})
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
         if planner.problems:
@@ -136,7 +136,7 @@ def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
         tree = config.root
     find_user_modules(*code_directories(tree))
     planner = Planner(Unimported())
-    planner.config(tree, _entries(tree), {})
+    planner.config(tree, hook_entries(tree), {})
     return [(re.sub(r"\[(\d+)\]", r".\1", key), value, kind) for key, value, kind in planner.defaults]
 
 
@@ -197,7 +197,7 @@ def named_streams(config: Node) -> list[tuple[str, Node]]:
     return named
 
 
-def _entries(config: Node, *added: str) -> list[Node]:
+def hook_entries(config: Node, *added: str) -> list[Node]:
     """Return the entries of the list of hooks, followed by the hooks in `added` that the list does not have."""
     section = config.get("hooks")
     entries = list(section.value) if section is not None and isinstance(section.value, list) else []
@@ -244,7 +244,7 @@ def _paths(config: Node, finder: Imported) -> set[str]:
     planner = Planner(finder)
     try:
         planner.config(config, (), {"hooks": ()})
-        for entry in _entries(config, "StopAfter"):  # an override may add this hook
+        for entry in hook_entries(config, "StopAfter"):  # an override may add this hook
             name, arguments = hook_entry(entry)
             planner.hook(str(name), arguments, entry, f"hooks.{name}")
     except KeyboardInterrupt:

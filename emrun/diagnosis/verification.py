@@ -23,7 +23,7 @@ from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry
-from emrun.config.plan import Plan, with_statistics
+from emrun.config.plan import Plan, hook_entries, with_statistics
 from emrun.diagnosis.differences import PARTS, Causes, Difference, find_difference, find_rounded, varying
 from emrun.diagnosis.probe import main
 from emrun.diagnosis.recorded_trainings import Job, Point, Recording
@@ -216,10 +216,8 @@ def _same_horizon(config: Config, updates: int | None) -> list[str]:
         config: the config.
         updates: the horizon; None if it is not known.
     """
-    hooks = config.tree.get("hooks")
-    entries = [hook_entry(entry) for entry in (hooks.value if hooks is not None and hooks.value else [])]
     found = []
-    for index, (name, arguments) in enumerate(entries):
+    for index, (name, arguments) in enumerate(map(hook_entry, hook_entries(config.tree))):
         if updates is not None and arguments is not None and isinstance(arguments.value, dict):
             limits = [limit for limit in ("epochs", "passes") if limit in arguments.value]
             if same_class(name, "StopAfter") and limits:
