@@ -31,6 +31,12 @@ class IntervalRows:
         self._examples = 0
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
+        self.before_training: Any = None
+        """Starts the clocks. As the other two, an event that the loop calls after the hooks'; None: nobody needs it."""
+        self.after_batch: Any = None
+        """Adds the values of a batch, and makes rows."""
+        self.after_stream: Any = None
+        """Makes rows that are due with the last update of a train stream."""
 
     def ask(
         self,
@@ -52,8 +58,10 @@ class IntervalRows:
             The interval as the rows have it.
         """
         self._counts |= counts
+        self.after_batch = self._take if self._counts else self.after_batch
         if every is None or not every.is_within_epochs:
             return ""
+        self.before_training, self.after_batch, self.after_stream = self._start, self._take, self._end
         means = self._asked.setdefault(str(every.interval), _Means(every))
         means.ask(owner, variables)
         return str(every.interval)
@@ -62,21 +70,6 @@ class IntervalRows:
         """Note a value that a hook records for the current batch."""
         if self._asked:
             self.recorded[name] = value
-
-    @property
-    def before_training(self) -> Any:
-        """Starts the clocks."""
-        return self._start if self._asked else None
-
-    @property
-    def after_batch(self) -> Any:
-        """Adds the values of a batch, and makes rows; None if nobody asks for rows."""
-        return self._take if self._asked or self._counts else None
-
-    @property
-    def after_stream(self) -> Any:
-        """Makes rows that are due with the last update of a train stream."""
-        return self._end if self._asked else None
 
     def _start(self) -> None:
         for means in self._asked.values():

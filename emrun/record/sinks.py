@@ -149,7 +149,7 @@ class FileSink(AbstractSink):
             fitting = [number for number, each in enumerate(places) if each["rows"] == record.counted_on]
             check_guards(self.path)
             for number in reversed(fitting):
-                if places[number]["arguments"] == self._arguments() and self.begin(facts, places[number]["place"]):
+                if places[number]["arguments"] == arguments_of(self) and self.begin(facts, places[number]["place"]):
                     self._last = places[number]
                     if number + 1 < len(places):
                         lines = "".join(f"{json.dumps(each)}\n" for each in places[: number + 1])
@@ -223,14 +223,11 @@ class FileSink(AbstractSink):
         record = self._record
         if self._has_failed or record is None or record.directory is None or (place := self.place()) is None:
             return
-        entry = {"rows": record.position, "arguments": self._arguments(), "place": place}
+        entry = {"rows": record.position, "arguments": arguments_of(self), "place": place}
         if entry != self._last:
             with self._or_warning():
                 append_line(self._places, json.dumps(entry))
                 self._last = entry
-
-    def _arguments(self) -> dict[str, str]:
-        return dict(arguments_of(self))
 
     def _read_places(self) -> Iterator[dict[str, Any]]:
         if not self._places.exists():

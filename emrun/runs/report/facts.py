@@ -15,10 +15,12 @@ from typing import Any
 
 from emrun.base.errors import StateError, StorageError
 from emrun.base.fields import TEXT, fitting, record
+from emrun.base.wording import size_of
 from emrun.record.rows import newest_shown
 from emrun.runs.code_comparison import newest_code
+from emrun.runs.report.markup import cut, tag
 from emrun.runs.stored_run import StoredRun
-from emrun.shown import Picture as Shown, Written
+from emrun.shown import Picture, Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
 from emrun.storage.run import ROWS
@@ -38,36 +40,6 @@ _FAILURE = record({"error": TEXT, "message": TEXT})
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint of a run; the numbers are None if its manifest is damaged."""
-
-    directory: str
-    names: list[str]
-    epoch: int | None
-    iteration: int | None
-    size: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A step that failed or was skipped, which `emrun replay` repeats."""
-
-    number: str
-    error: str
-    message: str
-    place: str
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture that a hook wrote."""
-
-    path: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
 class LogLine:
     """A line of the log, with the lines that follow it and have no time of their own."""
 
@@ -76,30 +48,33 @@ class LogLine:
     text: str
 
 
-def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
-    """Return the checkpoints of a run, the newest first."""
+def checkpoints_of(run: StoredRun) -> list[list[Any]]:
+    """Return the directory, epoch, iteration, size and names of each checkpoint of a run, the newest first."""
     root = run.directory / "checkpoints"
-    found = []
+    found: list[list[Any]] = []
     try:
         contents = Contents.of(root)
         for name in sorted((*contents.own, *contents.named), reverse=True)[:_MOST_ENTRIES]:
             manifest = readable_manifest(root / name)
-            names = sorted(link for link, target in contents.links.items() if target == name)
+            names = ", ".join(sorted(link for link, target in contents.links.items() if target == name))
             if manifest is None:
                 run.note(f"checkpoint {name} is damaged")
-                found.append(Checkpoint(name, names, None, None, None))
+                found.append([name, "damaged", None, None, names])
             else:
                 size = sum(each["size"] for each in manifest.files.values())
-                found.append(Checkpoint(name, names, manifest.epoch, manifest.iteration, size))
+                found.append([name, manifest.epoch, manifest.iteration, size_of(size), names])
     except (OSError, StorageError, StateError) as error:
         run.note(f"the checkpoints cannot be read: {error}")
     return found
 
 
-def failures_of(run: StoredRun) -> list[Failure]:
-    """Return the failures of a run, of which there are capsules, the first one first."""
+def failures_of(run: StoredRun) -> list[list[Any]]:
+    """Return number, error, place and command of each step of a run that failed or was skipped, the first one first.
+
+    The command repeats the step, of which there is a capsule.
+    """
     root = run.directory / _FAILURES
-    found = []
+    found: list[list[Any]] = []
     with suppress(OSError):
         names = [each.name for each in root.iterdir() if each.name.isdecimal()]
         names.sort(key=lambda name: (len(name), name))
@@ -114,7 +89,8 @@ def failures_of(run: StoredRun) -> list[Failure]:
                 f"{key} {step[key]}" for key in ("stream", "epoch", "iteration", "batch", "event") if step.get(key)
             ]
             replay = shlex.join(["emrun", "replay", str(place)])
-            found.append(Failure(name, content["error"], content["message"], ", ".join(where), replay))
+            error = f"{content['error']}: {cut(content['message'], 1_000)}"
+            found.append([name, error, ", ".join(where), tag("code", replay)])
     return found
 
 
@@ -126,8 +102,8 @@ def shown_of(run: StoredRun) -> dict[str, Written]:
         return {}
 
 
-def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tuple[list[Picture], int]:
-    """Return the newest pictures of each kind that hooks wrote or showed, and the number of those left out.
+def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tuple[dict[str, str], int]:
+    """Return path -> address of the newest pictures that hooks wrote or showed, and the number of those left out.
 
     Pictures are of one kind if they are in the same folder and, apart from the number of an epoch, have the same path.
     Of a folder with several pictures and a `sheet.png`, only the sheet is taken.
@@ -146,7 +122,8 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     folders: dict[str, list[str]] = {}
     for _, path in sorted(newest.values(), key=lambda entry: entry[1]):
         folders.setdefault(str(Path(path).parent), []).append(path)
-    found, size, left_out = [], 0, 0
+    found: dict[str, str] = {}
+    size = left_out = 0
     for paths in folders.values():
         sheets = [each for each in paths if Path(each).name == "sheet.png"]
         for path in sheets or paths[:_MOST_OF_FOLDER]:
@@ -156,13 +133,13 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
                 left_out += 1
                 continue
             size += len(content)
-            found.append(Picture(path, _url(_PICTURES[Path(path).suffix.lower()], content)))
+            found[path] = _url(_PICTURES[Path(path).suffix.lower()], content)
         left_out += 0 if sheets else len(paths[_MOST_OF_FOLDER:])
     for name, each in shown.items():
-        if isinstance(each, Shown) and (url := _url("image/png", each.png)) not in [old.data for old in found]:
+        if isinstance(each, Picture) and (url := _url("image/png", each.png)) not in found.values():
             fits = size + len(each.png) <= most
             size, left_out = size + len(each.png) * fits, left_out + (not fits)
-            found += [Picture(name, url)] * fits
+            found |= {name: url} if fits else {}
     return found, left_out
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from emrun.base.wording import counted, in_one_line, size_of, span
+from emrun.base.wording import counted, in_one_line, span
 from emrun.epoch_data import named
 from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.report.curves import Curves
@@ -270,8 +270,8 @@ def _bar(share: int) -> Html:
 def _pictures(run: StoredRun, most: int, shown: Mapping[str, Written]) -> Html:
     found, left_out = pictures_of(run, most, shown)
     pictures = [
-        tag("figure", tag("img", src=each.data, alt=each.path, loading="lazy"), tag("figcaption", each.path))
-        for each in found
+        tag("figure", tag("img", src=url, alt=path, loading="lazy"), tag("figcaption", path))
+        for path, url in found.items()
     ]
     more = f"{counted(left_out, 'more picture')} in the run directory." if left_out else None
     return section(
@@ -285,25 +285,12 @@ def _texts(shown: Mapping[str, Written]) -> Html:
 
 
 def _failures(run: StoredRun) -> Html:
-    rows = [
-        [each.number, f"{each.error}: {cut(each.message, 1_000)}", each.place, tag("code", each.command)]
-        for each in failures_of(run)
-    ]
     headers = ["failure", "error", "where", "repeat it with"]
-    return section("Failures", table(headers, rows, label="Failures"))
+    return section("Failures", table(headers, failures_of(run), label="Failures"))
 
 
 def _checkpoints(run: StoredRun) -> Html:
-    rows = [
-        [
-            each.directory,
-            "damaged" if each.epoch is None else each.epoch,
-            each.iteration,
-            None if each.size is None else size_of(each.size),
-            ", ".join(each.names),
-        ]
-        for each in checkpoints_of(run)
-    ]
+    rows = checkpoints_of(run)
     headers = ["checkpoint", "epoch", "iteration", "size", "names"]
     resume = tag("p", "Resume with ", tag("code", shlex.join(["emrun", "resume", str(run.directory)])), ".")
     may_resume = rows and run.status in ("interrupted", "killed", "failed")
