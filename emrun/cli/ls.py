@@ -154,14 +154,12 @@ def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
     """Return all facts about a run for programs, and what was asked for by name; null for what is missing."""
     address, which = row.summaries.watched
     best = row.summaries.best
-    said: dict[str, Any] = {"directory": str(row.run.directory)}
     units = {"age": "age_seconds", "duration": "duration_seconds", "size": "size_bytes"}
-    for name, each in FACTS.items():
-        if name not in ("best", "best_epoch"):
-            said[units.get(name, name)] = _plain(each.of(row))
+    others = {name: each for name, each in FACTS.items() if name not in ("best", "best_epoch")}
+    said: dict[str, Any] = {units.get(name, name): _plain(each.of(row)) for name, each in others.items()}
     said["best"] = best and {"statistic": address, "condition": which, "value": _plain(best[0]), "epoch": best[1]}
     said["columns"] = {name: _plain(column(name).of(row)) for name in names}
-    return {**said, "problems": row.run.problems}
+    return {"directory": str(row.run.directory), **said, "problems": row.run.problems}
 
 
 def _plain(value: Any) -> Any:

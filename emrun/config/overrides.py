@@ -33,10 +33,11 @@ def merge(base: Node, over: Node, section: str | None = "") -> Node:
     keeps = section == "model" and are_mappings and list(over.value) == ["class"]
     if not are_mappings or (not keeps and _is_another_form(base, over)):
         return over
-    merged = dict(base.value)
-    for key, node in over.value.items():
-        merged[key] = merge(base.value[key], node, None if section != "" else key) if key in base.value else node
-    return replace(over, value=merged)
+    merged = {
+        key: merge(base.value[key], node, None if section != "" else key) if key in base.value else node
+        for key, node in over.value.items()
+    }
+    return replace(over, value={**base.value, **merged})
 
 
 def _is_another_form(base: Node, over: Node) -> bool:

@@ -71,9 +71,7 @@ class Planner:
             self._main_loop(tree.get("main_loop"))
         if "sweep" not in made and tree.get("sweep") is not None:
             self.problems += check_main_loop(tree.get("sweep"), self._parameters_of(SWEEP), self._elsewhere, "sweep")
-        for kind in ("dataset", "model"):
-            if kind not in made:
-                made[kind] = self.section(tree.get(kind), kind)
+        made |= {kind: self.section(tree.get(kind), kind) for kind in ("dataset", "model") if kind not in made}
         self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
             made["hooks"] = self.hooks(hooks)

@@ -187,11 +187,9 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _plural(hint: Any) -> str:
-    parts = []
-    for described in _describe(hint).split(" or "):
-        is_counted = described.startswith("a ") and described in (*_WORDS.values(), "a mapping", "a list")
-        parts.append(f"{described.removeprefix('a ')}s" if is_counted else described)
-    return " or ".join(parts)
+    counted = [each for each in (*_WORDS.values(), "a mapping", "a list") if each.startswith("a ")]
+    parts = _describe(hint).split(" or ")
+    return " or ".join(f"{each.removeprefix('a ')}s" if each in counted else each for each in parts)
 
 
 def values_of_mapping(hint: Any) -> Any:

@@ -276,10 +276,9 @@ def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[st
     seen.examples += len(rows)
     seen.first = rows[0] if seen.first is None else seen.first
     seen.is_constant = seen.is_constant and all(row == seen.first for row in rows)
-    for index in not_finite(values):
-        seen.not_finite += 1
-        if len(seen.ids) < _SHOWN:
-            seen.ids.append(ids[index])
+    gaps = [ids[index] for index in not_finite(values)]
+    seen.not_finite += len(gaps)
+    seen.ids = [*seen.ids, *gaps][:_SHOWN]
     if seen.labels is not None:
         found = scalars(values)
         seen.labels.update(found or ())

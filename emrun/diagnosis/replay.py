@@ -305,12 +305,10 @@ def _find_causes(found: Replay, attempt: _Attempt) -> None:
     found.is_every = length > 1 and found.causes == [[index] for index in range(tried)]
     examples = [index for group in found.causes for index in group]
     known = {name: each for name, own in parts(batch) if (each := scalars(own)) is not None}
-    for index in () if found.is_every else examples[:_MOST]:
-        found.known_as[index] = {name: each[index] for name, each in known.items()}
-    for name, values in parts(batch):
-        rows = [index for index in not_finite(values) if index in examples]
-        if rows:
-            found.not_finite[name] = rows
+    shown = [] if found.is_every else examples[:_MOST]
+    found.known_as = {index: {name: each[index] for name, each in known.items()} for index in shown}
+    gaps = {name: [index for index in not_finite(values) if index in examples] for name, values in parts(batch)}
+    found.not_finite = {name: rows for name, rows in gaps.items() if rows}
 
 
 def halve(examples: list[int], fails: Callable[[list[int]], bool], most: int) -> list[list[int]]:

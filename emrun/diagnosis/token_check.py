@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -31,8 +32,8 @@ class TokenCheck:
         self._decode = tokenizer.decode
         found = {name: getattr(tokenizer, attribute, None) for name, attribute in _SPECIAL.items()}
         self._special = {name: each for name, each in found.items() if isinstance(each, int)}
-        self._counts: dict[str, int] = {}
-        self._masked: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._masked: Counter[str] = Counter()
         self._source: str | None = None
         self._example: dict[str, Any] | None = None
 
@@ -51,8 +52,7 @@ class TokenCheck:
             for source, each in alike.items()
             if source in self._masked or _is_mask(source, each)
         }
-        for source, each in masks.items():
-            self._masked[source] = self._masked.get(source, 0) + sum(int(row.sum()) for row in each)
+        self._masked.update({source: sum(int(row.sum()) for row in each) for source, each in masks.items()})
         for row in rows:
             self._count(row)
         if self._example is None:
@@ -71,8 +71,7 @@ class TokenCheck:
         end = self._special.get("eos")
         if end is not None:  # an example with padding has not been cut
             special["truncated"] = int(bool(len(row)) and row[-1] != end and not special.get("padding"))
-        for name, count in {"tokens": len(row), **special}.items():
-            self._counts[name] = self._counts.get(name, 0) + count
+        self._counts.update({"tokens": len(row), **special})
 
     def result(self) -> dict[str, Any] | None:
         """Return {source, counts: what -> how many, masked: source -> tokens, example}; None without tokens.

@@ -126,10 +126,8 @@ class Trials:
             ConfigError: a config cannot be used; at the position of the parameter.
         """
         first = {each.name: each.values[0] if each.span is None else each.span.low for each in self.parameters}
-        tried = [first]
-        for each in self.parameters:
-            others = each.values[1:] if each.span is None else [each.span.high]
-            tried += [{**first, each.name: other} for other in others]
+        others = {each.name: each.values[1:] if each.span is None else [each.span.high] for each in self.parameters}
+        tried = [first, *({**first, name: other} for name, values in others.items() for other in values)]
         problems: list[Problem] = []
         finder = Unimported()
         for index, values in enumerate(tried):

@@ -53,9 +53,8 @@ class Catch(AbstractHook):
         """Take the gradients of the parameters of an optimizer."""
         if self.found is None:
             return
-        for each in (each for group in optimizer.param_groups for each in group["params"]):
-            if each.grad is not None:
-                self.found[each] = each.grad.detach().to_dense().cpu().clone()
+        trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        self.found |= {each: each.grad.detach().to_dense().cpu().clone() for each in trained}
         raise UpdateSkipped("its gradients are compared")
 
 
