@@ -1,6 +1,7 @@
-"""Every sample config is trained once; interrupted and resumed it ends the same, and its run is evaluated.
+"""Every sample config is trained once, and its run is evaluated; interrupted and resumed it ends the same.
 
-Some are trained by the command too, which gives the same bits. tests/test_readme.py trains two of them to the end.
+`make test` interrupts every third, `make campaign` all. Some are trained by the command too, which gives the same
+bits. tests/test_readme.py trains two of them to the end.
 """
 
 import json
@@ -25,6 +26,9 @@ CONFIGS = sorted(
 )
 BY_COMMAND = ("digits_convnet.yaml", "mixed.yaml", "my_project/config.yaml")
 INTERRUPTED_ELSEWHERE = ("digits_everything.yaml", "char_gpt/config.yaml")  # in tests/training, by themselves
+INTERRUPTED = [path for path in CONFIGS if str(path) not in INTERRUPTED_ELSEWHERE]
+CASES = [(path, path in INTERRUPTED[::3]) for path in CONFIGS]
+CASES += [pytest.param(path, True, marks=pytest.mark.campaign) for path in INTERRUPTED if path not in INTERRUPTED[::3]]
 SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8"]
 
 
@@ -54,12 +58,14 @@ def run(training, at=None):
     return hook.events
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_a_sample_trains_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(config, project, emrun):
+@pytest.mark.parametrize(("config", "interrupted"), CASES, ids=str)
+def test_a_sample_trains_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(
+    config, interrupted, project, emrun
+):
     overrides = [*SHORT, *shorter(config)]
     events = run(create_training(config.name, output_dir="straight", overrides=overrides))
     expected = found(project / "straight")
-    if str(config) not in INTERRUPTED_ELSEWHERE:
+    if interrupted:
         first = events.index("before_epoch 1")
         evaluated = events[events.index("after_stream train", first) + 2]  # of a batch, if there are extra streams
         run(create_training(config.name, output_dir="run", overrides=overrides), first + 10)

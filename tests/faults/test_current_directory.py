@@ -51,6 +51,7 @@ CONFIG = {
 }
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.fault(
     "a module of the current directory has the name of one of Python's or emrun's, beside worker processes"

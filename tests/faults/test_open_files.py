@@ -12,6 +12,7 @@ import pytest
 EMRUN = Path(sys.executable).with_name("emrun")
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(600)
 @pytest.mark.fault("8 or 16 file descriptors and worker processes")
 def test_too_few_file_descriptors_are_told_with_the_limit(project, trials):

@@ -22,7 +22,7 @@ CONFIG = f"""{SEVERAL}
 hooks:
   - ComputeStats
   - SaveEvery: {{every: 5 updates, keep: 2}}
-  - StopAfter: {{epochs: 25}}
+  - StopAfter: {{epochs: 15}}
 """
 
 
@@ -143,7 +143,11 @@ def named_elsewhere(size):
 
 
 @pytest.mark.parametrize(
-    ("words", "processes"), [(["train", "--output-dir", "run"], 2), (["verify-resume", "--at", "2"], 8)]
+    ("words", "processes"),
+    [
+        (["train", "--output-dir", "run"], 2),
+        pytest.param(["verify-resume", "--at", "2"], 8, marks=pytest.mark.campaign),
+    ],
 )
 def test_ranks_listen_on_the_loopback_address_whatever_the_name_of_the_machine(tmp_path, small, words, processes):
     (tmp_path / "parts.py").write_text(SEVERAL_PARTS + LISTENS)

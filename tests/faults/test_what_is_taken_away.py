@@ -15,6 +15,7 @@ import pytest
 EMRUN = str(Path(sys.executable).with_name("emrun"))
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.fault("standard output or error closed, or its reader gone")
 def test_a_closed_output_shows_no_traceback_and_the_training_is_finished(project, trials):
