@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from campaign import thinned
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
@@ -99,7 +100,7 @@ def drawn(matrix, names, normalize=True):
     return draw_matrix(np.asarray(matrix), names, "valid, epoch 1", normalize=normalize, cmap="Blues", size=None)
 
 
-@pytest.mark.parametrize("classes", [1, 2, 10, 30, 100, 1000])
+@pytest.mark.parametrize("classes", thinned([1, 2, 10, 30, 100, 1000], [1, 30, 1000]))
 def test_any_number_of_classes_fits_on_a_picture(classes):
     picture = drawn(np.eye(classes, dtype=int) * 7, [f"name of class {number}" for number in range(classes)])
     assert max(picture.shape) < 1800

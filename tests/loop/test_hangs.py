@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 
 import pytest
 from in_ranks import in_ranks
@@ -14,7 +15,7 @@ from emrun.runs.own_files import _ALWAYS
 
 def wait_for(path, count):
     while not path.exists() or path.read_text().count("rank ") < count:
-        os.sched_yield()
+        time.sleep(0.01)
 
 
 def of_hang(directory, timeout, how):
@@ -36,7 +37,7 @@ def of_hang(directory, timeout, how):
         wait_for(path, 2)
     ours.all_gathered(None)
     while ours.is_first and not lines:
-        os.sched_yield()
+        time.sleep(0.01)
     ours.all_gathered(None)
     watch.stop()
     return lines

