@@ -73,7 +73,9 @@ def test_a_comparison_that_was_killed_continues_to_the_same_verdict(project, emr
     ]
 
 
-@pytest.mark.parametrize("values", [(), ("model.lr=0",)], ids=["values differ", "values are equal"])
+@pytest.mark.parametrize(
+    "values", [pytest.param((), marks=pytest.mark.campaign), ("model.lr=0",)], ids=["values differ", "values are equal"]
+)
 def test_a_config_that_fails_is_worse(project, emrun, values):
     done = emrun("compare", "config.yaml", *values, "-b", "model.fails=true", "--pairs", "3..6", "--output-dir", "runs")
     assert done.returncode == 0

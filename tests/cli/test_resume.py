@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from projects import MAJORITY
 from training.tiny import trace
 
@@ -123,7 +124,7 @@ def test_the_same_command_starts_and_resumes(project, emrun):
     assert result(project / "run") == first
 
 
-@pytest.mark.parametrize("option", [["--auto-resume"], []], ids=["auto", "plain"])
+@pytest.mark.parametrize("option", thinned([["--auto-resume"], []], [["--auto-resume"]]), ids=["auto", "plain"])
 def test_a_run_that_was_made_between_the_look_and_the_lock_is_found(project, emrun, option):
     """The module of a hook, which is imported in between, puts a finished run of the same config there."""
     with (project / "config.yaml").open("a") as file:
@@ -193,7 +194,7 @@ class Data(Majority):
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", thinned(["SIGINT", "SIGTERM"], ["SIGTERM"]))
 def test_a_signal_while_the_dataset_is_built_ends_the_process_by_it(project, emrun, name):
     (project / "dying.py").write_text(DYING.format(where="constructor", name=name))
     done = emrun("train", "config.yaml", "--output-dir", "run", "dataset.class=dying.Data")
@@ -230,7 +231,7 @@ def send(project, emrun, plan, *overrides):
     [
         pytest.param([[signal.SIGINT, "train", 11, 3]], 16, id="train"),
         pytest.param([[signal.SIGINT, "valid", 16, 1]], 16, id="evaluation", marks=pytest.mark.campaign),
-        pytest.param([[signal.SIGINT, "train", 8, 8]], 8, id="boundary"),
+        pytest.param([[signal.SIGINT, "train", 8, 8]], 8, id="boundary", marks=pytest.mark.campaign),
         pytest.param([[signal.SIGINT, "valid", 0, 2]], 0, id="zeroth"),
     ],
 )
@@ -258,9 +259,14 @@ def result_of_epochs(directory):
 @pytest.mark.parametrize(
     ("plan", "done_before"),
     [
-        pytest.param([[signal.SIGTERM, "train", 13, 5]], 13, id="SIGTERM"),
+        pytest.param([[signal.SIGTERM, "train", 13, 5]], 13, id="SIGTERM", marks=pytest.mark.campaign),
         pytest.param([[signal.SIGINT, "train", 11, 3], [signal.SIGINT, "train", 13, 5]], 13, id="second"),
-        pytest.param([[signal.SIGINT, "train", 11, 3], *[[signal.SIGTERM, "train", 13, 5]] * 2], None, id="third"),
+        pytest.param(
+            [[signal.SIGINT, "train", 11, 3], *[[signal.SIGTERM, "train", 13, 5]] * 2],
+            None,
+            id="third",
+            marks=pytest.mark.campaign,
+        ),
     ],
 )
 def test_with_on_interrupt_epoch_sigterm_and_a_second_signal_end_after_the_batch(
@@ -281,11 +287,10 @@ def test_with_on_interrupt_epoch_sigterm_and_a_second_signal_end_after_the_batch
 @pytest.mark.parametrize(
     ("saving", "killing", "checkpoint"),
     [
-        (["train", 3, 3], ["train", 5, 5], "it-00000003"),
-        (["valid", 8, 1], ["valid", 8, 2], "it-00000008"),
-        pytest.param(["valid", 0, 1], ["valid", 0, 2], "it-00000000", marks=pytest.mark.campaign),
+        pytest.param(["train", 3, 3], ["train", 5, 5], "it-00000003", id="train", marks=pytest.mark.campaign),
+        pytest.param(["valid", 8, 1], ["valid", 8, 2], "it-00000008", id="evaluation"),
+        pytest.param(["valid", 0, 1], ["valid", 0, 2], "it-00000000", id="zeroth", marks=pytest.mark.campaign),
     ],
-    ids=["train", "evaluation", "zeroth"],
 )
 def test_sigusr1_saves_a_checkpoint_from_which_the_run_resumes(project, emrun, expected, saving, killing, checkpoint):
     done = send(project, emrun, [[signal.SIGUSR1, *saving], [signal.SIGKILL, *killing]])
@@ -297,7 +302,7 @@ def test_sigusr1_saves_a_checkpoint_from_which_the_run_resumes(project, emrun, e
     assert result(project / "run") == expected
 
 
-@pytest.mark.parametrize("where", ["import", "constructor"])
+@pytest.mark.parametrize("where", thinned(["import", "constructor"], ["constructor"]))
 def test_sigusr1_before_there_is_anything_to_save_is_ignored(project, emrun, where):
     (project / "dying.py").write_text(DYING.format(where=where, name="SIGUSR1"))
     options = ["--output-dir", "run", "dataset.class=dying.Data", "hooks.StopAfter.epochs=1"]
@@ -311,7 +316,9 @@ def test_sigusr1_does_not_change_the_result(project, emrun, expected):
 
 
 @pytest.mark.parametrize(
-    ("number", "returncode"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
+    ("number", "returncode"),
+    thinned([(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)], [(signal.SIGTERM, 75)]),
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_after_sigterm_the_command_exits_with_the_status_that_the_config_says(
     project, emrun, expected, number, returncode
@@ -412,10 +419,9 @@ def test_a_run_that_was_interrupted_in_its_first_epoch_and_lost_its_checkpoints_
 @pytest.mark.parametrize(
     ("where", "overrides"),
     [
-        (["valid", 0, 1], []),
-        (["train", 2, 2], ["main_loop.skip_zeroth_epoch=true"]),
+        pytest.param(["valid", 0, 1], [], id="zeroth"),
+        pytest.param(["train", 2, 2], ["main_loop.skip_zeroth_epoch=true"], id="first", marks=pytest.mark.campaign),
     ],
-    ids=["zeroth", "first"],
 )
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(project, emrun, expected, where, overrides):
     done = send(project, emrun, [[signal.SIGKILL, *where]], *overrides)

@@ -435,6 +435,7 @@ def test_the_second_signal_ends_the_process_at_once(project, emrun):
     assert trace(project / "log")["status"] == "running"
 
 
+@pytest.mark.campaign
 def test_a_signal_to_the_process_group_stops_a_shell_loop(project):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.InterruptGroup\n")
     script = f"for i in 1 2 3; do {EMRUN} train -q config.yaml; echo round; done"
@@ -456,6 +457,7 @@ def test_a_full_disk_ends_with_status_74_and_says_so(project, emrun, hook):
     assert not list((project / "log").glob("*/checkpoints/.tmp*"))
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_device_behind_standard_output_is_told(project):
     with Path("/dev/full").open("w") as full:
@@ -475,12 +477,15 @@ def test_the_status_is_that_of_the_run_when_the_reader_of_the_output_has_ended(h
     assert trace(project / "log")["status"] == ("failed" if status else "finished")
 
 
-def test_python_m_emrun_is_the_same_and_does_not_hide_installed_modules(project):
+@pytest.mark.parametrize(
+    "words", [["check", "--static"], pytest.param(["train", "-q"], marks=pytest.mark.campaign)], ids=" ".join
+)
+def test_python_m_emrun_is_the_same_and_does_not_hide_installed_modules(project, words):
     (project / "datasets").mkdir()
     (project / "datasets" / "__init__.py").write_text("raise ImportError('the wrong datasets')")
     (project / "click.py").write_text("raise ImportError('the wrong click')")
     done = subprocess.run(
-        [sys.executable, "-m", "emrun", "train", "-q", "config.yaml"], cwd=project, capture_output=True, text=True,
+        [sys.executable, "-m", "emrun", *words, "config.yaml"], cwd=project, capture_output=True, text=True,
         timeout=100, env=dict(os.environ), check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

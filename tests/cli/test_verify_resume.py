@@ -285,6 +285,7 @@ SCHEDULERS = (
 )
 
 
+@pytest.mark.campaign
 def test_a_schedule_of_schedules_is_exact(verify):
     done = verify("--at", "3", "--at", "8", f"model.scheduler={SCHEDULERS}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -348,8 +349,10 @@ SET_UP = "my_code.Freeze, my_code.Freeze: {until: 3}, my_code.Decay, my_code.Dra
 
 @pytest.mark.parametrize(
     ("options", "resumed"),
-    [(["--at", "6", "--at", "9"], ["6", "9"]), (["--kill", "--at", "5"], ["3"])],
-    ids=["SIGTERM", "SIGKILL"],
+    [
+        pytest.param(["--at", "6", "--at", "9"], ["6", "9"], id="SIGTERM", marks=pytest.mark.campaign),
+        pytest.param(["--kill", "--at", "5"], ["3"], id="SIGKILL"),
+    ],
 )
 def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_middle(verify, options, resumed):
     done = verify(*options, f"hooks=[ComputeStats: {{variables: [loss]}}, WriteCSV, {SET_UP}]")
@@ -357,6 +360,7 @@ def test_what_hooks_set_up_before_an_epoch_is_in_force_after_a_resume_in_its_mid
     assert done.returncode == 0
 
 
+@pytest.mark.campaign
 def test_the_hook_of_the_readme_is_exact(verify, project):
     code = (SAMPLES / "my_project" / "my_hooks.py").read_text()  # tests/test_readme.py compares it with the README
     with (project / "my_code.py").open("a") as file:
@@ -367,6 +371,7 @@ def test_the_hook_of_the_readme_is_exact(verify, project):
     assert [row[-2:] for row in rows(done)] == [["9", "exact"]], done.stdout
 
 
+@pytest.mark.campaign
 def test_hooks_that_count_and_write_within_epochs_are_exact(verify):
     hooks = (
         "hooks=[ComputeStats: {variables: [loss]}, EarlyStopping: {patience: 9}, "
@@ -377,6 +382,7 @@ def test_hooks_that_count_and_write_within_epochs_are_exact(verify):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.campaign
 def test_a_run_that_early_stopping_ends_is_exact(verify):
     done = verify(
         "--at", "3", "--at", "9",
@@ -386,7 +392,11 @@ def test_a_run_that_early_stopping_ends_is_exact(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 2 points, compared 12 iterations", done.stdout
 
 
-@pytest.mark.parametrize("ahead", [["main_loop.buffer=4"], ["dataset.read_ahead=4", "--at", "2"]], ids=str)
+@pytest.mark.parametrize(
+    "ahead",
+    [pytest.param(["main_loop.buffer=4"], marks=pytest.mark.campaign), ["dataset.read_ahead=4", "--at", "2"]],
+    ids=str,
+)
 def test_a_stream_that_draws_global_random_numbers_in_a_thread_is_named(verify, ahead):
     done = verify("dataset.kind=augmented", *ahead)
     assert done.returncode == 1

@@ -151,7 +151,7 @@ def test_a_worker_that_ends_before_its_time_is_reported_with_pid_and_how(run, tr
 @pytest.mark.fault("a stream hangs in a thread, a worker or a C call, with stream_timeout")
 def test_a_stream_that_hangs_is_reported_with_its_stacks_and_the_process_ends(project, run, trials):
     cases = [("hang", "buffer=2"), ("hang", "workers=2"), ("hang in C", "workers=1")]
-    for trial in trials(cases, small=2):
+    for trial in trials(cases, small=cases[1:]):
         fault, reader = trial.case
         with trial:
             status, text = run("train", "-q", "config.yaml", f"dataset.fault={fault}", f"main_loop.{reader}",
