@@ -21,7 +21,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from campaign import thinned
 
 from emrun.base.encoding import digest, random_digest
 from emrun.base.errors import StorageError, StreamError
@@ -522,7 +521,7 @@ class Views:
             yield {"x": self.x[int(rows[0]) : int(rows[-1]) + 1]}
 
 
-@pytest.mark.parametrize("method", thinned(METHODS, ["fork", "forkserver"]))
+@pytest.mark.parametrize("method", ["fork", *NOT_FORKED])
 def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(tmp_path, method, short_folder):
     (tmp_path / "main.py").write_text(
         "import signal\n"
