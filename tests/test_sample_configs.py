@@ -29,7 +29,7 @@ INTERRUPTED_ELSEWHERE = ("digits_everything.yaml", "char_gpt/config.yaml")  # in
 INTERRUPTED = [path for path in CONFIGS if str(path) not in INTERRUPTED_ELSEWHERE]
 CASES = [(path, path in INTERRUPTED[::3]) for path in CONFIGS]
 CASES += [pytest.param(path, True, marks=pytest.mark.campaign) for path in INTERRUPTED if path not in INTERRUPTED[::3]]
-SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8"]
+SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8", "main_loop.report=false"]
 
 
 @pytest.fixture

@@ -184,6 +184,7 @@ class Interrupt(AbstractHook):
 
 
 def config_of(kind="context", **main_loop):
+    """Return a config of runs without a page, which is a part of the cost of a short run and not compared."""
     return {
         "seed": 3,
         "dataset": {"class": "resume_data.Data", "kind": kind},
@@ -192,7 +193,7 @@ def config_of(kind="context", **main_loop):
             "optimizer": {"class": "Adam", "lr": 0.05},
             "scheduler": {"class": "StepLR", "step_size": 1, "gamma": 0.5},
         },
-        "main_loop": {"extra_streams": ["valid"], **main_loop},
+        "main_loop": {"extra_streams": ["valid"], "report": False, **main_loop},
         "hooks": HOOKS,
     }
 

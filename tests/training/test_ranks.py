@@ -151,7 +151,7 @@ def config_of(**changes):
             "metrics": {"accuracy": {"import": "emrun.metrics.accuracy", "inputs": ["logits", "y"]}},
             "optimizer": {"class": "Adam", "lr": 0.01},
         },
-        "main_loop": {"extra_streams": ["valid"]},
+        "main_loop": {"extra_streams": ["valid"], "report": False},
         "hooks": [
             {"ComputeStats": {"variables": [{"loss": ["mean", "std", "min", "max", "median"]}, "accuracy"]}},
             {"StopAfter": {"epochs": 3}},

@@ -85,7 +85,7 @@ def config_of(*hooks, updates=8, **model):
             "strategy": {"shard": r"^blocks\.\d+$"},
             **model,
         },
-        "main_loop": {"extra_streams": ["valid"]},
+        "main_loop": {"extra_streams": ["valid"], "report": False},
         "hooks": ["ComputeStats", *hooks, {"StopAfter": {"updates": updates}}],
     }
 
