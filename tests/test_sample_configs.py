@@ -1,7 +1,7 @@
 """Every sample config is trained once, and its run is evaluated; interrupted and resumed it ends the same.
 
-`make test` interrupts every third, `make campaign` all. Some are trained by the command too, which gives the same
-bits. tests/test_readme.py trains two of them to the end.
+`make test` interrupts every third, `make campaign` all; it also trains here those that other tests train and interrupt.
+Some are trained by the command too, which gives the same bits. tests/test_readme.py trains two of them to the end.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from campaign import thinned
 from samples import SAMPLES, own_modules, shorter
 from training.resuming import Interrupt, resumed, train_with
 
@@ -24,11 +25,12 @@ ELSEWHERE = (
 CONFIGS = sorted(
     path.relative_to(SAMPLES) for path in SAMPLES.rglob("*.yaml") if path.parent != APART and path not in ELSEWHERE
 )
-BY_COMMAND = ("digits_convnet.yaml", "mixed.yaml", "my_project/config.yaml")
+BY_COMMAND = ("mixed.yaml", "my_project/config.yaml")
 INTERRUPTED_ELSEWHERE = ("digits_everything.yaml", "char_gpt/config.yaml")  # in tests/training, by themselves
 INTERRUPTED = [path for path in CONFIGS if str(path) not in INTERRUPTED_ELSEWHERE]
-CASES = [(path, path in INTERRUPTED[::3]) for path in CONFIGS]
-CASES += [pytest.param(path, True, marks=pytest.mark.campaign) for path in INTERRUPTED if path not in INTERRUPTED[::3]]
+FEW = [(path, path in INTERRUPTED[::3]) for path in INTERRUPTED]
+CASES = [*FEW, *((path, True) for path in INTERRUPTED if path not in INTERRUPTED[::3])]
+CASES += [(path, False) for path in CONFIGS if path not in INTERRUPTED]
 SHORT = ["seed=3", "hooks.StopAfter.epochs=2", "main_loop.fixed_epoch_size=8", "main_loop.report=false"]
 
 
@@ -58,7 +60,7 @@ def run(training, at=None):
     return hook.events
 
 
-@pytest.mark.parametrize(("config", "interrupted"), CASES, ids=str)
+@pytest.mark.parametrize(("config", "interrupted"), thinned(CASES, FEW), ids=str)
 def test_a_sample_trains_can_be_interrupted_in_an_epoch_and_in_an_evaluation_and_evaluates(
     config, interrupted, project, emrun
 ):
