@@ -56,26 +56,24 @@ def has_only(dataset: ThreeStreams, names: Collection[str]) -> None:
 
 
 class Splits(ThreeStreams):
-    """Streams `train`, `valid` and `test`, each over a `Part`; a part that is None has no stream.
+    """Streams `train`, `valid` and `test`, each over a `Part`; a name without a part has no stream.
 
     Args:
-        train: the examples to learn from, shuffled in every training pass; evaluations read them in their order.
-        valid: the examples to evaluate on during the training.
-        test: the examples to evaluate on at the end.
+        parts: `train`, and perhaps `valid` and `test` -> the examples; those of `train` are shuffled in every training
+            pass.
         batch_size: the number of examples in a batch.
 
     Raises:
         ArgumentError: the batch size is not a whole number of at least 1, or a part has no examples.
     """
 
-    def __init__(self, train: Part, valid: Part | None, test: Part | None, *, batch_size: int) -> None:
+    def __init__(self, parts: Mapping[str, Part], batch_size: int) -> None:
         check_count("batch_size", batch_size, minimum=1)
-        parts = {"train": train, "valid": valid, "test": test}
-        self._parts: dict[str, Part] = {name: part for name, part in parts.items() if part is not None}
-        for name, part in self._parts.items():
+        self._parts = parts
+        for name, part in parts.items():
             if not len(part):
                 raise ArgumentError(name, "contains no examples")
-        has_only(self, self._parts)
+        has_only(self, parts)
         self._batch_size = batch_size
 
     @property

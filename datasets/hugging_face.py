@@ -78,7 +78,7 @@ class HuggingFace(Splits):
                 if value is not None:
                     loaded |= _loaded(library, name, value, cache_dir)
         parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(parts, batch_size)
         self._classes = parts["train"].classes_names()
         for name, part in parts.items():
             part.number_as(name, parts["train"])

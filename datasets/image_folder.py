@@ -108,7 +108,7 @@ class ImageFolder(NamedSplits):
             name: _Pictures(files, shape, images, reader, name == "train", flip and name == "train")
             for name, files in found.items()
         }
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(parts, batch_size)
 
     @property
     def num_classes(self) -> int:

@@ -104,7 +104,7 @@ class Parquet(Splits):
         }
         for name, part in parts.items():
             check_types(name, str(part.first), part.schema, parts["train"].schema)
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(parts, batch_size)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column of `categories` -> the names of its categories."""

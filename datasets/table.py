@@ -97,7 +97,7 @@ class Table(Splits):
         for name, files in (("train", train), ("valid", valid), ("test", test)):
             if files is not None:
                 parts[name] = _Sources(name, files, columns, self._forms, memory_map, parts.get("train"))
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(parts, batch_size)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return source of `categories` -> the names of its categories."""
@@ -132,8 +132,7 @@ class _Sources(Part):
             )
         self._sources: dict[str, _Array | _Mapped]
         if isinstance(files, Mapping):
-            read = _Mapped if memory_map else _read_npy
-            self._sources = {source: read(argument, _npy(argument, source, path)) for source, path in files.items()}
+            self._sources = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
         elif is_csv:
             self._sources = dict(_read_csv(argument, files, columns, forms, expected))
         elif files.suffix.lower() == ".npz":
@@ -205,11 +204,9 @@ class _Sources(Part):
 class _Mapped:
     """A memory-mapped array, of which only the requested rows are read; it is mapped again after unpickling."""
 
-    def __init__(self, argument: str, path: Path) -> None:
-        self._path = path
-        with _reading(argument, path):
-            self._identity = identity(path)
-            self._values: _Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
+    def __init__(self, path: Path) -> None:
+        self._path, self._identity = path, identity(path)
+        self._values: _Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
         self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
 
     def __getitem__(self, rows: Rows) -> _Array:
@@ -235,16 +232,12 @@ def _reading(argument: str, path: Path) -> Iterator[None]:
         raise ArgumentError(argument, f"{path} cannot be read: {reason_of(error)}") from error
 
 
-def _npy(argument: str, source: str, path: str | Path) -> Path:
-    if Path(path).suffix.lower() != ".npy":
-        raise ArgumentError(argument, f"source {source!r}: {path} is not a .npy file")
-    return expanded(path)
-
-
-def _read_npy(argument: str, path: Path) -> _Array:
+def _read_npy(argument: str, source: str, file: str | Path, memory_map: bool) -> _Array | _Mapped:
+    path = expanded(file)
+    if path.suffix.lower() != ".npy":
+        raise ArgumentError(argument, f"source {source!r}: {file} is not a .npy file")
     with _reading(argument, path):
-        values: _Array = np.load(path, allow_pickle=False)
-    return values
+        return _Mapped(path) if memory_map else np.load(path, allow_pickle=False)
 
 
 def _read_npz(argument: str, path: Path) -> dict[str, _Array]:

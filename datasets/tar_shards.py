@@ -117,7 +117,7 @@ class TarShards(NamedSplits):
         decoder = _Decoder(_checked(sources), images, max_bytes)
         files = {"train": train, "valid": valid, "test": test}
         parts = {name: _Shards(name, each, decoder, reader) for name, each in files.items() if each is not None}
-        super().__init__(parts["train"], parts.get("valid"), parts.get("test"), batch_size=batch_size)
+        super().__init__(parts, batch_size)
 
 
 def _checked(sources: object) -> dict[str, str]:

@@ -99,12 +99,8 @@ class TokenWindows(Splits):
             path = encoder.cached(argument, paths, expanded(cache_dir))
             return _Windows(argument, path, len(np.load(path, mmap_mode="r")), window)
 
-        super().__init__(
-            part("train", train),
-            None if valid is None else part("valid", valid),
-            None if test is None else part("test", test),
-            batch_size=batch_size,
-        )
+        files = {"train": train, "valid": valid, "test": test}
+        super().__init__({name: part(name, each) for name, each in files.items() if each is not None}, batch_size)
 
     @property
     def vocabulary_size(self) -> int | None:

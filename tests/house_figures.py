@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_167,
     "training": 1_148,
     "hooks": 4_866,
-    "datasets": 2_328,
+    "datasets": 2_323,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
