@@ -148,18 +148,11 @@ class Planner:
 
     def _whole(self, node: Node, key: str, kind: str) -> Recipe | None:
         """Prepare a dataset, a model or a hook; an argument that emrun supplies is a problem."""
-        refused = [name for name in SUPPLIED[kind] if name in node.value]
-        for name in refused:
-            self._supplied(node.value[name], key, name)
-        given = {name: child for name, child in node.value.items() if name not in refused}
-        recipe = self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
-        parameters = None if recipe is None else self._finder.parameters(recipe.target)
-        for name in ("model", "dataset"):
-            named = parameters.named.get(name) if parameters is not None and name not in refused else None
-            if named is not None and name in SUPPLIED[kind] and takes_text(named):
-                message = f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it"
-                self._problem(node.value["class"], key, message, "config.supplied-key")
-        return recipe
+        for name in SUPPLIED[kind]:
+            if name in node.value:
+                self._supplied(node.value[name], key, name)
+        given = {name: child for name, child in node.value.items() if name not in SUPPLIED[kind]}
+        return self._call(replace(node, value=given), key, kind, SUPPLIED[kind])
 
     def value(
         self, node: Node, key: str, supplied: tuple[str, ...], hint: Any = None, outer: Form | None = None
@@ -291,6 +284,14 @@ class Planner:
             if parameter.default is not parameter.empty and parameter.default is not UNREAD
         ]
 
+        takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
+        is_told = any((each.key, each.code) == (key, "config.supplied-key") for each in self.problems)
+        for name in () if is_told else sorted(takes & {"model", "dataset"}):
+            if takes_text(named[name]):
+                other = "" if kind else f", or write {key}.{name}: TEXT"
+                message = f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it"
+                self._problem(node.value["class"], key, message + other, "config.supplied-key")
+
         def hint(name: str) -> Any:
             found = parameters.hint(name) if parameters is not None else None
             return None if found is UNREAD and is_known else found
@@ -301,7 +302,7 @@ class Planner:
             key,
             args=self.value(args, f"{key}.args", below, outer=inner) if args else [],
             kwargs={k: self.value(v, f"{key}.{k}", below, hint(k), inner) for k, v in rest.items()},
-            takes=frozenset(name for name in supplied if name in named and name not in (*rest, *taken)),
+            takes=takes,
             form=form,
             options=options,
         )

@@ -71,6 +71,13 @@ class Loss:
         return (logit.flatten() - y).square()
 
 
+class LossOf(Loss):
+    """A loss for the data of a name."""
+
+    def __init__(self, dataset: str | None = None):
+        self.of = dataset
+
+
 @functools.lru_cache
 def Decorated(count):
     return Numbers(count)
