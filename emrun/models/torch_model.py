@@ -519,7 +519,7 @@ class TorchModel(SavedModel):
         """Check the first batch of a train stream, before its update."""
         if isinstance(self._updates, Windows) and "loss_weight" in outputs:
             self._weighs[0] = self._updates.look_at_loss
-        is_known = type(self).forward is ModuleModel.forward and not self._outputs.may_have_weights
+        is_known = type(self).forward is TorchModel.forward and not self._outputs.may_have_weights
         self._looks = self._weighs[1:] if is_known else self._weighs
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)
