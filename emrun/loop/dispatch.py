@@ -14,9 +14,8 @@ from emrun.base.randomness import preserved_randomness
 from emrun.base.types import EpochData
 from emrun.events import check_events, listener, may_change_batches
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
-from emrun.loop.batch_calls import Calls, Intake
+from emrun.loop.batch_calls import Calls, ChangedBatches, Intake
 from emrun.loop.batch_checks import BatchChecks
-from emrun.loop.changed_batches import ChangedBatches
 from emrun.loop.endings import Endings
 from emrun.loop.profiling import Profiling
 from emrun.loop.rank_events import RankEvents

@@ -135,10 +135,10 @@ class Session:
         evaluating = epochs.loop.evaluating
         epochs.streams.stop()
         try:
-            if epochs.state.has_gone_back and epochs.loop.model.is_sharded:
+            if epochs.state.kept.is_used and epochs.loop.model.is_sharded:
                 _LOG.warning("the epoch is not saved before its evaluation: the weights lie on several ranks")
                 epochs.saving.wait()
-            elif epochs.state.has_gone_back:
+            elif epochs.state.kept.is_used:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)

@@ -77,18 +77,10 @@ class TrainingState:
         self._follows = follows
         self.changed: Sequence[str] = ()
         """What a resume changes in the data, for messages."""
-        self._kept = _Kept()
+        self.kept = _Kept()
+        """The state before the evaluations of an epoch, to which the training goes back if they fail."""
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
         self._loaded: tuple[Path, dict[str, Any]] | None = None  # until `resume`: the checkpoint, its random states
-
-    @property
-    def _saves(self) -> bool:
-        return self._record.directory is not None or self._follows
-
-    @property
-    def has_gone_back(self) -> bool:
-        """Whether the state is that before the evaluations of an epoch which then failed."""
-        return self._kept.is_used
 
     @property
     def point(self) -> tuple[int, int, str]:
@@ -102,8 +94,8 @@ class TrainingState:
 
     def begin_epoch(self) -> None:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
-        self._kept.copy = self._kept.before_end = None
-        if self._saves:
+        self.kept.copy = self.kept.before_end = None
+        if self._loop.has_run:
             loop = self._loop
             done = {"iterations_done": loop.iterations_done, "updates_done": loop.updates_done}
             self._epoch_began = {**done, "random": random_state()}
@@ -121,17 +113,17 @@ class TrainingState:
 
     def end_epoch(self, *, trained: bool) -> None:
         """End an epoch; from now on, checkpoints get the current state again, not the copy of `keep_copy`."""
-        self._kept.before_end = self._kept.copy, self._loop.training_epochs_done
+        self.kept.before_end = self.kept.copy, self._loop.training_epochs_done
         self._loop.training_epochs_done += trained
         self.phase = Phase.BETWEEN
-        self._kept.copy = None
+        self.kept.copy = None
 
     def go_back(self) -> None:
         """Go back to the copy of `keep_copy`, because the epoch failed after its train streams."""
-        if self._kept.before_end is not None:
-            self._kept.copy, self._loop.training_epochs_done = self._kept.before_end
+        if self.kept.before_end is not None:
+            self.kept.copy, self._loop.training_epochs_done = self.kept.before_end
             self.phase = Phase.EVALUATE
-        self._kept.is_used = self._kept.copy is not None
+        self.kept.is_used = self.kept.copy is not None
 
     def start_from(self, epochs_done: int, iterations_done: int) -> None:
         """Set the counters to those of a loaded model; the updates are about right."""
@@ -178,9 +170,9 @@ class TrainingState:
 
     def keep_copy(self) -> None:
         """Copy the current state for all checkpoints until the end of the epoch, that is, during the evaluations."""
-        if self._saves:
+        if self._loop.has_run:
             copy = self.encoded(copied=True)  # evaluations do not change the state of the model
-            self._kept.copy = self._of_ranks.with_parts(copy)
+            self.kept.copy = self._of_ranks.with_parts(copy)
 
     def snapshot(self, names: Mapping[str, str] | None = None) -> tuple[Callable[[Path], Any], bool]:
         """Return a function that writes the state to a directory, and whether another thread may call the function.
@@ -193,14 +185,14 @@ class TrainingState:
         """
         is_sharded = self._loop.model.is_sharded
         if self._follows and not is_sharded:
-            if self._kept.copy is None:
+            if self.kept.copy is None:
                 self._of_ranks.with_parts(self.encoded())
             return lambda directory: None, False
-        if self._kept.copy is None:
-            self._kept.before_end = None
+        if self.kept.copy is None:
+            self.kept.before_end = None
         write_weights = self._loop.model.stage()
         in_background = write_weights is not None
-        state = self._kept.copy or self.encoded(copied=in_background)
+        state = self.kept.copy or self.encoded(copied=in_background)
         if in_background and not is_sharded:  # then it is a copy
             state = {**state, "model": encode(state["model"], "state of the model", copied=True)}
         state = self._of_ranks.with_parts(state)

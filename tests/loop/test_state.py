@@ -80,7 +80,7 @@ def state_of(run=None, hooks=(), data=None):
 
 def made(model, hooks, streams, record):
     loop = Loop()
-    loop.model, loop.hooks, loop.dataset = model, hooks, None
+    loop.model, loop.hooks, loop.dataset, loop.has_run = model, hooks, None, record.directory is not None
     length = RunLength(loop, SimpleNamespace(changes=SimpleNamespace(by=[]), checks=BatchChecks(loop)), streams, True)
     return TrainingState(loop, streams, record, StepRecord(loop, record.steps, 1), length)
 
