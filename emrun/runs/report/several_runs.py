@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from emrun.base.wording import counted, in_one_line, last_parts, span
@@ -76,9 +78,7 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
         )
     numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences.values[key]))]
     numeric.append(5 + len(parameters))
-    counts: dict[str, int] = {}
-    for part in parts:
-        counts[part.run.status] = counts.get(part.run.status, 0) + 1
+    counts = Counter(part.run.status for part in parts)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     return joined(
         [
@@ -102,10 +102,8 @@ def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
         if len(members) == 1:
             continue
         results = [best[0] for index in members if (best := parts[index].best) and math.isfinite(best[0])]
-        mean = math.fsum(results) / len(results) if results else None
-        deviation = None
-        if mean is not None and len(results) > 1:
-            deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in results) / (len(results) - 1))
+        mean = fmean(results) if results else None
+        deviation = stdev(results) if len(results) > 1 else None
         names = [in_one_line(parts[index].name, _LONGEST) for index in members]
         cells = [_cell(parameters[key][members[0]]) for key in shown]
         rows.append([", ".join(names[:4]) + ", ..." * (len(names) > 4), *cells, len(results), mean, deviation])
@@ -167,12 +165,9 @@ def differing(parts: Sequence[RunPart], differences: Differences) -> Html:
 
 def _counts(values: Sequence[Any]) -> str:
     """Return the different values and how many runs have each, the most frequent first."""
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[_text(value)] = counts.get(_text(value), 0) + 1
-    order = sorted(counts, key=lambda text: -counts[text])
-    shown = [f"{text} ({counted(counts[text], 'run')})" for text in order[:_MOST_VALUES]]
-    return ", ".join([*shown, *([f"{len(order) - _MOST_VALUES} more"] if len(order) > _MOST_VALUES else [])])
+    counts = Counter(map(_text, values))
+    shown = [f"{text} ({counted(count, 'run')})" for text, count in counts.most_common(_MOST_VALUES)]
+    return ", ".join([*shown, *([f"{len(counts) - _MOST_VALUES} more"] if len(counts) > _MOST_VALUES else [])])
 
 
 def _headings(keys: Sequence[str]) -> list[Html]:
@@ -188,9 +183,7 @@ def _order(part: RunPart) -> tuple[bool, float, str]:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    return _text(value)
+    return value if _are_numbers([value]) else _text(value)
 
 
 def _text(value: Any) -> str:
