@@ -50,6 +50,13 @@ def test_times_of_epochs_add_up():
     assert (total.seconds, total.reading, total.hooks) == (8.0, {"train": 2.0}, {"A": 2.0})
 
 
+def test_the_limits_of_the_process_are_read_once_in_a_run(train_digits, monkeypatch):
+    calls = []
+    monkeypatch.setattr("emrun.hooks.log_profile.cores", lambda: calls.append(1) or 2)
+    train_digits(["LogProfile", {"StopAfter": {"epochs": 2}}])
+    assert len(calls) == 1
+
+
 def of(**parts):
     return Times.of(profile(**parts), ["train", "valid"], ["train"], 10.0)
 
