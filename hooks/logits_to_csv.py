@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_names
-from emrun.base.errors import ArgumentError
-from emrun.dataset import classes_of
-from emrun.hooks._parts.columns import Column
+from emrun.hooks._parts.columns import Column, names_of_classes
 from emrun.hooks._parts.examples import Examples
 from emrun.hooks._parts.rows import WritesRows
 
@@ -52,17 +49,8 @@ class LogitsToCsv(WritesRows):
         output_dir: str | Path | None = None,
     ) -> None:
         super().__init__(stream, output_file, "output_file", id_variable, dataset, output_dir)
-        if class_names is not None:
-            check_names("class_names", class_names)
-            twice = next((name for index, name in enumerate(class_names) if name in class_names[:index]), None)
-            if not class_names or twice is not None:
-                why = "needs a name for each class" if twice is None else f"has {twice!r} twice"
-                raise ArgumentError("class_names", f"the list {why}")
-        names = class_names
-        if names is None and dataset is not None:
-            names = classes_of(dataset, variable)
         self._variable = variable
-        self._names = names
+        self._names = names_of_classes("class_names", class_names, dataset, variable)
         self._whose = "the dataset" if class_names is None else "class_names"
 
     def rows_of(self, examples: Examples) -> Mapping[str, Column]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import shutil
 from collections.abc import Sequence
@@ -73,16 +74,7 @@ class SaveFile(AbstractHook):
                     with written_aside(copy) as aside:
                         shutil.copyfile(path, aside)
                         flush_file(aside)
-            elif path.is_file() and not _is_same(path, copy):
-                _LOG.warning("SaveFile: %s has changed since the run began; %s is kept", path, copy)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    """Return whether two files have the same content."""
-    with storing(one, "read"), one.open("rb") as first, other.open("rb") as second:
-        while True:
-            block, its = first.read(1 << 20), second.read(1 << 20)
-            if block != its:
-                return False
-            if not block:
-                return True
+            elif path.is_file():
+                with storing(path, "read"):
+                    if not filecmp.cmp(path, copy, shallow=False):
+                        _LOG.warning("SaveFile: %s has changed since the run began; %s is kept", path, copy)

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import check_names
-from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.errors import StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
-from emrun.dataset import classes_of
-from emrun.hooks._parts.columns import column
+from emrun.hooks._parts.columns import column, names_of_classes
 from emrun.hooks._parts.streams import OfStreams, Streams
 
 _LOG = logging.getLogger(__name__)
@@ -74,16 +72,8 @@ class ClassHook(OfStreams):
         most: int = MOST,
     ) -> None:
         super().__init__(dataset=dataset, output_dir=output_dir)
-        self._source = "classes_names"
-        if names is None:
-            self._source += f" of dataset {type(dataset).__name__}"
-            names = None if dataset is None else classes_of(dataset, labels)
-        else:
-            check_names("classes_names", names)
-            twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-            if not names or "" in names or twice is not None:
-                why = f"has {twice!r} twice" if twice is not None else "needs a name for each class"
-                raise ArgumentError("classes_names", f"the list {why}")
+        self._source = "classes_names" + (f" of dataset {type(dataset).__name__}" if names is None else "")
+        names = names_of_classes("classes_names", names, dataset, labels)
         # characters that no file can hold are written as in Python, such as \udcff
         self._names = None if names is None else [name.encode(errors="backslashreplace").decode() for name in names]
         self._named = None if names is None else len(names)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from emrun.base.arguments import check_names
+from emrun.base.errors import ArgumentError
 from emrun.base.sources import is_nested
+from emrun.dataset import classes_of
 
 Column = np.ndarray[Any, Any] | list[Any]
 """The values of a batch: an array of shape (B, ...), or a list of B strings, lists or arrays of different shapes."""
@@ -64,6 +67,23 @@ def csv_of(rows: Iterable[Iterable[Any]], **how: Any) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", **how).writerows(rows)
     return text.getvalue()
+
+
+def names_of_classes(argument: str, given: Sequence[str] | None, dataset: Any, variable: str) -> Sequence[str] | None:
+    """Return the names of the classes: those that are given, or those of the dataset; None if there are none.
+
+    Raises:
+        ArgumentError: those that are given are not a list of different names.
+    """
+    if given is None:
+        return None if dataset is None else classes_of(dataset, variable)
+    check_names(argument, given)
+    twice = next((name for index, name in enumerate(given) if name in given[:index]), None)
+    if not given or "" in given or twice is not None:
+        raise ArgumentError(
+            argument, f"the list {'needs a name for each class' if twice is None else f'has {twice!r} twice'}"
+        )
+    return given
 
 
 def plain(values: Column) -> list[Any]:
