@@ -232,10 +232,8 @@ class Causes:
         if different:
             kind = different[0].split()[0]
             shown = [f"{name}{_both(kept.get(name), now.get(name))}" for name in different[:3]]
-            hint = hints[kind]
-            if different[0].endswith(NOT_PERSISTENT):
-                hint = "a buffer with persistent=False changes in training and is not saved; make it persistent"
-            return f"{hint}: {'; '.join(shown)}"
+            lost = "a buffer with persistent=False changes in training and is not saved; make it persistent"
+            return f"{lost if different[0].endswith(NOT_PERSISTENT) else hints[kind]}: {'; '.join(shown)}"
         if found.part == "batch":
             return f"stream {found.detail!r} depends on more than ctx and the random states at the start of a pass"
         names = ", ".join(self.straight.one("private").get("forgetful", ()))

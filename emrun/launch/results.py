@@ -162,10 +162,8 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
 def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> dict[str, Any]:
     """Return an experiment and its results as plain values, for JSON."""
     found = Summary.of([each.value for each in results if each.value is not None])
-    values: dict[str, Any] = {}
-    for each in parameters:
-        setting = each.setting(experiment.values[each.name])
-        values[each.name] = setting[each.name] if list(setting) == [each.name] else dict(setting)
+    settings = {each.name: each.setting(experiment.values[each.name]) for each in parameters}
+    values = {name: each[name] if list(each) == [name] else dict(each) for name, each in settings.items()}
     runs = [
         {
             "directory": str(trial.directory),

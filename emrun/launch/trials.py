@@ -113,9 +113,8 @@ class Trials:
 
     def _with(self, values: Mapping[str, Value]) -> tuple[Config, Mapping[str, Position]]:
         """Return the config of a combination, and its overrides -> the positions of the parameters."""
-        positions: dict[str, Position] = {}
-        for each in self.parameters:
-            positions |= each.overrides(values[each.name])
+        own = [each.overrides(values[each.name]) for each in self.parameters]
+        positions = {text: place for each in own for text, place in each.items()}
         with _at(positions):
             return self._base.overridden(list(positions)), positions
 
