@@ -113,4 +113,4 @@ def test_verify_resume_prints_what_differs():
     row = {"interrupted_at": None, "iteration": None, "by": "SIGTERM", "resumed_at": None}
     row |= {"resumed_on": None, "rounding": None}
     told = {"difference": difference.what, "likely_cause": "a clock"}
-    assert _row(None, "SIGTERM", None, difference) == {**row, **told}
+    assert _row(None, "SIGTERM", difference) == {**row, **told}
