@@ -27,6 +27,7 @@ PARTS = f"""{SEVERAL_PARTS}
 import os
 import signal
 import sys
+import time
 
 from emrun import AbstractHook
 from emrun.ranks.group import ranks
@@ -53,7 +54,17 @@ class Fault(AbstractHook):
             raise ValueError("a hook of rank 1")
         if what == "exit":
             os._exit(9)
-        os.kill(os.getppid() if what.endswith("parent") else os.getpid(), signal.Signals[what.split()[0]])
+        if what.endswith("parent"):
+            return self.asked_by_parent(signal.Signals[what.split()[0]])
+        os.kill(os.getpid(), signal.Signals[what])
+
+    def asked_by_parent(self, number):
+        came, handler = [], signal.getsignal(number)
+        signal.signal(number, lambda *args: (came.append(number), handler(*args)))
+        os.kill(os.getppid(), number)
+        while not came:  # a slow parent must not find a run that has ended
+            time.sleep(0.01)
+        signal.signal(number, handler)
 """
 
 CONFIG = f"""{SEVERAL}

@@ -74,7 +74,8 @@ def test_sigint_while_torchs_extension_is_imported_ends_the_process_by_it(beginn
 @pytest.mark.parametrize("module", ["click", "emrun.cli.train", "numpy"])
 def test_sigint_in_any_import_is_one_line_and_ends_the_process_by_it(beginning_with, module):
     done = beginning_with(EARLY, "train", "c.yaml", MODULE=module)
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (-signal.SIGINT, "", "interrupted by SIGINT")
+    shown = done.stderr.replace("importing PyTorch...", "").strip()  # after a while, on a slow machine
+    assert (done.returncode, done.stdout, shown) == (-signal.SIGINT, "", "interrupted by SIGINT")
 
 
 def test_a_wrong_run_directory_is_reported_before_torch_is_imported(beginning_with, tmp_path):
