@@ -54,9 +54,10 @@ class Fault(AbstractHook):
             raise ValueError("a hook of rank 1")
         if what == "exit":
             os._exit(9)
-        if what.endswith("parent"):
-            return self.asked_by_parent(signal.Signals[what.split()[0]])
-        os.kill(os.getpid(), signal.Signals[what])
+        number = signal.Signals[what.split()[0]]
+        if what == "SIGTERM parent":
+            return self.asked_by_parent(number)
+        os.kill(os.getppid() if what.endswith("parent") else os.getpid(), number)
 
     def asked_by_parent(self, number):
         came, handler = [], signal.getsignal(number)
