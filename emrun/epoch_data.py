@@ -294,9 +294,8 @@ def numbers(value: Any) -> Any:
         return {key: entry for key, entry in entries.items() if entry is not None}
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor or an array with one number
         value = value.item()
-    if isinstance(value, bool | int) and abs(value) < 2**63:
+    if isinstance(value, bool | int):
         return int(value)
-    if isinstance(value, int | float):
-        value = as_float(value)
+    if isinstance(value, float):
         return value if math.isfinite(value) else json.dumps(value)
     return None

@@ -27,6 +27,7 @@ def of_hang(directory, timeout, how):
     logging.getLogger("emrun.loop.hangs").addHandler(handler)
     watch = HangWatch(ours, directory)
     watch.start()
+    ours.all_gathered(None)  # files from before a watch has started are not its concern
     path = directory / "stacks-1.txt"
     if how == "waits":
         ours.rank and wait_for(path, 2)

@@ -133,9 +133,9 @@ def test_the_file_of_a_million_iterations_is_small(loop):
     """With float32 losses and gradient norms, and learning rates of two groups that change at every step."""
     values = torch.rand(190_000, generator=torch.Generator().manual_seed(0))
     model, losses, norms = Model(), iter(values.unbind()), iter((values * 7).unbind())
-    found = loop(model=model)
     rate = lambda n: 5e-4 * (1 + math.cos(math.pi * n / 1_000_000))  # noqa: E731 - a formula
     model.step_values = lambda: {"loss": next(losses), "learning_rate": [rate(model.iteration), rate(n) / 3]}
+    found = loop(model=model)
     record = found.record
     record.begin()
     while (n := record.due) <= 1_000_000:
