@@ -169,10 +169,10 @@ def check_resumable(place: Path) -> None:
     Raises:
         UsageError: an earlier version of emrun made it, or `leave_out` has removed a file.
     """
-    why = None
-    if is_of_earlier_version(place):
+    manifest, why = readable_manifest(place), None  # None: damaged, or deleted by a run at work
+    if manifest is not None and manifest.format < FORMAT:
         why = "was made by an earlier version of emrun, which alone can resume it"
-    elif not (place / STATE).exists():
+    elif manifest is not None and STATE not in manifest.files:
         why = f"has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has removed it"
     if why is not None:
         shown = from_here(place)

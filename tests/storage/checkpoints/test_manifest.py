@@ -13,7 +13,15 @@ from storage.committing import FILES, commit_at, save, sealed
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, exit_status
 from emrun.storage.checkpoints.commits import commit, newest
-from emrun.storage.checkpoints.manifest import FORMAT, MANIFEST, Contents, Manifest, free_place, verify
+from emrun.storage.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    Contents,
+    Manifest,
+    check_resumable,
+    free_place,
+    verify,
+)
 
 
 def test_verifying_returns_the_manifest(root):
@@ -254,3 +262,11 @@ def test_a_manifest_that_is_not_given_in_time_is_not_taken_for_damaged(checkpoin
 def test_a_place_that_is_taken_gets_a_number(checkpoints):
     assert free_place(checkpoints, 3).name == "it-00000003-2"
     assert free_place(checkpoints, 4).name == "it-00000004"
+
+
+def test_a_checkpoint_that_a_run_at_work_deletes_has_not_lost_its_state(tmp_path):
+    place = commit_at(tmp_path, 1)
+    (place / "state.pt").unlink()
+    check_resumable(place)  # who reads the state says what is missing, or looks for the checkpoint again
+    shutil.rmtree(place)
+    check_resumable(place)
