@@ -192,8 +192,6 @@ class DownloadableDataset(AbstractDataset):
                     continue
                 if answer.status_code != 200:
                     raise DownloadError(f"{_shown(url)}: the server answered {answer.status_code} {answer.reason}")
-                if int(answer.headers.get("content-length", "0")) > self._max_bytes:
-                    raise DownloadError(f"{_shown(url)} has more than {self._max_bytes} bytes (max_bytes)")
                 yield from answer.iter_content(_CHUNK)
                 return
         raise DownloadError(f"{_shown(begin)} redirects more than {_MAX_REDIRECTS} times")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
-    "root": 1_035,
+    "root": 1_034,
     "base": 1_146,
     "cli": 2_780,
     "config": 2_782,
@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_167,
     "training": 1_148,
     "hooks": 4_850,
-    "datasets": 2_323,
+    "datasets": 2_321,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
