@@ -70,7 +70,7 @@ class Sweep:
 
 
 def check_objective(training: Training, objective: str | None, place: str) -> None:
-    """Check that a hook of a training writes the objective of a sweep; the error names a place.
+    """Check that a hook writes the objective of a sweep.
 
     Raises:
         UsageError: no hook does.

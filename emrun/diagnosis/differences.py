@@ -100,7 +100,7 @@ def find_rounded(
 
 
 def _share_of(one: str | None, other: str | None) -> float:
-    """Return the difference of two numbers that differ, as a share of the larger one; infinity if one is no number."""
+    """Return the relative difference of two unequal numbers; infinity if one is not a number."""
     try:
         numbers = [float(one or ""), float(other or "")]
     except ValueError:

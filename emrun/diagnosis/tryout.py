@@ -173,7 +173,7 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
 
 
 def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = None) -> MainLoop:
-    """Begin a training of a model in a separate main loop with the arguments of the known one, and at most one hook."""
+    """Begin to train a model in a second main loop, with the arguments of the first and at most one hook."""
     hook = hook or AbstractHook()
     hook.limits = known.limits  # it stands for the hooks, for the schedule
     loop = MainLoop(

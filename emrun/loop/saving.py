@@ -296,7 +296,7 @@ class _Requests:
 
 @dataclass(eq=False)
 class _Saved:
-    """Who is told of saved checkpoints, and the names and directories of those that nobody was told of."""
+    """The checkpoints that are saved: what to call for the first and for each, and those not reported yet."""
 
     first: Callable[[], None]
     told: Callable[[str, Path], None]

@@ -1,4 +1,4 @@
-"""A rank that is killed, in any phase of a training, ends the others at once."""
+"""When a rank is killed, the others end at once, in every phase of a training."""
 
 import os
 import signal
