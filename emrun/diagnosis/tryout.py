@@ -81,7 +81,9 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
     if ranks > 1 and plan.get("model", {}).get("strategy") is None:
-        raise UsageError("--nproc needs --numerics, or model.strategy, without which each process needs what one needs")
+        raise UsageError(
+            "--nproc needs --numerics, or model.strategy: without them, each process needs the memory of one alone"
+        )
     with apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
