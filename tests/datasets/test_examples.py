@@ -172,10 +172,12 @@ def test_a_thread_without_memory_is_an_error_that_names_the_example(three_thread
 def test_an_interrupt_leaves_a_row_behind_that_hangs(three_threads, monkeypatch):
     monkeypatch.setattr("emrun.datasets._threads._PATIENCE", 0.01)
     main, hangs = threading.get_ident(), threading.Event()
+    once = threading.Lock()  # a second interrupt would end the tests
 
     def wait(row, place):
         if threading.get_ident() != main:
-            signal.raise_signal(signal.SIGINT)
+            if once.acquire(blocking=False):
+                signal.raise_signal(signal.SIGINT)
             hangs.wait(60)
         return row
 
