@@ -25,7 +25,7 @@ from operator import call, methodcaller
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from emrun.base.errors import RankFailed, StorageError, UsageError, exit_status
 from emrun.base.wording import counted
@@ -97,20 +97,7 @@ class Ranks:
 
     def from_first(self, value: Value) -> Value:
         """Return the value that rank 0 has."""
-        if not self.several:
-            return value
-        import torch
-        import torch.distributed as dist
-
-        with answered(()):
-            found = self._packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
-            size = torch.tensor(len(found))
-            dist.broadcast(size, src=0, group=self.group)
-            if not self.is_first:
-                found = torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(found, src=0, group=self.group)
-        received: Value = self._unpacked([found])[0]
-        return received
+        return self.all_gathered(value if self.is_first else cast(Value, None))[0]
 
     def gathered(self, value: Value) -> list[Value]:
         """Return the values of all ranks, in their order, on rank 0; an empty list on the others."""
