@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from emrun.base.errors import HookError
@@ -91,7 +92,14 @@ def listener(hook: Any, event: str, base: type = AbstractHook) -> Callable[..., 
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if takes_any or len(wanted) == len(EVENTS[event]):
         return method  # type: ignore[no-any-return]
-    return lambda **arguments: method(**{name: arguments[name] for name in wanted})
+    return wraps(method)(lambda **arguments: method(**{name: arguments[name] for name in wanted}))
+
+
+def owner(call: Any) -> Any:
+    """Return the hook, or the model, whose method is called by a function that wraps it; None if it is not known."""
+    while not hasattr(call, "__self__") and hasattr(call, "__wrapped__"):
+        call = call.__wrapped__
+    return getattr(call, "__self__", None)
 
 
 def may_change_batches(hook: Any) -> bool:

@@ -8,6 +8,7 @@ ended some iterations later tells every rank whether any of them has a wish; the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,6 +163,7 @@ class AgreedEndings(Endings):
 def one_rank(call: Callable[..., Any], endings: AgreedEndings) -> Callable[..., None]:
     """Return a method of a hook that only this rank calls: what it wants is a wish."""
 
+    @wraps(call)
     def called(**arguments: Any) -> None:
         try:
             with switched_on(endings, "is_alone"):

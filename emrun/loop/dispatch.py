@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import EpochData
-from emrun.events import check_events, listener, may_change_batches
+from emrun.events import check_events, listener, may_change_batches, owner
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_calls import Calls, ChangedBatches, Intake
 from emrun.loop.batch_checks import BatchChecks
@@ -56,7 +56,7 @@ class Events:
         """Returns the end of the training if a limit is reached."""
         self.checks = checks
         self._loop, self._endings = loop, endings
-        self._failed: tuple[str, int] | None = None  # the event, and the index of its listener
+        self._failed: tuple[str, Any] | None = None  # the event, and the hook or the model
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
         """Replace the hooks; check and register those that are new.
@@ -90,7 +90,7 @@ class Events:
             self.listeners[event] = called if of_model is None else [*called, of_model]
         if self.changes.by:
             self.listeners["before_batch"] = [
-                partial(self.changes.offer, call) for call in self.listeners["before_batch"]
+                update_wrapper(partial(self.changes.offer, call), call) for call in self.listeners["before_batch"]
             ]
 
     def _listener(self, hook: AbstractHook, event: str) -> Callable[..., Any] | None:
@@ -129,16 +129,16 @@ class Events:
                 ended.append(error)
             except UpdateSkipped as error:
                 if event != "before_update":
-                    self._failed = event, self.listeners[event].index(call)
+                    self._failed = event, owner(call)
                     raise self._misplaced(event) from error
                 skipped.append(error)
                 if error.keep is not None:
-                    self._failed = event, self.listeners[event].index(call)
+                    self._failed = event, owner(call)
                     self.keep_step(error)
                     self._failed = None
             except BaseException as error:
-                self._failed = event, self.listeners[event].index(call)
-                self._name_hook(error, arguments)
+                self._failed = event, owner(call)
+                self._name_failed(error, arguments)
                 raise
         if ended:
             self._endings.take(event, ended)
@@ -214,9 +214,8 @@ class Events:
 
     def failed_call(self) -> tuple[str | None, AbstractHook | None]:
         """Return the event in which a hook or the model failed in this stream, and the hook; None if not known."""
-        event, index = self._failed or (None, 0)
-        listening = [hook for hook in self._loop.hooks if event is not None and listener(hook, event) is not None]
-        return event, listening[index] if index < len(listening) else None
+        event, failed = self._failed or (None, None)
+        return event, next((hook for hook in self._loop.hooks if hook is failed), None)
 
     def _misplaced(self, event: str) -> HookError:
         """Return the error for an update that is skipped in an event of no update."""
@@ -224,12 +223,14 @@ class Events:
         name = type(self._loop.model if hook is None else hook).__name__
         return HookError(f"{name} raised UpdateSkipped in {event}; an update can only be skipped in before_update")
 
-    def _name_hook(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
+    def _name_failed(self, error: BaseException, arguments: Mapping[str, Any]) -> None:
         """Add notes to an exception of a hook or the model that is not emrun's: who raised it, in which event."""
         if has_exit_status(error) or not isinstance(error, Exception):
             return
-        event, hook = self.failed_call()
-        who = f"model {type(self._loop.model).__name__}" if hook is None else f"hook {type(hook).__name__}"
+        event, failed = self._failed or (None, None)
+        if failed is not self._loop.model and self.failed_call()[1] is None:
+            return  # a part of the loop
+        who = f"{'model' if failed is self._loop.model else 'hook'} {type(failed).__name__}"
         epoch, stream = arguments.get("epoch_id"), arguments.get("stream_name")
         where = f" of epoch {epoch}" if epoch is not None else f" of stream {stream!r}" if stream is not None else ""
         error.add_note(f"in {who}, {event}{where}")

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -199,6 +200,7 @@ class RankEvents:
     def _with_share(self, call: Call) -> Call:
         """Return `after_batch` of a hook that reads batches on every rank; not called if the rank has no rows."""
 
+        @wraps(call)
         def called(**arguments: Any) -> None:
             if self.share[0]:
                 call(**arguments)
@@ -226,6 +228,7 @@ class RankEvents:
             try:
                 with switched_on(self.endings, "is_alone"):
                     for call in calls:
+                        called.__wrapped__ = call  # type: ignore[attr-defined]  # see `owner`
                         try:
                             call(stream_name=stream_name, batch_data=whole)
                         except TrainingTerminated as error:
@@ -242,6 +245,7 @@ class RankEvents:
 def _without_effect_on_data(call: Call) -> Call:
     """Return `after_epoch` of a hook of a rank that has the data of rank 0, and would write those of its own rows."""
 
+    @wraps(call)
     def called(epoch_id: int, epoch_data: MutableMapping[str, Any]) -> None:
         received = {name: dict(values) for name, values in epoch_data.items()}
         try:

@@ -1,6 +1,7 @@
 """Which hooks each rank calls, and with which data."""
 
 import numpy as np
+import pytest
 import torch
 from doubles import SGD, Affine, Streams
 from in_ranks import in_ranks, results_of
@@ -148,3 +149,20 @@ def test_batches_that_differ_are_an_error_on_every_rank():
     for each in results_of(2, differ):
         assert each.kind == "DifferentRanks"
         assert "rank 1 reads another batch of stream 'train' than rank 0" in each.message
+
+
+class Fails(AbstractHook):
+    reads = ("x",)
+
+    def after_batch(self, batch_data):
+        raise ValueError("a fault")
+
+
+class FailsEverywhere(Fails):
+    every_rank = True
+
+
+@pytest.mark.parametrize("kind", [Fails, FailsEverywhere])
+def test_the_hook_that_failed_is_named_though_others_before_it_get_the_batch_together(kind):
+    first, _ = results_of(2, run, Notes(), Notes(), kind())
+    assert f"in hook {kind.__name__}, after_batch of stream 'train'" in first.text
