@@ -119,9 +119,79 @@ class InputNames:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple(inputs))
 
+    def without_defaults(self, module: torch.nn.Module) -> InputNames:
+        """Return the same names, but what goes by name to a parameter with a default is optional."""
+        parameters = inspect.signature(module.forward).parameters
+        free = {name for name, p in parameters.items() if p.default is not p.empty}
+        named = {name: source for name, source in self.named.items() if name not in free}
+        moved = {name: source for name, source in self.named.items() if name in free}
+        return replace(self, named=named, optional={**self.optional, **moved})
+
+
+class Passing:
+    """Calls a module with the sources of its forward.
+
+    Args:
+        names: the sources.
+        module: the module.
+    """
+
+    def __init__(self, names: InputNames, module: torch.nn.Module) -> None:
+        self.bytes: set[str] = set()
+        """The sources of uint8 that became int64."""
+        self.change(names, module)
+
+    def change(self, names: InputNames, module: torch.nn.Module, untold: Iterable[str] = ()) -> None:
+        """Pass other sources from now on; log once which of `untold` a batch does not have."""
+        self._names, self._untold = names, set(untold)
+        self.sources = {*names.positional, *names.named.values(), *names.optional.values()}
+        named, self._positional = dict(names.named), list(names.positional)
+        if not self._positional:  # costs less than passing by name
+            self._positional = [named.pop(each) for each in _first_parameters(module, named)]
+        self._named = [(source, parameter) for parameter, source in named.items()]
+        self._maybe = [(source, parameter) for parameter, source in names.optional.items()]
+        self._only = self._positional[0] if len(self._positional) == 1 and not (self._named or self._maybe) else None
+
+    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
+        """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
+        try:
+            if self._only is not None:
+                return module(tensors[self._only])
+            keywords = {parameter: tensors[source] for source, parameter in self._named}
+            for source, parameter in self._maybe:
+                if source in tensors:
+                    keywords[parameter] = tensors[source]
+                elif source in self._untold:
+                    self._untold.remove(source)
+                    _LOG.info("the batch has no %r: forward of %s is called without it", source, type(module).__name__)
+            return module(*[tensors[source] for source in self._positional], **keywords)
+        except Exception as error:
+            if (advice := self._about_bytes(module, error)) is not None:
+                raise StreamError(advice, first_batch=True) from error
+            names = [*self._positional, *(source for source, _ in (*self._named, *self._maybe))]
+            what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
+            add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
+            raise
+
+    def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:
+        """Return what to write if forward fails at the dtype of a source that has bytes; None for other errors."""
+        parameters = inspect.signature(module.forward).parameters.values()
+        by_name = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        names = dict(zip(by_name, self._names.positional, strict=False)) | dict(self._names.named)
+        names |= {name: source for name, source in self._names.optional.items() if source in self.bytes}
+        wrong = {source: None for source in names.values() if source in self.bytes}
+        if not wrong or not isinstance(error, RuntimeError | TypeError) or not _OF_DTYPES.search(str(error)):
+            return None
+        entries = ", ".join(
+            f"{parameter}: {{source: {source}, scale: 255}}" if source in wrong else f"{parameter}: {source}"
+            for parameter, source in names.items()
+        )
+        what = f"{type(module).__name__}.forward cannot use source {next(iter(wrong))!r}, which has bytes (uint8)"
+        return f"{what}: {str(error).splitlines()[0]}; if they are pixels, write `inputs: {{{entries}}}`"
+
 
 class Inputs:
-    """Turns batches into tensors on a device, and calls a module with those of its forward.
+    """Turns batches into tensors on a device.
 
     Args:
         module: floating-point sources get the dtype of its first floating-point parameter or buffer.
@@ -139,11 +209,10 @@ class Inputs:
         device: torch.device,
         of_losses: Container[str] = (),
     ) -> None:
+        self._names = names
         self._of_losses = of_losses
         self._device = device
         self._on_cpu = device.type == "cpu"
-        self._bytes: set[str] = set()  # the sources of uint8 that became int64
-        self._pass(names, module)
         self.need(*others)
         tensors = [*module.parameters(), *module.buffers()]
         dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
@@ -151,24 +220,12 @@ class Inputs:
         self._shared = (
             {(_OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY} if self._on_cpu else set()
         )
-
-    def _pass(self, names: InputNames, module: torch.nn.Module, untold: Iterable[str] = ()) -> None:
-        """Pass these sources from now on; log once which of `untold` a batch does not have."""
-        self._names, self._untold = names, set(untold)
-        self._passed = {*names.positional, *names.named.values(), *names.optional.values()}
-        named, self._positional = dict(names.named), list(names.positional)
-        if not self._positional:  # costs less than passing by name
-            self._positional = [named.pop(each) for each in _first_parameters(module, named)]
-        self._named = [(source, parameter) for parameter, source in named.items()]
-        self._maybe = [(source, parameter) for parameter, source in names.optional.items()]
-        self._only = self._positional[0] if len(self._positional) == 1 and not (self._named or self._maybe) else None
+        self.passing = Passing(names, module)
 
     def predict_only(self, module: torch.nn.Module, optional: Sequence[str]) -> None:
         """From now on, need no source for a parameter with a default, and `optional` ones only if a batch has them."""
-        parameters, named = inspect.signature(module.forward).parameters, dict(self._names.named)
-        free = [name for name, each in parameters.items() if each.default is not each.empty and name in named]
-        maybe = {**self._names.optional, **{name: named.pop(name) for name in free}}
-        self._pass(replace(self._names, named=named, optional=maybe), module, maybe.values())
+        self._names = self._names.without_defaults(module)
+        self.passing.change(self._names, module, self._names.optional.values())
         self.need([], optional)
 
     def need(self, required: Sequence[str], optional: Sequence[str]) -> None:
@@ -209,43 +266,6 @@ class Inputs:
             tensors.update({name: self._convert(name, batch[name]) for name in self._names.dtypes if name in batch})
         return tensors
 
-    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
-        """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
-        try:
-            if self._only is not None:
-                return module(tensors[self._only])
-            keywords = {parameter: tensors[source] for source, parameter in self._named}
-            for source, parameter in self._maybe:
-                if source in tensors:
-                    keywords[parameter] = tensors[source]
-                elif source in self._untold:
-                    self._untold.remove(source)
-                    _LOG.info("the batch has no %r: forward of %s is called without it", source, type(module).__name__)
-            return module(*[tensors[source] for source in self._positional], **keywords)
-        except Exception as error:
-            if (advice := self._about_bytes(module, error)) is not None:
-                raise StreamError(advice, first_batch=True) from error
-            names = [*self._positional, *(source for source, _ in (*self._named, *self._maybe))]
-            what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
-            add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
-            raise
-
-    def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:
-        """Return what to write if forward fails at the dtype of a source that has bytes; None for other errors."""
-        parameters = inspect.signature(module.forward).parameters.values()
-        by_name = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        names = dict(zip(by_name, self._names.positional, strict=False)) | dict(self._names.named)
-        names |= {name: source for name, source in self._names.optional.items() if source in self._bytes}
-        wrong = {source: None for source in names.values() if source in self._bytes}
-        if not wrong or not isinstance(error, RuntimeError | TypeError) or not _OF_DTYPES.search(str(error)):
-            return None
-        entries = ", ".join(
-            f"{parameter}: {{source: {source}, scale: 255}}" if source in wrong else f"{parameter}: {source}"
-            for parameter, source in names.items()
-        )
-        what = f"{type(module).__name__}.forward cannot use source {next(iter(wrong))!r}, which has bytes (uint8)"
-        return f"{what}: {str(error).splitlines()[0]}; if they are pixels, write `inputs: {{{entries}}}`"
-
     def read(self, name: str, value: Any, part: str = "") -> tuple[Tensor, torch.dtype]:
         """Return a source as a tensor, not yet on the device, and the dtype that it gets on the device.
 
@@ -264,7 +284,7 @@ class Inputs:
             reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
             message = f"source {name + part!r} cannot become a tensor: {reason}"
             advice = "the dataset must yield numbers of equal shape"
-            if name in self._names.named.values() or name not in self._passed:
+            if name in self._names.named.values() or name not in self.passing.sources:
                 parameter = next((each for each, source in self._names.named.items() if source == name), name)
                 advice += f", or `inputs` have `{parameter}: {{stack: false}}`, which passes a list"
             raise StreamError(f"{message}; {advice}") from error
@@ -273,7 +293,7 @@ class Inputs:
         if tensor.is_floating_point():
             return tensor, self._wanted[0]
         if tensor.dtype is torch.uint8:
-            self._bytes.add(name)
+            self.passing.bytes.add(name)
         return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
 
     def _convert(self, name: str, value: Any, part: str = "") -> Any:
@@ -290,7 +310,7 @@ class Inputs:
         """Return whether a source, or a part of one, stays a list: by `stack`, or strings that no tensor is made of."""
         if name in self._names.lists:
             return True
-        return not (name in self._passed or name in self._of_losses or _text_in(value) is None)
+        return not (name in self.passing.sources or name in self._of_losses or _text_in(value) is None)
 
     def _list(self, name: str, values: Any) -> list[Any]:
         """Return the entries of a source, with arrays and tensors inside as tensors on the device.

@@ -95,11 +95,11 @@ class ModuleModel(AbstractModel):
         self._inputs = Inputs(module, names, others, self.device, self._outputs.of_losses())
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
-        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.call
+        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.passing.call
         self._compilation: Compilation | None = None
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
-            self._call = partial(self._compilation.call, self._inputs.call)
+            self._call = partial(self._compilation.call, self._inputs.passing.call)
             if self._random_of_lazy is None:
                 self._compilation.begin(module)
         self._sharding = None if strategy is None else self._shard(strategy)
@@ -247,7 +247,7 @@ class ModuleModel(AbstractModel):
         if self._random_of_lazy is None:
             return
         inputs = self._inputs.tensors(batch)
-        forward = partial(self._inputs.call, self.module, inputs, is_lazy=True)
+        forward = partial(self._inputs.passing.call, self.module, inputs, is_lazy=True)
         give_shapes(self.module, forward, self._random_of_lazy)
         self._end_laziness()
         self.begin_alike()

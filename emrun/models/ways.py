@@ -39,7 +39,7 @@ class Ways:
         model, replaced = self.model, list[tuple[Any, str, Any]]()
         off = {*keys} & {*self.used}
         if "compile" in off:
-            replaced += [(model, "_call", model._inputs.call), (model.module, "_compiled_call_impl", None)]
+            replaced += [(model, "_call", model._inputs.passing.call), (model.module, "_compiled_call_impl", None)]
         if "precision" in off:
             replaced.append((model._autocast, "enabled", False))
         if "micro_batch_size" in off:
