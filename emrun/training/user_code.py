@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from threading import Thread
@@ -58,35 +59,53 @@ def keep_sources() -> None:
 
 
 def record_code(plan: Plan, run: Run) -> None:
-    """Let a run record its code when the training begins; git is asked while the objects of the training are built."""
+    """Let a run record its code when the training begins; most is gathered while the objects of the training are built.
+
+    Asking git stops all threads for milliseconds, which would be those of the first steps.
+    """
     directories = [Path(each).absolute() for each in code_directories(plan.config)]
-    asked = _Questions(directories, run.directory)
-    asked.start()
+    early = _Early(directories, run.directory)
+    early.start()
 
     def gathered(modules: Mapping[str, Any], everything: bool) -> Code:
-        return gather(directories, run.directory, modules, with_repositories=everything, asked=asked)
+        return early.completed(modules) if everything else early.sources(modules)
 
     run.code = CodeRecord(run.directory, run.censor, gathered)
 
 
-class _Questions(Thread):
-    """Asks git about the repositories of some directories in a thread, for at most five seconds.
+class _Early(Thread):
+    """Gathers in a thread what is imported already; see `gather`."""
 
-    Args:
-        directories: the directories.
-        run: see `gather`.
-    """
-
-    def __init__(self, directories: Sequence[Path], run: Path) -> None:
-        super().__init__(name="emrun-git", daemon=True)
-        self.repositories: list[Repository] = []
-        self.problems: list[str] = []
-        self.found: set[Path] = set()
-        self._places = directories, run
+    def __init__(self, code: Sequence[Path], run: Path) -> None:
+        super().__init__(name="emrun-code-early", daemon=True)
+        self._places = code, run
+        self._imported = dict(sys.modules)
+        self._code: Code | None = None
 
     def run(self) -> None:
-        """Ask."""
-        self.repositories += _repositories(*self._places, monotonic() + _LONGEST, self.problems, self.found)
+        """Gather."""
+        with suppress(Exception):  # it happens, and is logged, again in `completed`
+            self._code = gather(*self._places, self._imported)
+
+    def sources(self, modules: Mapping[str, Any]) -> Code:
+        """Return the user's modules of these only."""
+        problems: list[str] = []
+        files = dict(_user_modules(modules, _installed(_own(self._places[0]))))
+        return Code("", _read_modules(files, monotonic() + _LONGEST, problems), problems=problems)
+
+    def completed(self, modules: Mapping[str, Any]) -> Code:
+        """Return what these modules are made from; all is gathered again if one is in no repository known so far."""
+        self.join(_LONGEST)
+        code, self._code = self._code, None
+        if code is not None:
+            more = self.sources({name: each for name, each in modules.items() if name not in self._imported})
+            home = expanded("~").resolve()  # of such a repository, the directories of all modules count
+            known = [place for each in code.repositories if (place := Path(each.directory)) != home]
+            files = [Path(each.file).resolve() for each in more.modules.values()]
+            if all(any(file.is_relative_to(place) for place in known) for file in files):
+                problems = [*code.problems, *more.problems]
+                return replace(code, modules={**code.modules, **more.modules}, problems=problems)
+        return gather(*self._places, modules)
 
 
 def log_code_directory(plan: Plan) -> None:
@@ -175,7 +194,6 @@ def gather(
     modules: Mapping[str, Any] | None = None,
     *,
     with_repositories: bool = True,
-    asked: _Questions | None = None,
 ) -> Code:
     """Return what this process's run is made from; it takes five seconds at most.
 
@@ -184,7 +202,6 @@ def gather(
         run: the run directory; changes in it do not count.
         modules: name -> module; by default all that are imported.
         with_repositories: also look at repositories.
-        asked: what git has been asked about `code` already.
     """
     ends, directories = monotonic() + _LONGEST, list(map(Path, code))
     problems: list[str] = []
@@ -192,17 +209,8 @@ def gather(
     imported = dict(sys.modules) if modules is None else modules
     sources = _read_modules(dict(_user_modules(imported, installed)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    repositories: list[Repository] = []
-    if with_repositories:
-        found: set[Path] = set()
-        if asked is not None:
-            asked.join(_LONGEST)
-            home = expanded("~").resolve()  # of such a repository, the directories of all modules count
-            repositories += [each for each in asked.repositories if Path(each.directory) != home]
-            problems += asked.problems
-            found |= asked.found - {home}
-        places = sorted({Path(each.file).parent for each in sources.values()})
-        repositories += _repositories([*directories, *places], run, ends, problems, found)
+    places = [*directories, *sorted({Path(each.file).parent for each in sources.values()})]
+    repositories = list(_repositories(places, run, ends, problems)) if with_repositories else []
     return Code(python, sources, _packages(installed), repositories, problems)
 
 
@@ -297,10 +305,9 @@ def _origin(metadata: Path) -> str:
     return ""
 
 
-def _repositories(
-    directories: Sequence[Path], run: Path, ends: float, problems: list[str], found: set[Path]
-) -> Iterator[Repository]:
-    """Yield the repositories that the directories are in; `found` has those that git was asked about."""
+def _repositories(directories: Sequence[Path], run: Path, ends: float, problems: list[str]) -> Iterator[Repository]:
+    """Yield the repositories that the directories are in."""
+    found: set[Path] = set()
     places = dict.fromkeys(path.resolve() for path in directories)
     for directory in places:
         if any(directory.is_relative_to(each) for each in found):

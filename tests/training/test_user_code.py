@@ -262,22 +262,43 @@ def test_in_a_repository_at_the_home_directory_only_the_directories_of_modules_c
     assert b"project/tracked.py" in found.diff
 
 
-@pytest.mark.parametrize("kind", ["usual", "at home", "without git"])
-def test_what_git_is_asked_ahead_is_what_it_is_asked_later(repository, monkeypatch, kind):
+@pytest.mark.parametrize("kind", ["usual", "at home", "elsewhere", "without git"])
+def test_what_is_gathered_early_is_what_is_gathered_when_the_training_begins(repository, monkeypatch, kind):
     project = repository / "project"
     for each in (project, repository / "user_made"):
         each.mkdir()
         (each / "new.py").write_text("")
     (repository / "user_made/__init__.py").write_text("")
-    importlib.import_module("user_made")
+    importlib.import_module("user_a")
     monkeypatch.setenv("HOME", str(repository if kind == "at home" else repository.parent))
-    monkeypatch.setenv("PATH", str(project) if kind == "without git" else os.environ["PATH"])
-    asked = user_code._Questions([project], Path("/nowhere"))
-    asked.start()
-    asked.join()
-    found = user_code.gather([project], Path("/nowhere"), asked=asked)
-    assert (found.repositories, found.problems) == (repositories(project), gather(project).problems)
+    if kind == "without git":
+        monkeypatch.setenv("PATH", str(project))
+    if kind == "elsewhere":
+        (repository.parent / "other").mkdir()
+        shutil.move(repository / "user_made", repository.parent / "other/user_made")
+        git(repository.parent / "other", "init", "-q")
+        monkeypatch.syspath_prepend(repository.parent / "other")
+    early = user_code._Early([project], Path("/nowhere"))
+    early.start()
+    early.join()
+    importlib.import_module("user_made")  # while the objects are built
+    late = gather(project)
+    if kind == "usual":
+        monkeypatch.setenv("PATH", str(project))  # the repository is known
+    found = early.completed(dict(sys.modules))
+    assert found == late
+    assert {"user_a", "user_made"} <= found.modules.keys()
+    assert len(found.repositories) == {"elsewhere": 2, "without git": 0}.get(kind, 1)
     assert bool(found.problems) == (kind == "without git")
+
+
+def test_what_fails_early_is_tried_again_when_the_training_begins(repository, monkeypatch):
+    with monkeypatch.context() as context:
+        context.setattr(user_code, "_packages", lambda installed: 1 / 0)
+        early = user_code._Early([repository], Path("/nowhere"))
+        early.start()
+        early.join()
+    assert early.completed(dict(sys.modules)) == gather(repository)
 
 
 def test_changes_in_the_run_itself_do_not_count(repository):
