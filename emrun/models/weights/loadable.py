@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -57,8 +58,13 @@ def _is_held(tensor: torch.Tensor) -> bool:
     """Return whether safetensors stores such a tensor."""
     if tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         return False
+    return _is_storable(tensor.dtype)
+
+
+@cache
+def _is_storable(dtype: torch.dtype) -> bool:
     try:
-        save({"": torch.empty(0, dtype=tensor.dtype)})
+        save({"": torch.empty(0, dtype=dtype)})
     except (KeyError, SafetensorError):
         return False
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from emrun.base.encoding import decode, encode
 from emrun.base.errors import StorageError, reason_of
@@ -20,6 +21,16 @@ from emrun.storage.files import opened_regular, refuse_timeout
 
 FILE = STATE
 _MOST = 4
+_USUAL = {
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+}
 
 
 def save_state(state: Mapping[str, Any], directory: Path) -> None:
@@ -38,7 +49,7 @@ def save_state(state: Mapping[str, Any], directory: Path) -> None:
 
 
 def read_back(state: Any, key: str) -> Any:
-    """Return a state as a resume reads it from the file.
+    """Return a state as a resume reads it from the file; usual tensors are not written, and share their memory.
 
     Args:
         state: the state, not encoded yet.
@@ -47,10 +58,14 @@ def read_back(state: Any, key: str) -> Any:
     Raises:
         StateError: the state cannot be saved.
     """
-    file = io.BytesIO()
-    torch.save(encode(state, key), file)
-    file.seek(0)
-    return decode(torch.load(file, map_location="cpu", weights_only=True))
+    encoded = encode(state, key)
+    tensors = [each for each in tree_leaves(encoded) if isinstance(each, torch.Tensor)]
+    if not all(each.layout is torch.strided and each.dtype in _USUAL for each in tensors):
+        file = io.BytesIO()
+        torch.save(encoded, file)
+        file.seek(0)
+        encoded = torch.load(file, map_location="cpu", weights_only=True)
+    return decode(encoded)
 
 
 def load_state(directory: Path) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class Code:
 
 
 def make_code_directory(directory: Path) -> None:
-    """Make a directory `code` unless it exists.
+    """Make a directory `code` unless it exists; `write_code` flushes its name to disk.
 
     Raises:
         StorageError: it is a link, or it cannot be made.
@@ -158,7 +158,6 @@ def make_code_directory(directory: Path) -> None:
         check_no_link(directory)
         check_guards(directory / RECORD)
         directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
-        flush_directory(directory.parent)
 
 
 def write_code(directory: Path, code: Code, iterations_done: int) -> None:
@@ -261,6 +260,7 @@ def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, An
             changed.update(PurePath(path).parents)
         for each in changed:
             flush_directory(directory / each)
+        flush_directory(directory.parent)
     write_atomically(directory / RECORD, json.dumps(content, indent=1) + "\n")
 
 

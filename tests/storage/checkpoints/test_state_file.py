@@ -8,7 +8,8 @@ import torch
 
 from emrun.base.encoding import encode
 from emrun.base.errors import StorageError
-from emrun.storage.checkpoints.state_file import load_state, save_state
+from emrun.storage.checkpoints import state_file
+from emrun.storage.checkpoints.state_file import load_state, read_back, save_state
 
 
 def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):
@@ -18,6 +19,27 @@ def test_plain_types_and_tensors_come_back_as_they_were(tmp_path):
     assert found["a"] == state["a"]
     assert torch.equal(found["b"]["c"], torch.arange(3))
     assert found[3] == float("inf")
+
+
+def test_a_state_with_usual_tensors_is_read_back_as_one_that_is_written(monkeypatch):
+    state = {
+        "a": [1, None, "x", (b"y", 2.5)],
+        "b": {index: torch.ones(3).to(each) for index, each in enumerate(state_file._USUAL)},
+    }
+    usual = read_back(state, "state")
+    monkeypatch.setattr(state_file, "_USUAL", ())
+    written = read_back(state, "state")
+    assert usual["a"] == written["a"] == state["a"]
+    for index, each in state["b"].items():
+        assert usual["b"][index] is not each
+        assert usual["b"][index].dtype == written["b"][index].dtype == each.dtype
+        assert torch.equal(written["b"][index], each)
+
+
+def test_other_tensors_are_written_to_see_whether_they_can_be_read(monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: "written")
+    for each in (torch.eye(2).to_sparse(), torch.ones(1, dtype=torch.complex64)):
+        assert read_back({"a": each}, "state") == "written"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x04garbage"])
