@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 
 from emrun.base.errors import RunInUse, StorageError
 from emrun.storage.files import guard, read_regular, storing, unguard, write_atomically
@@ -36,6 +37,7 @@ EVALUATIONS = "eval"
 """The directory of a run that evaluations write; evaluations take no lock."""
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LARGEST_OWNER = 10_000  # bytes
+_PATIENCE = 10.0  # seconds in which the children of a process that has ended let go of the lock
 _NOT_THERE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the system or the file system does not have such locks
 _FLOCK = "hhqqi4x"  # struct flock of Linux: l_type, l_whence, l_start, l_len, l_pid
 _HELD: dict[Path, int] = {}  # the runs that this process writes -> the descriptor of the lock file
@@ -193,7 +195,12 @@ def _refuse_if_owner_lives(path: Path, directory: Path) -> None:
 
 
 def _lock(descriptor: int, directory: Path) -> None:
-    """Lock the file; raise `RunInUse`, which names the owner, if another process has locked it."""
+    """Lock the file; raise `RunInUse`, which names the owner, if another process has locked it.
+
+    A process may be killed while it starts a command, such as git. Its child has the lock until it executes the
+    command, a moment that is long on a busy machine.
+    """
+    ends_at = monotonic() + _PATIENCE
     while True:
         try:
             _set(descriptor, fcntl.F_WRLCK)
@@ -204,7 +211,9 @@ def _lock(descriptor: int, directory: Path) -> None:
             pid = _holder(descriptor)
             if pid is not None:
                 owner = _name_of(pid, directory)
-                raise RunInUse(f"{directory} is in use by {owner}; try again when it has ended") from error
+                if not pid or owner != ANOTHER or monotonic() > ends_at:
+                    raise RunInUse(f"{directory} is in use by {owner}; try again when it has ended") from error
+                sleep(0.01)
 
 
 def _set(descriptor: int, kind: int) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,6 +57,50 @@ def test_it_is_free_when_its_process_was_killed(tmp_path, holder):
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     RunLock(tmp_path).release()
+
+
+FORKED = """
+import ctypes, sys
+from pathlib import Path
+from emrun.storage.lock import RunLock
+lock, libc = RunLock(Path(sys.argv[1])), ctypes.CDLL(None)
+child = libc.fork() or libc.pause()
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    """A child of a process that was killed; it has a copy of the descriptor, as if it was about to start a command."""
+    command = [sys.executable, "-c", FORKED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        child = int(process.stdout.readline())
+        process.kill()
+    yield child
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that it is not the holder that has the lock")
+def test_the_child_of_a_process_that_was_killed_is_waited_for(tmp_path, child, monkeypatch):
+    waited = []
+
+    def wait(seconds):
+        if not waited:
+            os.kill(child, signal.SIGKILL)
+        waited.append(seconds)
+
+    monkeypatch.setattr("emrun.storage.lock.sleep", wait)
+    RunLock(tmp_path).release()
+    assert waited
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that it is not the holder that has the lock")
+def test_a_child_that_does_not_let_go_is_not_waited_for_any_longer(tmp_path, child, monkeypatch):
+    monkeypatch.setattr("emrun.storage.lock._PATIENCE", 0.05)
+    with pytest.raises(RunInUse, match="is in use by another process; try again when it has ended"):
+        RunLock(tmp_path)
 
 
 def test_a_process_does_not_take_it_twice(tmp_path):
