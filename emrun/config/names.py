@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -92,8 +93,16 @@ class NoModule(NotThere):
         entries = list(Path.cwd().iterdir()) if "." not in module else []
         near = did_you_mean(module, [each.stem for each in entries if each.suffix == ".py" or each.is_dir()])
         where = "looked for in the current directory, then among installed packages"
-        more = "" if near else "; to look in another folder, set code_directory"
+        more = "" if near else _extra_with(module) or "; to look in another folder, set code_directory"
         super().__init__(f"no module {module!r}{near} ({where}{more})")
+
+
+def _extra_with(module: str) -> str | None:
+    """Return how to install a package that an extra of emrun has, or None for any other name."""
+    from importlib.metadata import requires
+
+    found = (re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", each) for each in requires("emrun") or ())
+    return next((f"; pip install 'emrun[{each[1]}]'" for each in found if each), None)
 
 
 def built_ins(kind: str) -> Mapping[str, str]:

@@ -39,6 +39,11 @@ class PredictionFile(ABC):
         self.columns: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
 
+    @classmethod
+    def library(cls) -> Any:
+        """Return the optional library that writes such a file; None if none is needed."""
+        return None
+
     @abstractmethod
     def add(self, columns: Mapping[str, Column]) -> None:
         """Add the rows of a batch.
@@ -156,12 +161,21 @@ class ParquetFile(_Stream):
 
     ending = ".parquet"
 
-    def __init__(self, path: Path, owner: str) -> None:
+    @classmethod
+    def library(cls) -> Any:
+        """Return pyarrow.
+
+        Raises:
+            MissingExtra: it is not installed.
+        """
         with needing("a Parquet file", "pyarrow", "data"):
             import pyarrow
             import pyarrow.parquet
+        return pyarrow
+
+    def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, owner)
-        self._arrow = pyarrow
+        self._arrow = self.library()
         self._schema: Any = None
         self._writer: Any = None
         self._pending: list[Any] = []

@@ -38,6 +38,7 @@ class WritesRows(AbstractHook):
     Raises:
         ArgumentError: the file has another ending, or its directory does not exist.
         HookError: the dataset does not have the stream.
+        MissingExtra: Parquet without pyarrow.
     """
 
     reads = None  # of one stream only
@@ -63,6 +64,7 @@ class WritesRows(AbstractHook):
             near = did_you_mean(self.path.suffix, FILES)
             message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}"
             raise ArgumentError(argument, message)
+        FILES[self.path.suffix].library()  # fails before the training
         if not self.path.parent.is_dir():
             raise ArgumentError(argument, f"there is no directory {self.path.parent}; create it first")
         if self.path.is_dir():

@@ -13,6 +13,7 @@ from emrun.base.wording import normalised
 from emrun.config import names
 from emrun.config.config import load_config
 from emrun.config.import_finder import locate
+from emrun.config.names import NoModule
 from emrun.config.plan import check_statically
 
 ROOT = Path(names.__file__).parents[1]
@@ -110,3 +111,10 @@ def test_schedules_of_other_tools_are_found_or_answered_with_what_to_write(name)
     assert f"neither emrun nor torch has a schedule {name!r}: write {wanted}" in str(caught.value)
     arguments = dict(YAML(typ="safe").load(wanted))
     check_statically(load_config({"dataset": {"class": "Digits"}, "model": {**model, "scheduler": arguments}}))
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"), [("torchmetrics", "pip install 'emrun[metrics]'"), ("torchmetric", "code_directory")]
+)
+def test_a_package_that_an_extra_has_is_named_with_the_extra(module, advice):
+    assert advice in str(NoModule(module))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from emrun import MainLoop
-from emrun.base.errors import ArgumentError, HookError, StorageError, StreamError
+from emrun.base.errors import ArgumentError, HookError, MissingExtra, StorageError, StreamError
 from emrun.hooks import SavePredictions
 
 
@@ -60,6 +61,13 @@ def test_the_numbers_of_a_stream_are_beside_its_ids(save, tmp_path):
         assert save("p.csv", {"loss": torch.zeros(5)}, position=other).columns == ["position", "loss"]
     with (tmp_path / "p.csv").open() as file:
         assert [int(row["position"]) for row in csv.DictReader(file)] == [0, 1, 2, 3, 4]
+
+
+def test_parquet_without_pyarrow_is_an_error_before_the_training(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtra, match=r"a Parquet file needs pyarrow.*pip install 'emrun\[data\]'"):
+        SavePredictions("valid", "p.parquet", output_dir=tmp_path)
+    SavePredictions("valid", "p.csv", output_dir=tmp_path)
 
 
 def test_every_format_holds_the_values_with_all_their_digits(save, tmp_path):
