@@ -6,7 +6,6 @@ import ast
 import difflib
 import hashlib
 import importlib.util
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,13 +16,11 @@ from typing import Any
 
 from emrun.base.censor import Censor
 from emrun.base.errors import StorageError
-from emrun.base.fields import fitting
-from emrun.storage.code.files import KIND, RECORD, censored
-from emrun.storage.code.record import code_records
+from emrun.storage.code.files import RECORD, censored, read_code
+from emrun.storage.code.record import written_records
 from emrun.storage.files import read_regular
 
-_LARGEST_RECORD = 20_000_000  # bytes
-_LARGEST_SOURCE = 1_000_000
+_LARGEST_SOURCE = 1_000_000  # bytes
 _LARGEST_FILE = 50_000_000  # of a module that may be compiled
 _MOST_LINES = 5_000  # of a source that is compared line by line
 _MOST = 1_000  # modules or packages that differ
@@ -60,10 +57,10 @@ def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
     Raises:
         StorageError: the run has no record, or it cannot be read.
     """
-    for _, place in reversed(code_records(directory)):
-        if (place / RECORD).is_file():
-            return _read(place), place
-    raise StorageError(0, f"the code of {directory} is not recorded")
+    written = written_records(directory)
+    if not written:
+        raise StorageError(0, f"the code of {directory} is not recorded")
+    return _read(written[-1][1]), written[-1][1]
 
 
 class CodeNow:
@@ -85,18 +82,12 @@ class CodeNow:
         Args:
             directory: the run directory.
         """
-        changed: dict[str, None] = {}
-        is_recorded = False
-        try:
-            for _, place in code_records(directory):  # a run that was resumed has used all of them
-                if (place / RECORD).is_file():
-                    is_recorded = True
-                    for name, module in _read(place)["modules"].items():
-                        if not self._is_same(place, name, module):
-                            changed[name] = None
-        except (OSError, StorageError):
+        try:  # a run that was resumed has used all of its records
+            records = [(place, _read(place)["modules"].items()) for _, place in written_records(directory)]
+        except OSError:
             return None
-        return tuple(changed) if is_recorded else None
+        changed = (name for place, each in records for name, one in each if not self._is_same(place, name, one))
+        return tuple(dict.fromkeys(changed)) if records else None
 
     def _is_same(self, place: Path, name: str, module: Mapping[str, Any]) -> bool:
         content, digest, tree = self._now(name, module.get("file"))
@@ -139,11 +130,10 @@ def _tree(source: bytes) -> str | None:
 
 
 def _read(place: Path) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):
-        content: dict[str, Any] = json.loads(read_regular(place / RECORD, _LARGEST_RECORD, depth=2))
-        if fitting(content, KIND):
-            return content
-    raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
+    content = read_code(place)
+    if content is None:
+        raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
+    return content
 
 
 def _repository(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,13 @@ _LARGEST_LIST = 50_000_000  # bytes
 
 
 @contextmanager
-def storing(path: Path, what: str) -> Iterator[None]:
+def storing(path: Path, what: str, *others: type[Exception]) -> Iterator[None]:
     """Turn an operating system's error about emrun's own files into a `StorageError` that names the operation.
+
+    Args:
+        path: the file.
+        what: the operation, such as `read`.
+        others: classes of other errors that mean the same, such as those of a format.
 
     Raises:
         StorageError: with exit status 74.
@@ -38,12 +43,13 @@ def storing(path: Path, what: str) -> Iterator[None]:
         yield
     except StorageError:
         raise
-    except OSError as error:
+    except (OSError, *others) as error:  # type: ignore[misc]  # mypy does not know the star
         if what == "read":
             refuse_timeout(error, path)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = "the disk is full" if full else error.strerror or str(error)
-        raise StorageError(error.errno or errno.EIO, f"cannot {what} {path}: {reason}") from error
+        number = getattr(error, "errno", None)
+        full = number in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error)
+        raise StorageError(number or errno.EIO, f"cannot {what} {path}: {reason}") from error
 
 
 def refuse_timeout(error: BaseException, path: Path) -> None:
@@ -72,14 +78,8 @@ def read_regular(path: Path, most: int, depth: int = 1) -> bytes:
     Raises:
         StorageError: there is no such file, or it cannot be read, is larger, or is a directory, a pipe or a device.
     """
-    with storing(path, "read"):
-        descriptor = _open_regular(path, depth)
-        try:
-            content = os.read(descriptor, most + 1)
-            while len(content) <= most and (more := os.read(descriptor, most + 1 - len(content))):
-                content += more
-        finally:
-            os.close(descriptor)
+    with opened_regular(path, depth) as file:
+        content = file.read(most + 1)
     if len(content) > most:
         raise StorageError(errno.EFBIG, f"cannot read {path}: it is larger than {size_of(most)}")
     return content
@@ -235,14 +235,15 @@ def check_guards(path: Path) -> None:
 
 
 @contextmanager
-def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
-    """Let the block write a file or a folder to a temporary path, then rename it to `place`.
+def written_aside(place: Path, aside: Path | None = None, *, flushes: bool = True) -> Iterator[Path]:
+    """Let the block write a file, a folder or a link to a temporary path, then rename it to `place`.
 
-    The block must flush what it writes to disk; the rename is flushed here. If the block fails, nothing is left behind.
+    The block must flush what it writes to disk. If the block fails, nothing is left behind.
 
     Args:
         place: the final path.
         aside: the temporary path, in the same directory; by default a path that no other process uses.
+        flushes: whether the rename is flushed to disk.
 
     Returns:
         A context with the path `aside`, where nothing exists.
@@ -254,7 +255,8 @@ def written_aside(place: Path, aside: Path | None = None) -> Iterator[Path]:
         aside.rename(place)
     finally:
         _delete(aside)
-    flush_directory(place.parent)
+    if flushes:
+        flush_directory(place.parent)
 
 
 def remove_files(files: Iterable[Path], home: Path) -> None:
@@ -367,11 +369,5 @@ def flush_directory(path: Path) -> None:
 def link_atomically(link: Path, target: str) -> None:
     """Make `link` a link to `target` in the same directory, replacing an old link in one step; nothing is flushed."""
     check_guards(link)
-    with storing(link, "write"):
-        aside = link.with_name(f".{link.name}.tmp")
-        aside.unlink(missing_ok=True)
-        try:
-            aside.symlink_to(target)
-            aside.replace(link)
-        finally:
-            aside.unlink(missing_ok=True)
+    with storing(link, "write"), written_aside(link, aside_of(link), flushes=False) as aside:
+        aside.symlink_to(target)

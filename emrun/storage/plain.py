@@ -32,8 +32,8 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         found = json.dumps([_digest(text), plain])
         if json.loads(found)[1] == plain:
             aside = plain_file(path)
-            with storing(aside, "write"), written_aside(aside) as written:
-                written.write_text(found, encoding="utf-8")  # not flushed: without it, the YAML file is read
+            with storing(aside, "write"), written_aside(aside, flushes=False) as written:
+                written.write_text(found, encoding="utf-8")  # without it, the YAML file is read
 
 
 def plain_of(path: Path, text: str) -> Any:

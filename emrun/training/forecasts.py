@@ -36,7 +36,7 @@ def keep_forecast(config: Config, forecast: Mapping[str, Any], clock: Clock = lo
     made = {"made": clock().isoformat(timespec="seconds"), "values": forecast}
     with suppress(OSError):
         _place().parent.mkdir(parents=True, exist_ok=True)
-        with written_aside(_place()) as aside:  # not flushed: what is lost is made by the next `check`
+        with written_aside(_place(), flushes=False) as aside:  # the next `check` makes what is lost
             aside.write_text(json.dumps(dict([*others.items(), (key, made)][-_MOST:])), encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_map, tree_map_with_path
 
 from emrun.base.encoding import Rows
-from emrun.base.errors import StorageError, reason_of
+from emrun.base.errors import StorageError
 from emrun.base.fields import (
     ANOTHER_CHECKPOINT,
     FILE_NAME,
@@ -36,7 +36,7 @@ from emrun.base.fields import (
 from emrun.base.wording import few
 from emrun.storage.checkpoints.manifest import SHARDS
 from emrun.storage.checkpoints.weights import Collected, read_weights, write_weights
-from emrun.storage.files import flush_file, opened_regular, read_regular, refuse_timeout, storing
+from emrun.storage.files import flush_file, opened_regular, read_regular, storing
 from emrun.storage.sealed import describe
 
 OF_STATE = "state.safetensors"
@@ -201,13 +201,10 @@ class Stored:
 
     def _rows(self, file: str, begin: int, end: int, first: int, last: int) -> Tensor:
         path, is_all = self.files.directory / file, (begin, end) == (first, last)
-        try:
+        with storing(path, "read", SafetensorError):
             piece = self.files[file].get_slice(self.name)
             there = tuple(piece.get_shape())
             found: Tensor = self.files[file].get_tensor(self.name) if is_all else piece[begin - first : end - first]
-        except (SafetensorError, OSError) as error:
-            refuse_timeout(error, path)
-            raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
         wanted = (last - first, *self.shape[1:]) if self.shape else ()
         if (found.dtype, there) != (self.dtype, wanted):
             both = f"{found.dtype} of shape {there}, but {SHARDS} says {self.dtype} of shape {wanted}"

@@ -15,9 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from emrun.base.errors import StorageError, reason_of
+from emrun.base.errors import StorageError
 from emrun.storage.checkpoints.manifest import FROZEN, Contents
-from emrun.storage.files import opened_regular, refuse_timeout, storing
+from emrun.storage.files import opened_regular, storing
 
 FILE = "model.safetensors"
 """The weights that evaluations use, unless frozen tensors lie apart."""
@@ -146,14 +146,11 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         StorageError: the file cannot be read.
     """
-    try:
+    with storing(path, "read", SafetensorError, ValueError, RecursionError):
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             metadata = file.metadata() or {}
         own = json.loads(metadata.get(_TIED, "{}"))
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        refuse_timeout(error, path)
-        raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
     tied = {**metadata, **(own if isinstance(own, dict) else {})}
     again = {name: weights[first] for name, first in tied.items() if isinstance(first, str) and first in weights}
     return {**again, **weights}

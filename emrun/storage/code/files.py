@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tokenize
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -195,12 +196,10 @@ def read_code(directory: Path) -> dict[str, Any] | None:
     Raises:
         StorageError: it cannot be read.
     """
-    try:
-        if (directory / RECORD).is_symlink() or (directory / RECORD).exists():
+    with suppress(ValueError, RecursionError):
+        if os.path.lexists(directory / RECORD):
             content: dict[str, Any] = json.loads(read_regular(directory / RECORD, _LARGEST, depth=2))
             return content if fitting(content, KIND) else None
-    except (ValueError, RecursionError):
-        pass
     return None
 
 

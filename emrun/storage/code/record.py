@@ -99,12 +99,11 @@ class CodeRecord:
             return
         for _, place in code_records(self._directory):
             aside_of(place / RECORD).unlink(missing_ok=True)
-        written = [number for number, path in code_records(self._directory) if (path / RECORD).exists()]
-        newest = max(written, default=0)
-        before = read_code(_place(self._directory, newest)) if newest else None
+        newest, place = max(written_records(self._directory), default=(0, Path()))
+        before = read_code(place) if newest else None
         found = changes(before, code.record()) if before is not None else ([], [])
         if before is not None and not any(found):
-            self._newest = _place(self._directory, newest)
+            self._newest = place
             self._tell(add_modules(self._newest, before, code))
             return
         self._newest = self._free_place(newest + 1)
@@ -150,6 +149,11 @@ def code_records(run_directory: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def written_records(run_directory: Path) -> list[tuple[int, Path]]:
+    """Return those of `code_records` that are complete."""
+    return [each for each in code_records(run_directory) if (each[1] / RECORD).exists()]
+
+
 def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
     """Return the modules and versions that differ from the newest record of a run, in words, and the record's path.
 
@@ -160,8 +164,7 @@ def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
     Raises:
         StorageError: the record cannot be read.
     """
-    written = [path for _, path in code_records(run_directory) if (path / RECORD).exists()]
-    place = written[-1] if written else run_directory / "code"
+    _, place = max(written_records(run_directory), default=(0, run_directory / "code"))
     before = read_code(place)
     return ([], place) if before is None else (_first(changes(before, code.record())[0]), place)
 
