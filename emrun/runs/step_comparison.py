@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import chain, groupby, zip_longest
+from operator import itemgetter
 from typing import Any
 
 from emrun.record.steps import Chunk
 
-_Row = tuple[int, int, Mapping[str, float | None]]  # iteration, distance to the previous one, the values
+_Row = tuple[int, int, int, dict[str, Any]]  # iteration, side, distance to the previous one, the values
 
 
 def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
@@ -21,86 +25,50 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
         last recorded iterations of a and b, None where there are none. `alone`: the numbers of iterations between the
         others that only a and only b have recorded.
     """
-    ours, theirs = _Rows(a), _Rows(b)
+    last: list[int | None] = [None, None]
+    sides = [_noted(chunks, side, last) for side, chunks in enumerate((a, b))]
     compared, last_equal, first = 0, None, None
-    while True:
-        for chunk in ours.whole_chunks_like(theirs):
-            compared, last_equal = compared + len(chunk), chunk.first + chunk.every * (len(chunk) - 1)
-        one, other = ours.row, theirs.row
-        if one is None or other is None:
+    for one, other in zip_longest(*sides):
+        if one is None or one != other:
             break
-        if one[0] != other[0]:  # only one of them has recorded it
-            behind = ours if one[0] < other[0] else theirs
-            behind.passed += 1
-            behind.advance()
+        compared, last_equal = compared + len(one), last[0]
+    else:
+        one = other = None
+    rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
+    alone, ahead = [0, 0], [0, 0]  # how many iterations only one side has, and behind the last of the other
+    for iteration, found in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
+        there = {side: (every, values) for _, side, every, values in found}
+        for side in there:
+            alone[1 - side], ahead[1 - side] = alone[1 - side] + ahead[1 - side], 0
+        if len(there) == 1:
+            ahead[side] += 1
             continue
-        values = {
-            name: [one[2].get(name), other[2].get(name)]
-            for name in {**one[2], **other[2]}
-            if not _same(one[2].get(name), other[2].get(name))
-        }
-        if values:
-            first = {"iteration": one[0], "every": one[1], "values": values}
+        (every, mine), (_, theirs) = there[0], there[1]
+        differing = [name for name in {**mine, **theirs} if not _same(mine.get(name), theirs.get(name))]
+        if differing:
+            values = {name: [mine.get(name), theirs.get(name)] for name in differing}
+            first = {"iteration": iteration, "every": every, "values": values}
             break
-        compared, last_equal = compared + 1, one[0]
-        ours.advance()
-        theirs.advance()
-    last = [rows.last() for rows in (ours, theirs)]
-    passed = [ours.passed, theirs.passed]
-    is_equal = first is None and last[0] == last[1] and not any(passed)
-    found = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
-    return {**found, "last": last, "alone": passed}
+        compared, last_equal = compared + 1, iteration
+    deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
+    is_equal = first is None and last[0] == last[1] and not any(alone)
+    found_in_all = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
+    return {**found_in_all, "last": last, "alone": alone}
 
 
-class _Rows:
-    """The iterations of a step record, one after another.
-
-    Args:
-        chunks: the chunks of the record.
-    """
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self._chunks: Iterator[Chunk] = iter(chunks)
-        self._chunk: Chunk | None = next(self._chunks, None)
-        self._index = 0
-        self._last: int | None = None
-        self.passed = 0
-        """The number of iterations that the other record does not have."""
-
-    @property
-    def row(self) -> _Row | None:
-        """The current iteration; None at the end."""
-        chunk = self._chunk
-        if chunk is None:
-            return None
-        values = {name: column[self._index] for name, column in chunk.columns.items()}
-        return chunk.first + chunk.every * self._index, chunk.every, values
-
-    def advance(self) -> None:
-        """Go to the next iteration."""
-        assert self._chunk is not None
-        self._index += 1
-        if self._index >= len(self._chunk):
-            self._next_chunk()
-
-    def whole_chunks_like(self, other: _Rows) -> Iterator[Chunk]:
-        """Yield and pass the chunks that both have next, as long as they are the same."""
-        while not (self._index or other._index) and (chunk := self._chunk) is not None and chunk == other._chunk:
-            self._next_chunk()
-            other._next_chunk()
+def _noted(chunks: Iterable[Chunk], side: int, last: list[int | None]) -> Iterator[Chunk]:
+    """Yield the chunks that have iterations, after noting the last one."""
+    for chunk in chunks:
+        if len(chunk):
+            last[side] = chunk.first + chunk.every * (len(chunk) - 1)
             yield chunk
 
-    def last(self) -> int | None:
-        """Return the last iteration of the record; the rest is passed."""
-        while self._chunk is not None:
-            self._next_chunk()
-        return self._last
 
-    def _next_chunk(self) -> None:
-        chunk = self._chunk
-        if chunk is not None and len(chunk):
-            self._last = chunk.first + chunk.every * (len(chunk) - 1)
-        self._chunk, self._index = next((each for each in self._chunks if len(each)), None), 0
+def _rows(side: int, chunks: Iterable[Chunk]) -> Iterator[_Row]:
+    for chunk in chunks:
+        for index in range(len(chunk)):
+            values = {name: column[index] for name, column in chunk.columns.items()}
+            yield chunk.first + chunk.every * index, side, chunk.every, values
 
 
 def _same(one: float | None, other: float | None) -> bool:
