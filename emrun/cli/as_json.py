@@ -99,9 +99,7 @@ def run_as_json(directory: Path, training: Training | None = None) -> dict[str, 
         return {"directory": directory}
     summaries = Summaries(run)
     best, (address, condition) = summaries.best, summaries.watched
-    last = None
-    for last in run.epochs():  # noqa: B007 - the last one is wanted
-        pass
+    last = run.last_epoch or None
     is_left = run.status != "finished" and (directory / "checkpoints" / "latest").exists()
     return {
         "status": run.status,

@@ -16,8 +16,8 @@ from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json, with_json
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-from emrun.runs.columns import FACTS, Column, Row, check_known, column, rows_of
-from emrun.runs.conditions import Condition
+from emrun.runs.columns import FACTS, Column, Row, column
+from emrun.runs.conditions import Condition, chosen
 from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import MISSING, size_below
 
@@ -65,12 +65,8 @@ def ls(
     names = [each.strip() for each in columns.split(",") if each.strip()] if columns else []
     shown = [column(each) for each in names] or [FACTS[each] for each in (*_SHORT[1:], *(_LONG * (long or verbose)))]
     key = column(sort.removeprefix("-"))
-    asked = [*shown, key, *(each.column for each in wanted), *([FACTS["best"]] if as_json else [])]
-    found = rows_of(find_runs(root, deep=recursive), root, asked)
-    check_known(asked, found)
-    for each in wanted:
-        each.check(found)
-    rows = [row for row in found if all(each.holds(row) for each in wanted)]
+    asked = [*shown, key, *([FACTS["best"]] if as_json else [])]
+    found, rows = chosen(find_runs(root, deep=recursive), root, wanted, asked)
     if not (everything or wanted or (found and found[0].run.directory == root)):
         rows = [row for row in rows if row.run.epochs_done or row.run.status in ("running", "killed", "damaged")]
     there = [row for row in rows if key.of(row) is not MISSING]

@@ -11,8 +11,8 @@ from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
-from emrun.runs.columns import FACTS, Column, Row, check_known, column, rows_of
-from emrun.runs.conditions import Condition, time_of
+from emrun.runs.columns import FACTS, Column, Row, column
+from emrun.runs.conditions import Condition, chosen, time_of
 from emrun.runs.finding import find_runs
 from emrun.runs.own_files import what_stays
 from emrun.runs.pruning import ERRORS, Removal, What, better, without_best
@@ -105,18 +105,12 @@ def _chosen(
     standing = [Condition.parse(f"status={each}") for each in statuses]
     compared = [] if by is None else [column(by)]
     judged = FACTS["best"]
-    found = rows_of(
-        find_runs(root, deep=recursive), root, [FACTS["best"], *compared, *(each.column for each in wanted)]
-    )
+    found, rows = chosen(find_runs(root, deep=recursive), root, wanted, [FACTS["best"], *compared])
     is_run = len(found) == 1 and found[0].run.directory == root
     if not (is_run or wanted or standing or kept is not None):
         raise click.UsageError(
             "say which runs: --epochs, --older, --status, --where, --keep-best, or the path of a run"
         )
-    check_known((*compared, *(each.column for each in wanted)), found)
-    for condition in wanted:
-        condition.check(found)
-    rows = [row for row in found if all(each.holds(row) for each in wanted)]
     rows = [row for row in rows if not standing or any(each.holds(row) for each in standing)]
     if kept is not None and rows:
         address, which = better(rows, by)

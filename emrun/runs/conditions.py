@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ConfigError, UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.config.names import same_class
 from emrun.config.yaml_tree import parse
-from emrun.runs.columns import Column, Row, column
-from emrun.runs.stored_run import MISSING, STATUSES
+from emrun.runs.columns import Column, Row, check_known, column, rows_of
+from emrun.runs.stored_run import MISSING, STATUSES, StoredRun
 
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -90,6 +91,28 @@ class Condition:
         if isinstance(value, float) and isinstance(self.wanted, float) and math.isnan(value):
             return math.isnan(self.wanted)
         return bool(value == self.wanted) and isinstance(value, bool) is isinstance(self.wanted, bool)
+
+
+def chosen(
+    runs: Iterable[StoredRun], root: Path, wanted: Sequence[Condition], columns: Sequence[Column]
+) -> tuple[list[Row], list[Row]]:
+    """Return all runs as rows, and those that meet conditions.
+
+    Args:
+        runs: the runs.
+        root: the directory to which their names are relative.
+        wanted: the conditions.
+        columns: what else is asked of each run.
+
+    Raises:
+        UsageError: no run has the value of a column, or one that can be compared with the value of a condition.
+    """
+    asked = [*columns, *(each.column for each in wanted)]
+    found = rows_of(runs, root, asked)
+    check_known(asked, found)
+    for each in wanted:
+        each.check(found)
+    return found, [row for row in found if all(each.holds(row) for each in wanted)]
 
 
 def _wanted(asked: Column, text: str) -> Any:

@@ -32,7 +32,7 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
             break
         sides = [_side(node, key, own) for node, own in zip((left, right), commands, strict=True)]
         found.append({"key": key, "a": sides[0], "b": sides[1]})
-    return {"config": found, "hooks_order": _order(one, other)}
+    return {"config": found, "hooks_order": order_of_hooks(one, other)}
 
 
 def _tree(run: StoredRun) -> Node:
@@ -92,7 +92,8 @@ def _hooks(section: Node) -> dict[str, Node]:
     return {key: node for key, node in found.items() if node is not None}
 
 
-def _order(one: Node, other: Node) -> dict[str, list[str]] | None:
+def order_of_hooks(one: Node, other: Node) -> dict[str, list[str]] | None:
+    """Return the names of the hooks that two configs have in common, if they are in another order, of each side."""
     sections = [tree.get("hooks") for tree in (one, other)]
     names = [
         [str(hook_entry(entry)[0]) for entry in section.value]

@@ -224,7 +224,7 @@ class StoredRun:
             raise StorageError(0, f"cannot read {self.directory / name}: it is not encoded in UTF-8") from error
 
     @cached_property
-    def _last_epoch(self) -> Mapping[str, Any]:
+    def last_epoch(self) -> Mapping[str, Any]:
         """The last line of `metrics.jsonl`."""
         last: Mapping[str, Any] = {}
         with suppress(StorageError):
@@ -237,7 +237,7 @@ class StoredRun:
         counted = self.trace.get(field)
         if counted is not None and self.trace.get("status") not in (None, "running"):
             return int(counted)
-        found = self._last_epoch.get(name)
+        found = self.last_epoch.get(name)
         return max(int(counted or 0), found if type(found) is int and 0 <= found < 2**63 else 0)
 
 

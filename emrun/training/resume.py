@@ -24,6 +24,7 @@ from emrun.ranks.group import join, ranks
 from emrun.record.record import Record
 from emrun.record.rows import Reader
 from emrun.record.sinks import AbstractSink
+from emrun.runs.config_comparison import differences, order_of_hooks
 from emrun.runs.own_files import files_written_by
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
@@ -111,7 +112,7 @@ def _resumed(
         plan = _plan_of(config, added_hooks)
         censor.add(plan.config.secrets())
         check_alike(plan, tell)
-        changed = _changes(stored.root.plain(), config.root.plain())
+        changed = _changes(stored.root, config.root)
         trace = read_trace(source)
         if (
             trace.get("status") == "finished"
@@ -276,9 +277,9 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
     A value that the run has found for `auto` is not a difference.
     """
     check_config(run_directory)
-    stored = with_statistics(read_config(run_directory)).root.plain()
-    given = with_statistics(config).with_defaults({key: stored[key] for key in DRAWN if key in stored})
-    changes = _changes(stored, given.root.plain())
+    stored = with_statistics(read_config(run_directory)).root
+    drawn = {key: stored.value[key].plain() for key in DRAWN if key in stored.value}
+    changes = _changes(stored, with_statistics(config).with_defaults(drawn).root)
     return _shown({key: pair for key, pair in changes.items() if key not in FOUND or pair[1] != "auto"})
 
 
@@ -409,32 +410,14 @@ def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any], dat
 
 
 def _shown(changed: Mapping[str, Any]) -> list[str]:
-    """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`.
-
-    Of a list with more or fewer items, only these are shown: `hooks: added 'ShowProgress'`.
-    """
+    """Return changes for a message: `model.optimizer.lr: 0.1 -> 0.01`; a missing value and null are `not set`."""
     shown = {key: ["not set" if each is None else repr(each) for each in pair] for key, pair in changed.items()}
-    return [f"{key}: {_shown_items(*pair) or ' -> '.join(shown[key])}" for key, pair in changed.items()]
+    return [f"{key}: {' -> '.join(pair)}" for key, pair in shown.items()]
 
 
-def _shown_items(old: Any, new: Any) -> str:
-    """Return the items that only one of two lists has; nothing if these are not lists, or have the same items."""
-    if not isinstance(old, list) or not isinstance(new, list):
-        return ""
-    lost, gained = [each for each in old if each not in new], [each for each in new if each not in old]
-    parts = [("removed", lost), ("added", gained)]
-    return ", ".join(f"{word} {listed(list(map(repr, items)))}" for word, items in parts if items)
-
-
-def _changes(old: Any, new: Any, key: str = "") -> dict[str, list[Any]]:
-    """Return key -> [old value, new value] for all keys in which two configs differ."""
-    if old == new:
-        return {}
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = dict.fromkeys((*old, *new))
-        pairs = [(f"{key}.{name}" if key else str(name), old.get(name), new.get(name)) for name in keys]
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        pairs = [(f"{key}.{index}", *each) for index, each in enumerate(zip(old, new, strict=True))]
-    else:
-        return {key: [old, new]}
-    return {name: pair for where, a, b in pairs for name, pair in _changes(a, b, where).items()}
+def _changes(old: Node, new: Node) -> dict[str, list[Any]]:
+    """Return key -> [old value, new value] for all keys in which two configs differ; null is like a missing value."""
+    pairs = {key: [each and each.plain() for each in sides] for key, *sides in differences(old, new)}
+    if (moved := order_of_hooks(old, new)) is not None:
+        pairs["hooks"] = [moved["a"], moved["b"]]
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -140,7 +140,7 @@ def test_free_values_are_read_by_interpolations_and_nothing_else(emrun, tmp_path
     assert emrun("train", "-q", "c.yaml", "vars.size=20", "--output-dir", "run").returncode == 0
     done = emrun("resume", "run", "vars.buffer=2", "hooks.StopAfter.epochs=2")
     assert done.returncode == 0, done.stderr
-    assert "changed: vars.buffer: 0 -> 2, hooks.1.StopAfter.epochs: 1 -> 2" in done.stderr
+    assert "changed: vars.buffer: 0 -> 2, hooks.StopAfter.epochs: 1 -> 2" in done.stderr
 
 
 def test_a_signal_ends_an_evaluation_and_the_process_by_it(emrun, tmp_path):

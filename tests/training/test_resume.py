@@ -33,7 +33,7 @@ def test_a_later_end_continues_and_ends_like_a_longer_training(project):
     assert result(directory) == result(project / "straight")
     assert "epochs: 2" in (directory / "config.yaml").read_text()
     assert "epochs: 1" in (directory / "config-1.yaml").read_text()
-    assert f"hooks.{len(HOOKS) - 1}.StopAfter.epochs" in (directory / "trace.yaml").read_text()
+    assert "hooks.StopAfter.epochs" in (directory / "trace.yaml").read_text()
 
 
 def test_an_end_that_has_passed_is_refused_and_changes_nothing(project):
