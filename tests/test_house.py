@@ -294,7 +294,6 @@ def test_every_file_has_a_test():
         "models/step/gradients": "models/step/test_updates",
         "models/step/plain": "models/step/test_updates",
         "models/step/scaled": "models/test_precision",
-        "models/optimizers": "models/test_scheduled_optimizer",
         "base/patterns": "models/test_parameter_groups",
         "config/yaml_slips": "config/test_yaml_tree",
         "diagnosis/probe": "diagnosis/test_verification",

@@ -16,7 +16,6 @@ from emrun.base.types import Batch
 from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.planning import plan_of
 from emrun.models.schedules.stepping import Scheduler
 from emrun.models.step.gradients import parameters_beside
 from emrun.schedule_plan import SchedulePlan
@@ -170,8 +169,7 @@ class Optimizers:
         self.is_plan_due = False
         for each in self.members:
             if each.scheduler is not None:
-                with each.errors():
-                    plan, is_due = plan_of(each.scheduler, loop)
+                plan, is_due = each.plan(loop)
                 self.is_plan_due = self.is_plan_due or is_due
                 found.append(replace(plan, optimizer=each.name))
         return replace(found[0], others=found[1:]) if found else None

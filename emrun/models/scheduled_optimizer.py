@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import EpochData
+from emrun.base.types import EpochData, Horizon
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizer import (
@@ -25,9 +25,9 @@ from emrun.models.optimizer import (
     optimizer_state,
     parameters_of,
 )
-from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.planning import check_length, horizon_of
+from emrun.models.schedules.closed_form import REPLAN, ClosedForm
 from emrun.models.schedules.stepping import Scheduler, build_scheduler
+from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,9 +95,7 @@ class ScheduledOptimizer:
             self.replace(self.optimizer)
         if scheduler is not None:
             with self.errors():
-                self.scheduler = build_scheduler(self.optimizer, scheduler)
-            if isinstance(self.scheduler, Scheduler):
-                self.scheduler.key = f"model.{self._scheduler_key}"
+                self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{self._scheduler_key}")
         self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
         self.register()
 
@@ -147,7 +145,7 @@ class ScheduledOptimizer:
         """
         with self.errors():
             if isinstance(self.scheduler, ClosedForm):
-                self.scheduler.begin(horizon_of(loop), loop)
+                self.scheduler.begin(_horizon_of(loop), loop)
             elif self.scheduler is not None and loop is not None and loop.has_run:
                 self.scheduler.check_end()  # the replay of a step is not a resume
 
@@ -164,6 +162,29 @@ class ScheduledOptimizer:
                 "it" if len(names) == 1 else "them",
             )
 
+    def plan(self, loop: Loop) -> tuple[SchedulePlan, bool]:
+        """Return the plan of the schedule, and whether the zeroth epoch will tell more.
+
+        Raises:
+            ArgumentError: the schedule does not fit the length of the run.
+        """
+        horizon, limits, fixed, schedule = loop.horizon, loop.limits, loop.fixed_epoch_size, self.scheduler
+        assert schedule is not None
+        with self.errors():
+            if isinstance(schedule, ClosedForm):
+                return schedule.shown(horizon), schedule.is_awaited(horizon) and not schedule.plans
+            if horizon.share is not None:
+                horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
+            epochs = [
+                limits[unit] for unit in ("epochs", "passes") if unit in limits and not (fixed and unit == "passes")
+            ]
+            epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
+            if horizon.updates is not None and epoch is not None:
+                epochs.append(horizon.updates // epoch)
+            is_known = (horizon.updates if schedule.on_update else epochs or None) is not None
+            is_due = horizon.is_awaited and schedule.metric is None and not is_known
+            return schedule.shown(horizon, min(epochs, default=None)), is_due
+
     def step_schedule(self) -> None:
         """Step a schedule that steps after each update."""
         self.optimizer._opt_called = True  # type: ignore[union-attr]  # otherwise schedulers of torch warn
@@ -179,7 +200,7 @@ class ScheduledOptimizer:
         """Return the learning rates of the next update."""
         if self.rates is None and isinstance(self.scheduler, ClosedForm):
             with suppress(ArgumentError):  # the first update raises it again, if there is one
-                self.scheduler.begin(horizon_of(loop), loop)
+                self.scheduler.begin(_horizon_of(loop), loop)
         return learning_rates(self.optimizer) if self.optimizer is not None else []
 
     def set_mode(self, *, train: bool) -> None:
@@ -241,9 +262,31 @@ class ScheduledOptimizer:
             raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-            check_length(self.scheduler, loop, f"model.{self._scheduler_key}")
+            self._check_length(loop)
         rates = state.get("rates")
         self.rates = [float(rate) for rate in rates] if rates is not None else None
+
+    def _check_length(self, loop: Loop | None) -> None:
+        """Check that a run with a loaded schedule may have the length that the loop gives it now.
+
+        Raises:
+            StateError: the length has changed, and with it the rates of updates that were made; or the schedule is
+                over, and nothing limits the updates of the run any more.
+        """
+        if not isinstance(self.scheduler, ClosedForm):
+            return
+        horizon = _horizon_of(loop)
+        refusal = self.scheduler.refusal(horizon)
+        if refusal is None and loop is not None and loop.has_run and horizon.updates is None:
+            refusal = self.scheduler.refusal_without_end()
+        if refusal is not None:
+            key = f"model.{self._scheduler_key}"
+            raise StateError(f"{key}: {refusal.replace(REPLAN, f'{key}.on_extend=replan')}")
+
+
+def _horizon_of(loop: Loop | None) -> Horizon:
+    """Return how long the run will be; without a loop, this is not known."""
+    return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
 
 
 def optimizers_of(optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:

@@ -30,14 +30,14 @@ class Scheduler:
         scheduler: one of torch's schedulers.
         on_update: step after each update instead of after each epoch.
         metric: the address `stream/variable/aggregation` of the statistic that each step gets.
+        key: its key in the config, for messages.
     """
 
-    def __init__(self, scheduler: Any, on_update: bool, metric: str | None) -> None:
+    def __init__(self, scheduler: Any, on_update: bool, metric: str | None, key: str = "model.scheduler") -> None:
         self.scheduler = scheduler
         self.on_update = on_update
         self.metric = metric
-        self.key = "model.scheduler"
-        """Its key in the config, for messages."""
+        self.key = key
         self._configured = _plain(scheduler.state_dict())
         self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
         self._is_loaded = False
@@ -143,12 +143,15 @@ class Scheduler:
         )
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[..., Any]) -> Scheduler | ClosedForm:
+def build_scheduler(
+    optimizer: torch.optim.Optimizer | None, form: Callable[..., Any], key: str = "model.scheduler"
+) -> Scheduler | ClosedForm:
     """Build the scheduler of an optimizer.
 
     Args:
         optimizer: the optimizer whose learning rates the scheduler sets.
         form: called with the optimizer; its options are `step_on` (`epoch` or `update`) and `metric`.
+        key: the key of the scheduler in the config.
 
     Raises:
         ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
@@ -187,7 +190,7 @@ def build_scheduler(optimizer: torch.optim.Optimizer | None, form: Callable[...,
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
     if metric is not None and not needs_metric and "metrics" not in inspect.signature(scheduler.step).parameters:
         raise ArgumentError("scheduler.metric", f"{type(scheduler).__name__} does not take a metric; remove `metric`")
-    return Scheduler(scheduler, step_on == "update", metric)
+    return Scheduler(scheduler, step_on == "update", metric, key)
 
 
 def _updated(state: Any, old: Any, new: Any) -> Any:
