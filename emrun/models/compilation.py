@@ -16,6 +16,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_flag
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import changed
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe
 
@@ -128,7 +129,9 @@ class Compilation:
             shapes = ", ".join(describe(name, each) for name, each in tensors.items())
             seconds = _STOPWATCH.seconds - before
             _LOG.info("compiling %s took %.1f s, for %s", type(module).__name__, seconds, shapes)
-        return _copied(outputs) if self._copies else outputs
+        if not self._copies:
+            return outputs
+        return changed(outputs, lambda each: each.clone() if isinstance(each, Tensor) else each)  # the graph reuses it
 
     def check_use(self, module: torch.nn.Module) -> None:
         """Warn, once, if nothing was compiled although the module was trained or evaluated."""
@@ -220,15 +223,6 @@ def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*arguments, **keywords)
 
     return called
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of the outputs of a CUDA graph, whose memory the next call uses again."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import changed
 from emrun.base.types import Batch
 
 Name = Literal["channels_last", "channels_last_3d"]
@@ -57,11 +58,9 @@ class MemoryFormat:
             read: the function that makes tensors of a batch.
             batch: the batch.
         """
-        return {name: self._changed(each) for name, each in read(batch).items()}
+        return changed(read(batch), self._changed)  # type: ignore[no-any-return]
 
     def _changed(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: self._changed(each) for key, each in value.items()}
         if isinstance(value, Tensor) and not value.is_nested and value.dim() == self._rank:
             return value.contiguous(memory_format=self._format)
         return value

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
+from emrun.base.sources import changed
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,13 +77,11 @@ class Autocast:
 
 def in_float32(value: Any) -> Any:
     """Return a tensor of 16 bits in float32, also in mappings, lists and tuples; other values are unchanged."""
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
-    if isinstance(value, Mapping):
-        return {name: in_float32(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [in_float32(each) for each in value]
-    return value
+    return changed(value, _widened)
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _DTYPES.values() else value
 
 
 class TF32:
