@@ -48,7 +48,10 @@ class RankStates:
         }
 
     def of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
+        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks.
+
+        Its `hooks` are (class, occurrence) -> state, also those of the other ranks.
+        """
         self._later = []
         others, rank = state.get("ranks") or [], self._ranks.rank
         if len(others) + 1 == self._ranks.size:
@@ -60,24 +63,22 @@ class RankStates:
         began = state["epoch_began"]
         if began is not None and own["epoch_began"] is not None:
             state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}
-        mine = {(each["class"], each["occurrence"]) for each in own["hooks"]}
-        rest = [each for each in state["hooks"] if (each["class"], each["occurrence"]) not in mine]
-        model = {**state["model"], **own["model"]}
-        hooks = [*rest, *own["hooks"]]
-        return {**state, "random": own["random"], "streams": own["streams"], "model": model, "hooks": hooks}
+        of_both = {key: {**state[key], **own[key]} for key in ("model", "hooks")}
+        return {**state, **of_both, "random": own["random"], "streams": own["streams"]}
 
     def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
         streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
-        names = [(each["class"], each["occurrence"]) for other in others[:1] for each in other["hooks"]]
-        own = [each for each in state["hooks"] if (each["class"], each["occurrence"]) in names]
-        for name, hook in occurrences(self._loop.hooks).items():
-            if merges(hook) and name in names and self._ranks.is_first:
-                self._later.append((hook, [other["hooks"][names.index(name)]["state"] for other in others]))
-        random, began = state["random"], None
-        if not self._ranks.is_first:
-            empty = {name: hook.state_dict() for name, hook in occurrences(self._loop.hooks).items() if merges(hook)}
-            own = [{"class": name, "occurrence": number, "state": each} for (name, number), each in empty.items()]
+        merged = {key: hook for key, hook in occurrences(self._loop.hooks).items() if merges(hook)}
+        hooks, random, began = {}, state["random"], None
+        if self._ranks.is_first:
+            self._later = [
+                (hook, [other["hooks"][key] for other in others])
+                for key, hook in merged.items()
+                if others and key in others[0]["hooks"]
+            ]
+        else:
+            hooks = {key: hook.state_dict() for key, hook in merged.items()}
             with preserved_randomness():
                 seed_everything(
                     self._loop.seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"]
@@ -85,7 +86,7 @@ class RankStates:
                 random = began = random_state()
         parts = [self._loop.model.of_rank(state["model"]), *(other["model"] for other in others)]
         model = self._loop.model.of_new_rank(parts, is_first=self._ranks.is_first)
-        return {"random": random, "epoch_began": began, "model": model, "hooks": own, "streams": streams}
+        return {"random": random, "epoch_began": began, "model": model, "hooks": hooks, "streams": streams}
 
     def merge(self) -> None:
         """Give hooks what other ranks had collected, of which there are none now; after their own state is loaded."""

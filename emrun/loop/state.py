@@ -208,7 +208,7 @@ class TrainingState:
         return partial(_write, parts, () if self._follows else (partial(save_state, state), classes)), in_background
 
     def _numbered_as_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a loaded state in which each hook has the occurrence of the same hook now; others are left out."""
+        """Return a loaded state in which `hooks` is (class, occurrence) of a hook now -> the state of the same hook."""
         now: dict[str, list[AbstractHook]] = {}
         for (name, _), hook in occurrences(self._loop.hooks).items():
             now.setdefault(name, []).append(hook)
@@ -223,11 +223,9 @@ class TrainingState:
                     *(name.rpartition(".")[2], found.index(None) + 1),
                 )
 
-        def numbered(hooks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            keys = [(each["class"], each["occurrence"]) for each in hooks]
-            return [
-                {**each, "occurrence": numbers[key]} for key, each in zip(keys, hooks, strict=True) if key in numbers
-            ]
+        def numbered(hooks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Any]:
+            states = {(each["class"], each["occurrence"]): each["state"] for each in hooks}
+            return {(name, numbers[name, old]): each for (name, old), each in states.items() if (name, old) in numbers}
 
         others = [{**other, "hooks": numbered(other["hooks"])} for other in state.get("ranks") or []]
         return {**state, "hooks": numbered(state["hooks"]), "ranks": others}
@@ -259,11 +257,10 @@ class TrainingState:
             model.load(place)
         with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
-        for (name, occurrence), hook in occurrences(self._loop.hooks).items():
-            found = [each for each in state["hooks"] if (each["class"], each["occurrence"]) == (name, occurrence)]
-            if found:
-                with fields.reading(f"{file}: state of hook {name}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
-                    hook.load_state_dict(found[0]["state"])
+        for key, hook in occurrences(self._loop.hooks).items():
+            if key in state["hooks"]:
+                with fields.reading(f"{file}: state of hook {key[0]}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
+                    hook.load_state_dict(state["hooks"][key])
         self._of_ranks.merge()
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             for name, position in state["streams"].items():
