@@ -167,7 +167,7 @@ class StepRecord:
         length, digest = (None, None) if state is None else (state["length"], state["digest"])
         self._file.rewind(length, digest, end)
         if chunk is not None:
-            self._chunk = _Pending.of(chunk)
+            self._chunk = _Pending(range(chunk.first, _end_of_chunk(chunk.first) + 1, chunk.every), chunk)
 
     def _pending(self) -> Chunk | None:
         """Return the chunk that has not ended, from its first step that has a value; None if there is none."""
@@ -179,11 +179,11 @@ class StepRecord:
         losses = [each if isinstance(each, Tensor) else self._number(each) for each in pending.losses]
         numbers = {"loss": losses, **{name: [*map(self._number, values)] for name, values in by_name.items()}}
         numbers |= {name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()}
-        columns = {name: read(values) for name, values in numbers.items()}
-        columns = {name: values for name, values in columns.items() if values.count(None) < count}
+        columns = pending.joined({name: read(values) for name, values in numbers.items()}, count)
+        columns = {name: values for name, values in columns.items() if values.count(None) < len(values)}
         if not columns:
             return None
-        first = next(row for row in range(count) if any(values[row] is not None for values in columns.values()))
+        first = next(row for row in range(pending.done) if any(values[row] is not None for values in columns.values()))
         columns = {name: values[first:] for name, values in columns.items()}
         return Chunk(pending.steps[first], pending.steps.step, columns)
 
@@ -201,47 +201,45 @@ class _Pending:
 
     Args:
         steps: the iterations that the chunk may have.
+        loaded: the first ones of them, from a checkpoint.
     """
 
-    def __init__(self, steps: range) -> None:
+    def __init__(self, steps: range, loaded: Chunk | None = None) -> None:
         self.steps = steps
+        self._loaded = Chunk(0, 1, {}) if loaded is None else loaded
         self.end = steps[-1] if steps else 0
         """The last of them."""
         self.losses: list[float | Tensor | None] = []
-        """One for each iteration so far."""
+        """One for each iteration in this process."""
         self.rates: list[Any] = []
         """The same: the learning rates of the groups."""
         self.added: dict[str, list[float | Tensor | None]] = {}
         """What hooks have added; shorter if the last values are missing."""
 
-    @classmethod
-    def of(cls, chunk: Chunk) -> _Pending:
-        """Return a chunk that had not ended at a checkpoint."""
-        new = cls(range(chunk.first, _end_of_chunk(chunk.first) + 1, chunk.every))
-        added = dict(chunk.columns)
-        new.losses = [*added.pop("loss", [None] * len(chunk))]
-        rates = {name: added.pop(name) for name in chunk.columns if is_rate(name)}
-        rows: list[Any] = list(zip(*rates.values(), strict=True)) or [None] * len(chunk)
-        if rates and LEARNING_RATE not in rates:  # several optimizers with names
-            names = [name.removeprefix(f"{LEARNING_RATE}_") for name in rates]
-            rows = [dict(zip(names, row, strict=True)) for row in rows]
-        new.rates = rows
-        new.added = {name: [*values] for name, values in added.items()}
-        return new
+    @property
+    def done(self) -> int:
+        """The number of iterations so far."""
+        return len(self._loaded) + len(self.losses)
 
     @property
     def next(self) -> int:
         """The next iteration of the chunk; 0 if it has all."""
-        return next(iter(self.steps[len(self.losses) :]), 0)
+        return next(iter(self.steps[self.done :]), 0)
 
     @property
     def last(self) -> int:
         """The last iteration so far; 0 before the first."""
-        return self.steps[len(self.losses) - 1] if self.losses else 0
+        return self.steps[self.done - 1] if self.done else 0
 
     def close(self) -> None:
         """Let the chunk have no further iteration."""
-        self.steps = self.steps[: len(self.losses)]
+        self.steps = self.steps[: self.done]
+
+    def joined(self, columns: Mapping[str, list[float | None]], count: int) -> dict[str, list[float | None]]:
+        """Return the columns of `count` iterations behind those that were loaded: the loss, the rates, the others."""
+        loaded, before, new = self._loaded.columns, [None] * len(self._loaded), [None] * count
+        names = sorted({**loaded, **columns}, key=lambda name: (name != "loss", not is_rate(name)))
+        return {name: [*loaded.get(name, before), *columns.get(name, new)] for name in names}
 
     def add(self, given: dict[str, float | Tensor]) -> None:
         """Add what hooks have added in the last iteration, and forget it."""
