@@ -101,6 +101,7 @@ class BatchChecks:
         def check(batch: Batch) -> int:
             nonlocal known, index
             index += 1
+            self._stream = stream  # a hook may have looked at another one since
             try:
                 names = batch.keys()
             except AttributeError:

@@ -131,6 +131,15 @@ def test_sources_of_unequal_length_are_an_error_with_names_and_lengths(batch, co
     assert str(raised.value) == f"stream 'train', batch 0 of the epoch: {message}"
 
 
+def test_the_stream_is_named_though_a_hook_has_looked_at_another_one_since():
+    checks = checks_of("x")
+    check = checks.begin("train")
+    check({"x": [1], "y": [1]})
+    checks.begin("valid")({"x": [1]})
+    with pytest.raises(StreamError, match="stream 'train', batch 1 of the epoch: sources of unequal length"):
+        check({"x": [1], "y": []})
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
