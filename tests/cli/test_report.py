@@ -154,6 +154,7 @@ def test_the_page_of_a_run_that_failed_or_hardly_began(trained, emrun, tmp_path,
         found = page(path)
         assert said in found.text
         assert "Traceback (most recent call last)" in found.text
+        assert "stream train, epoch 0, iteration 0, batch 0" in found.text
         assert "emrun replay run/failures/1" in found.text
     elif said is not None:
         assert said in page(path).text

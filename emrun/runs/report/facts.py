@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from emrun.base.errors import StateError, StorageError
 from emrun.base.fields import TEXT, fitting, record
 from emrun.base.wording import size_of
 from emrun.record.rows import newest_shown
 from emrun.runs.code_comparison import newest_code
-from emrun.runs.report.markup import cut, tag
+from emrun.runs.report.markup import Html, cut, tag
 from emrun.runs.stored_run import StoredRun
 from emrun.shown import Picture, Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
@@ -32,6 +32,7 @@ _MOST_ENTRIES = 200  # checkpoints, failures
 _MOST_LOG = 300_000  # bytes of each end of the log
 _MOST_FILES = 20_000  # that are looked at to find pictures
 _DEEPEST = 4
+_MOST_OF_FOLDER = 4  # pictures
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
 _NOT_PICTURES = ("checkpoints", "code", _FAILURES)
 _EPOCH = re.compile(r"epoch_(\d{1,15})")
@@ -48,10 +49,29 @@ class LogLine:
     text: str
 
 
-def checkpoints_of(run: StoredRun) -> list[list[Any]]:
-    """Return the directory, epoch, iteration, size and names of each checkpoint of a run, the newest first."""
+class Checkpoint(NamedTuple):
+    """A checkpoint, as a row of a table; of a damaged one, only its directory and its names are known."""
+
+    directory: str
+    epoch: int | str
+    iteration: int | None
+    size: str | None
+    names: str
+
+
+class Failure(NamedTuple):
+    """A step that failed or was skipped, as a row of a table; the command repeats the step from its capsule."""
+
+    number: str
+    error: str
+    where: str
+    command: Html
+
+
+def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
+    """Return the checkpoints of a run, the newest first."""
     root = run.directory / "checkpoints"
-    found: list[list[Any]] = []
+    found: list[Checkpoint] = []
     try:
         contents = Contents.of(root)
         for name in sorted((*contents.own, *contents.named), reverse=True)[:_MOST_ENTRIES]:
@@ -59,22 +79,19 @@ def checkpoints_of(run: StoredRun) -> list[list[Any]]:
             names = ", ".join(sorted(link for link, target in contents.links.items() if target == name))
             if manifest is None:
                 run.note(f"checkpoint {name} is damaged")
-                found.append([name, "damaged", None, None, names])
+                found.append(Checkpoint(name, "damaged", None, None, names))
             else:
-                size = sum(each["size"] for each in manifest.files.values())
-                found.append([name, manifest.epoch, manifest.iteration, size_of(size), names])
+                size = size_of(sum(each["size"] for each in manifest.files.values()))
+                found.append(Checkpoint(name, manifest.epoch, manifest.iteration, size, names))
     except (OSError, StorageError, StateError) as error:
         run.note(f"the checkpoints cannot be read: {error}")
     return found
 
 
-def failures_of(run: StoredRun) -> list[list[Any]]:
-    """Return number, error, place and command of each step of a run that failed or was skipped, the first one first.
-
-    The command repeats the step, of which there is a capsule.
-    """
+def failures_of(run: StoredRun) -> list[Failure]:
+    """Return the steps of a run that failed or were skipped, the first one first."""
     root = run.directory / _FAILURES
-    found: list[list[Any]] = []
+    found: list[Failure] = []
     with suppress(OSError):
         names = [each.name for each in root.iterdir() if each.name.isdecimal()]
         names.sort(key=lambda name: (len(name), name))
@@ -85,12 +102,11 @@ def failures_of(run: StoredRun) -> list[list[Any]]:
                 run.note(f"{_FAILURES}/{name} is damaged")
                 continue
             step: Any = content.get("step") if isinstance(content.get("step"), dict) else {}
-            where = [
-                f"{key} {step[key]}" for key in ("stream", "epoch", "iteration", "batch", "event") if step.get(key)
-            ]
+            keys = ("stream", "epoch", "iteration", "batch", "event")
+            where = [f"{key} {step[key]}" for key in keys if step.get(key) is not None]
             replay = shlex.join(["emrun", "replay", str(place)])
             error = f"{content['error']}: {cut(content['message'], 1_000)}"
-            found.append([name, error, ", ".join(where), tag("code", replay)])
+            found.append(Failure(name, error, ", ".join(where), tag("code", replay)))
     return found
 
 
@@ -145,9 +161,6 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
 
 def _url(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-_MOST_OF_FOLDER = 4
 
 
 def _picture_files(root: str) -> Iterator[str]:

@@ -243,7 +243,7 @@ def _forecast(part: RunPart, memory: str | None) -> Html:
     happened = {
         "training": (span(took) if took else None, f"measured: the time in epochs{sofar}"),
         "tensors of a step": (memory, "measured by LogProfile, with all else in the process"),
-        "checkpoint": (newest and size_of(size_below(root / newest[0])), "exact: the newest one"),
+        "checkpoint": (newest and size_of(size_below(root / newest.directory)), "exact: the newest one"),
         "kept checkpoints": (newest and size_of(size_below(root)), f"exact{sofar}"),
         "record": (record and size_of(record), f"exact{sofar}"),
     }

@@ -37,8 +37,8 @@ from emrun.storage.trace import TRACE
 _LOG = logging.getLogger(__name__)
 
 REPORT = "report.html"
-_GENERATOR = '<meta name="generator" content="emrun">'
 """The name of the page in a run directory."""
+_GENERATOR = '<meta name="generator" content="emrun">'  # by which a page of emrun is known
 _MOST_POINTS = 1_600  # of a curve
 _FEWEST_POINTS = 40
 _MOST_STRETCHES, _FEWEST_STRETCHES = 1_000, 200  # of a curve, each with up to two points
