@@ -71,34 +71,34 @@ def test_dumping_like_the_text_itself_changes_nothing():
     assert dump(parse(TEMPLATE, "c.yaml"), TEMPLATE) == TEMPLATE
 
 
-@pytest.mark.parametrize(
-    ("template", "dumped"),
-    [
-        ("a: {b: 1}  # as it is\n# the end", "a: {b: 1}  # as it is\n# the end\nseed: 3\n"),
-        ("a: {b: 1}  # as it is\n...\n", "a: {b: 1}  # as it is\nseed: 3\n"),
-        ("{a: {b: 1}}", "{a: {b: 1}, seed: 3}\n"),
-        ("a: |+\n  1\n\n", "a: |+\n  1\n\nseed: 3\n"),
-    ],
-)
-def test_keys_that_are_added_follow_the_text_as_it_is(template, dumped):
-    tree = parse(template, "c.yaml")
-    more = replace(tree, value={**tree.value, "seed": node_of(3, Position("default"))})
-    assert dump(more, template) == dumped
+def with_a_key(tree):
+    return replace(tree, value={**tree.value, "seed": node_of(3, Position("default"))})
 
 
-@pytest.mark.parametrize(
-    ("template", "dumped"),
-    [
-        ("a:\n  # two\n  -   x: 1  # one\n  -   y\nb: 2", "a:\n  # two\n  -   z\n  -   x: 1  # one\n  -   y\nb: 2\n"),
-        ("a:\n- x\n", "a:\n- z\n- x\n"),
-        ("a: [x]  # one\n", "a: [z, x] # one\n"),
-        ("a:\n  - x\n  - &b y\n  - *b\n", "a:\n  - z\n  - x\n  - &b y\n  - *b\n"),
-    ],
-)
-def test_an_item_that_is_added_stands_before_the_others_as_they_are(template, dumped):
-    tree = parse(template, "c.yaml")
+def with_an_item(tree):
     items = replace(tree.get("a"), value=[node_of("z", Position("default")), *tree.get("a").value])
-    assert dump(replace(tree, value={**tree.value, "a": items}), template) == dumped
+    return replace(tree, value={**tree.value, "a": items})
+
+
+@pytest.mark.parametrize(
+    ("add", "template", "dumped"),
+    [
+        (with_a_key, "a: {b: 1}  # as it is\n# the end", "a: {b: 1}  # as it is\n# the end\nseed: 3\n"),
+        (with_a_key, "a: {b: 1}  # as it is\n...\n", "a: {b: 1}  # as it is\nseed: 3\n"),
+        (with_a_key, "{a: {b: 1}}", "{a: {b: 1}, seed: 3}\n"),
+        (with_a_key, "a: |+\n  1\n\n", "a: |+\n  1\n\nseed: 3\n"),
+        (
+            with_an_item,
+            "a:\n  # two\n  -   x: 1  # one\n  -   y\nb: 2",
+            "a:\n  # two\n  -   z\n  -   x: 1  # one\n  -   y\nb: 2\n",
+        ),
+        (with_an_item, "a:\n- x\n", "a:\n- z\n- x\n"),
+        (with_an_item, "a: [x]  # one\n", "a: [z, x] # one\n"),
+        (with_an_item, "a:\n  - x\n  - &b y\n  - *b\n", "a:\n  - z\n  - x\n  - &b y\n  - *b\n"),
+    ],
+)
+def test_what_is_added_leaves_the_rest_of_the_text_as_it_is(add, template, dumped):
+    assert dump(add(parse(template, "c.yaml")), template) == dumped
 
 
 def test_dumping_like_a_text_keeps_its_comments_where_values_change():
