@@ -31,6 +31,7 @@ class EventFile:
         self.length = 0
         """The number of bytes."""
         self._digest = hashlib.sha256()
+        self._buffer = io.BytesIO()  # what is not written yet
 
     def begin(self, length: int, digest: str | None) -> bool:
         """Begin with the records that the file had at some time.
@@ -56,7 +57,7 @@ class EventFile:
                 )
             content = max((path.read_bytes() for path in there), key=len, default=b"")
             kept = content[:length]
-            self._digest = hashlib.sha256(kept)
+            self._digest, self._buffer = hashlib.sha256(kept), io.BytesIO()
             if len(kept) < length or digest not in (None, self.digest):
                 return False
             self.length = len(kept)
@@ -70,6 +71,7 @@ class EventFile:
                 path.unlink()
         if not kept:
             self._append(file_version="brain.Event:2", wall_time=time.time())
+            self.flush()
         return True
 
     @property
@@ -78,15 +80,12 @@ class EventFile:
         return self._digest.hexdigest()
 
     def add(self, step: int, now: float, values: list[Any]) -> None:
-        """Append values of summaries.
+        """Add values of summaries; `flush` writes them.
 
         Args:
             step: where they are on the x axis.
             now: the time, in seconds since 1970.
             values: the values, each a `Summary.Value` of TensorBoard.
-
-        Raises:
-            StorageError: the file cannot be written.
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -97,16 +96,25 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        RecordWriter(self._buffer).write(Event(**event).SerializeToString())
+
+    def flush(self) -> None:
+        """Append what was added.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        added, self._buffer = self._buffer.getvalue(), io.BytesIO()
+        if not added:
+            return
         assert self._path is not None
-        buffer = io.BytesIO()
-        RecordWriter(buffer).write(Event(**event).SerializeToString())
         check_guards(self._path)
         with storing(self._path, "write"), self._path.open("r+b") as file:
             file.truncate(self.length)  # what a failed write has left
             file.seek(self.length)
-            file.write(buffer.getvalue())
-        self._digest.update(buffer.getvalue())
-        self.length += len(buffer.getvalue())
+            file.write(added)
+        self._digest.update(added)
+        self.length += len(added)
 
 
 def value_of(name: str, shown: Written) -> Any:

@@ -87,7 +87,7 @@ class LogVariables(AbstractHook):
     def before_training(self) -> None:
         """Listen to the rows that the run records."""
         if self._interval:
-            self.main_loop.rows.sinks.append(self._log_means)
+            self.main_loop.rows.listeners.append(self._log_means)
 
     def _log_means(self, row: Row) -> None:
         """Log the means of the train stream since the last line."""

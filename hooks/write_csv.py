@@ -110,6 +110,7 @@ class WriteCSV(FileSink):
         self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
         self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
         self._is_changed = False  # by somebody else, since it was begun
+        self._is_wider = False  # since the last place
 
     def ask(self, record: Record) -> None:
         """Ask a record for the rows between epochs."""
@@ -146,8 +147,13 @@ class WriteCSV(FileSink):
             self._append(self._header())
         where = [row.epoch, row.iteration] if self._is_within else [row.epoch]
         self._append([*map(str, where), *(self._cell(column, row) for column in self._columns)])
-        if new and row.is_new:
-            self._note_place()  # otherwise, a process that is killed leaves a file that looks edited
+        self._is_wider |= bool(new) and row.is_new
+
+    def flush(self) -> None:
+        """Note the place of a file with new columns: it would look edited if the process was killed."""
+        is_wider, self._is_wider = self._is_wider, False
+        if is_wider:
+            self._note_place()
 
     def _header(self) -> list[str]:
         return ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]

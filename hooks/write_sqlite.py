@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from emrun.base.arguments import safe_component
@@ -26,7 +25,6 @@ _TABLES = {
     "step_values": "iteration INTEGER, updates INTEGER, name TEXT, value REAL",
 }
 _WAIT = 5.0  # seconds for a reader to finish
-_PAUSE = 1.0  # seconds between two commits of means
 
 
 class WriteSQLite(FileSink):
@@ -68,7 +66,6 @@ class WriteSQLite(FileSink):
         super().__init__(Path(output_dir or ".") / file, every, output_dir)
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._rows: dict[str, int] = {}  # that the database has
-        self._written = 0.0  # when rows were written last, in seconds of `monotonic`
 
     def begin(self, facts: Facts, identity: Any) -> bool:
         """Create the tables, or delete the rows after a place.
@@ -134,18 +131,15 @@ class WriteSQLite(FileSink):
 
     def place(self) -> Any:
         """Return the numbers of rows; None if rows are waiting."""
-        self.flush()
         return None if any(self._pending.values()) else dict(self._rows)
 
     def write(self, row: Row) -> None:
-        """Add a row; means are written to the database once a second."""
+        """Add a row to those that are waiting."""
         for name, value in row.means.items():
             self._pending["step_values"].append((row.iteration, row.updates, name, _without_nan(value)))
         if row.every is None:
             self._pending["epochs"].append((row.epoch, row.iteration, row.updates, row.seconds, row.time))
             self._pending["epoch_values"] += _values(row)
-        elif row.is_new and monotonic() - self._written > _PAUSE:  # a commit waits for the disk, some milliseconds
-            self.flush()
 
     def flush(self) -> None:
         """Write the rows that are waiting in one transaction; a locked database is a warning.
@@ -153,7 +147,6 @@ class WriteSQLite(FileSink):
         Raises:
             StorageError: the database cannot be written.
         """
-        self._written = monotonic()
         if not any(self._pending.values()):
             return
         try:

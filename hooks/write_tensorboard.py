@@ -98,8 +98,12 @@ class WriteTensorBoard(FileSink):
         """Return the length of the file in bytes, its SHA-256, and whether it has the config."""
         return [self._file.length, self._file.digest, self._facts is None]
 
+    def flush(self) -> None:
+        """Write the rows that are waiting."""
+        self._file.flush()
+
     def write(self, row: Row) -> None:
-        """Write the means, or the statistics of an epoch and what hooks show.
+        """Add the means, or the statistics of an epoch and what hooks show, to what is waiting.
 
         Raises:
             HookError: a statistic is not a number, and the policy is `error`.

@@ -77,6 +77,7 @@ class Session:
                 epochs.loop.model.begin_alike()
             self.prefetch = self._find_prefetch()
             epochs.loop.rows.sinks.clear()  # of an earlier session
+            epochs.loop.rows.listeners.clear()
             epochs.events.notify("before_training")
             self.first_batch.show(epochs.loop.model)  # now the hooks that change batches are ready
         except TrainingTerminated as error:
@@ -185,8 +186,9 @@ class Session:
         return replace(outcome, reason=self.run.censor(outcome.reason))
 
     def _complete_steps(self) -> None:
-        """Write the steps that are in the last checkpoint only; the run may have failed, so errors are logged."""
+        """Write the steps and rows that are not written yet; the run may have failed, so errors are logged."""
         try:
+            self.epochs.loop.rows.flush()
             self.steps.close()
         except Exception as error:  # a device that has failed raises any error
             _LOG.warning("the last steps were not recorded: %s", reason_of(error))

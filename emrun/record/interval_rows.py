@@ -21,11 +21,14 @@ class IntervalRows:
 
     Args:
         add: gets interval, means, number of examples, and the main loop for each row that is due.
+        flush: called at the end of a train stream, because the next row may be far away.
     """
 
-    def __init__(self, add: Callable[[str, dict[str, float], int | None, Loop], None]) -> None:
+    def __init__(
+        self, add: Callable[[str, dict[str, float], int | None, Loop], None], flush: Callable[[], None]
+    ) -> None:
         self.main_loop: Loop
-        self._add = add
+        self._add, self._flush = add, flush
         self._asked: dict[str, _Means] = {}
         self._counts = False
         self._examples = 0
@@ -95,6 +98,7 @@ class IntervalRows:
                     self._make(means)
                 means.forget()  # the epoch has a row of its own
             self.recorded.clear()
+            self._flush()
 
     def _make(self, means: _Means) -> None:
         loop = self.main_loop

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from emrun.base.types import EpochData
@@ -17,20 +18,22 @@ from emrun.epoch_data import numbers
 from emrun.hook import Loop
 from emrun.record.interval_rows import IntervalRows
 from emrun.record.metrics import is_before
-from emrun.record.rows import Reader, Row, line_of, row_of_epoch
+from emrun.record.rows import Reader, Row, line_of, line_of_means, row_of_epoch
 from emrun.record.steps import StepsFile
 from emrun.shown import Histogram, Shown
 from emrun.storage.lines import Lines
 from emrun.storage.run import METRICS, ROWS, STEPS
 
 _LOG = logging.getLogger(__name__)
+_PAUSE = 1.0  # seconds for which means are held back, because one write costs as much as many
 
 
 class Record:
     """Writes what a run measures; a resume goes back to what a checkpoint counts on, to the byte.
 
     `metrics.jsonl` has a line for each epoch, `steps.jsonl` the steps, and `rows.jsonl` what only sinks need: the means
-    between epochs that they ask for, what hooks show, and about each epoch what `metrics.jsonl` does not have.
+    between epochs that they ask for, what hooks show, and about each epoch what `metrics.jsonl` does not have. Means
+    that come faster than once a second are written together, at most a second later; see `flush`.
 
     Args:
         directory: the run directory; None to write nothing. Sinks get the rows all the same.
@@ -42,15 +45,19 @@ class Record:
         """The lines of `metrics.jsonl` so far."""
         self.steps = StepsFile(directory / STEPS) if directory is not None else None
         """The step record; None without a directory."""
-        self.intervals = IntervalRows(self._add_means)
+        self.intervals = IntervalRows(self._add_means, self.flush)
         """Makes the rows between epochs."""
-        self.sinks: list[Callable[[Row], None]] = []
-        """Called with each new row; hooks add themselves in `before_training`."""
+        self.sinks: list[Callable[[Sequence[Row]], None]] = []
+        """Called with new rows once they are written; hooks add themselves in `before_training`."""
+        self.listeners: list[Callable[[Row], None]] = []
+        """Called with each row of means at once, before it is written; hooks add themselves in `before_training`."""
         self.counted_on: list[int] = [0, 0]
         """The `position` at the checkpoint; what was lost since does not change it."""
         names = {"metrics": METRICS, "rows": ROWS} if directory is not None else {}
         self._files = {key: Lines(Path(directory or "", name)) for key, name in names.items()}
         self._count = 0  # lines of `metrics.jsonl`
+        self._held: list[Row] = []  # means that are not written yet
+        self._written = -math.inf  # when rows were written last, in seconds of `monotonic`
 
     @property
     def position(self) -> list[int]:
@@ -79,6 +86,7 @@ class Record:
             shown: what hooks have shown in the epoch; without sinks, only texts, and pictures that have no file.
             at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
         """
+        self.flush()
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         line |= {"at_end": True} if at_end else {}
@@ -88,14 +96,13 @@ class Record:
             if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
                 found = each.counts() if isinstance(each, Histogram) else each
                 own += [line_of(name, found)] if found is not None else []
-        for row in own:
-            self._add_row(row)
+        self._add_rows(own)
         if self._files:
             self._files["metrics"].append(json.dumps(line, allow_nan=False))
             self._count += 1
             self.epochs.append(line)
         if self.sinks:
-            self._tell(replace(row_of_epoch(line, own), unknown=_unknown(epoch_data), is_new=True))
+            self._tell([replace(row_of_epoch(line, own), unknown=_unknown(epoch_data), is_new=True)])
 
     def add_left_out(self, epoch: int, iteration: int, stream: str, left_out: Mapping[str, str]) -> None:
         """Append a row with the bad examples that were left out in an epoch of a stream.
@@ -106,32 +113,39 @@ class Record:
             stream: the name of the stream.
             left_out: name of an example -> why it cannot be read.
         """
-        self._add_row({"left_out": dict(left_out), "stream": stream, "epoch": epoch, "iteration": iteration})
+        self.flush()
+        self._add_rows([{"left_out": dict(left_out), "stream": stream, "epoch": epoch, "iteration": iteration}])
 
     def _add_means(self, every: str, means: dict[str, float], examples: int | None, loop: Loop) -> None:
-        """Append a row of means, and give it to the sinks."""
-        line: dict[str, Any] = {
-            "every": every,
-            "stream": loop.train_stream_name,
-            "epoch": loop.training_epochs_done + 1,
-            "iteration": loop.iterations_done,
-            "updates": loop.updates_done,
-            "examples": examples,
-            "time": round(time(), 3),
-        }
-        self._add_row({**line, "means": numbers(means)})
-        self._tell(Row(**line, means=means, is_new=True))
+        """Add a row of means, and write it if no row was written in the last second."""
+        counts = loop.iterations_done, loop.updates_done, examples, loop.training_epochs_done + 1
+        row = Row(*counts, every, loop.train_stream_name, round(time(), 3), means, is_new=True)
+        self._held.append(row)
+        for listen in self.listeners:
+            listen(row)
+        if monotonic() - self._written > _PAUSE:
+            self.flush()
 
-    def _add_row(self, line: dict[str, Any]) -> None:
+    def flush(self) -> None:
+        """Write the means that are held back, and give them to the sinks; called before anything counts on them."""
+        held, self._held = self._held, []
+        if held:
+            self._written = monotonic()
+            self._add_rows(map(line_of_means, held))
+            self._tell(held)
+
+    def _add_rows(self, lines: Iterable[Mapping[str, Any]]) -> None:
         if self._files:
-            self._files["rows"].append(json.dumps({"epochs": self._count, **line}, allow_nan=False))
+            texts = (json.dumps({"epochs": self._count, **line}, allow_nan=False) for line in lines)
+            self._files["rows"].append("\n".join(texts))
 
-    def _tell(self, row: Row) -> None:
+    def _tell(self, rows: Sequence[Row]) -> None:
         for sink in self.sinks:
-            sink(row)
+            sink(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: lengths and digests of the files, and the values of rows to come."""
+        self.flush()
         files = {name: [each.length, each.digest] for name, each in self._files.items()}
         first = self.epochs[0]["epoch"] if self.epochs else None
         return {**files, "first": first, "intervals": self.intervals.state_dict()}
@@ -163,6 +177,7 @@ class Record:
             self.steps.rewind()
 
     def _rewind(self, metrics: Any, rows: Any, expected: range, iterations_done: int) -> None:
+        self._held = []
         if self.directory is None:
             return
         path, self.counted_on = self._files["metrics"].path, [metrics[0], rows[0]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from emrun.epoch_data import as_float, statistics
+from emrun.epoch_data import as_float, numbers, statistics
 from emrun.record.metrics import epoch_of, epochs_of
 from emrun.record.steps import NOT_FINITE, Chunk, chunks_of
 from emrun.shown import Counts, Picture, Text, Written
@@ -21,6 +21,7 @@ from emrun.storage.run import METRICS, ROWS, STEPS
 
 _LOG = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
+_OF_MEANS = ("every", "stream", "epoch", "iteration", "updates", "examples", "time")
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,12 @@ class Reader:
 
 def row_of_means(line: Mapping[str, Any]) -> Row:
     """Return the row of a line of `rows.jsonl` with means."""
-    names = ("iteration", "updates", "examples", "epoch", "every", "stream", "time")
-    return Row(**{name: line[name] for name in names}, means=as_floats(line["means"]))
+    return Row(**{name: line[name] for name in _OF_MEANS}, means=as_floats(line["means"]))
+
+
+def line_of_means(row: Row) -> dict[str, Any]:
+    """Return a row of means as a line of `rows.jsonl`."""
+    return {**{name: getattr(row, name) for name in _OF_MEANS}, "means": numbers(row.means)}
 
 
 def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:

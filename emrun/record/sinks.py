@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -98,10 +98,10 @@ class AbstractSink(AbstractHook):
 class FileSink(AbstractSink):
     """Base class of sinks that write files, which a resume can take back.
 
-    Each row is written at once. A list beside the file, `.NAME.places`, says where the file ended when the rows had a
-    certain length; there is an entry for each checkpoint. So a resume cuts the file down to its content at the
-    checkpoint, and makes a file that was damaged, or that has other arguments now, from the rows again. What cannot be
-    written is a warning: the run goes on, and the next start completes the file.
+    Rows are written as soon as they are recorded. A list beside the file, `.NAME.places`, says where the file ended
+    when the rows had a certain length; there is an entry for each checkpoint. So a resume cuts the file down to its
+    content at the checkpoint, and makes a file that was damaged, or that has other arguments now, from the rows again.
+    What cannot be written is a warning: the run goes on, and the next start completes the file.
 
     A derived class overrides `begin`, `write`, `place` and `is_free`.
 
@@ -165,10 +165,7 @@ class FileSink(AbstractSink):
         self.begin(facts, None)
         if record.directory is not None:
             write_atomically(self._places, "")
-            for row in Reader(record.directory).rows():
-                if self.wants(row):
-                    self.write(row)
-            self.flush()
+            self._write(Reader(record.directory).rows())
             self._note_place()
 
     def keep_aside(self, *, is_known: bool) -> None:
@@ -186,14 +183,16 @@ class FileSink(AbstractSink):
             *(type(self).__name__, self.path, aside.name),
         )
 
-    def take(self, row: Row) -> None:
-        """Write a new row."""
-        if self._has_failed or not self.wants(row):
-            return
-        with self._or_warning():
+    def take(self, rows: Iterable[Row]) -> None:
+        """Write new rows."""
+        if not self._has_failed:
+            with self._or_warning():
+                self._write(rows)
+
+    def _write(self, rows: Iterable[Row]) -> None:
+        for row in filter(self.wants, rows):
             self.write(row)
-            if row.every is None:
-                self.flush()
+        self.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Note the place for the checkpoint that is about to be saved; nothing is in the checkpoint."""
@@ -202,12 +201,6 @@ class FileSink(AbstractSink):
 
     def after_training(self, success: bool) -> None:
         """Write the rows that are waiting."""
-        self._end()
-
-    def _end(self) -> None:
-        if not self._has_failed and self._record is not None:
-            with self._or_warning():
-                self.flush()
         self._note_place()
 
     def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
@@ -217,15 +210,18 @@ class FileSink(AbstractSink):
             return
         self.ask(record)
         self._come_back(record)
-        self._end()
+        self._note_place()
 
     def _note_place(self) -> None:
         record = self._record
-        if self._has_failed or record is None or record.directory is None or (place := self.place()) is None:
+        if record is not None:
+            record.flush()
+        if self._has_failed or record is None:
             return
-        entry = {"rows": record.position, "arguments": arguments_of(self), "place": place}
-        if entry != self._last:
-            with self._or_warning():
+        with self._or_warning():
+            self.flush()
+            entry = {"rows": record.position, "arguments": arguments_of(self), "place": self.place()}
+            if record.directory is not None and entry["place"] is not None and entry != self._last:
                 append_line(self._places, json.dumps(entry))
                 self._last = entry
 

@@ -127,7 +127,7 @@ class AbstractTracker(AbstractSink):
             return
         if not loop.has_run or self.output_dir is None:
             raise HookError(f"{name} needs a run directory, from which it sends metrics")
-        loop.rows.sinks.append(lambda row: None)  # so that what hooks show is recorded
+        loop.rows.sinks.append(lambda rows: None)  # so that what hooks show is recorded
         thread = self._start([hook for hook in loop.hooks if type(hook) is type(self)])
         if loop.iterations_done or loop.training_epochs_done:
             thread.allow(loop.training_epochs_done, loop.iterations_done)

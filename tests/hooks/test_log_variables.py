@@ -256,6 +256,25 @@ def test_means_between_epochs_are_those_of_values_that_are_copied_for_them_alone
     assert {"loss", "accuracy"} <= {*shared[0]}
 
 
+def test_a_run_that_fails_has_logged_and_recorded_the_means_up_to_there(tmp_path, digits_config, caplog):
+    caplog.set_level(logging.INFO)
+    seen = []
+
+    class Fail(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.iterations_done == 7:
+                seen.extend(line.split()[3] for line in caplog.messages if "  iteration " in line)
+                raise ValueError("seven")
+
+    config = digits_config(["ComputeStats", {"LogVariables": {"every": "1 updates"}}], skip_zeroth_epoch=True)
+    training = create_training(config, output_dir=tmp_path / "run")
+    training.main_loop.change_hooks([*training.main_loop.hooks, Fail()])
+    with pytest.raises(ValueError, match="seven"):
+        train(training)
+    assert seen == ["1", "2", "3", "4", "5", "6"]
+    assert [row.iteration for row in Reader(tmp_path / "run").rows()] == [1, 2, 3, 4, 5, 6]
+
+
 def test_fewer_lines(train_digits, caplog):
     caplog.set_level(logging.INFO)
     hooks = [{"ComputeStats": {"variables": ["loss"]}}, {"LogVariables": {"every": 2}}, {"StopAfter": {"epochs": 3}}]

@@ -59,9 +59,40 @@ def test_new_rows_are_read_while_they_are_written(tmp_path):
     write(record, 1)
     assert places(reader.rows()) == [(1, False), (2, False), (2, True)]
     record._add_means("1 updates", {"loss": 1.0}, None, Loop(3))
+    record.flush()
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"epoch": 2, "iter')  # half a line
     assert places(reader.rows()) == [(3, False)]
+
+
+def test_means_are_written_together_once_a_second_and_before_anything_counts_on_them(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("emrun.record.record.monotonic", lambda: now[0])
+    record, reader, heard, told = Record(tmp_path), Reader(tmp_path), [], []
+    record.listeners.append(lambda row: heard.append(row.iteration))
+    record.sinks.append(lambda rows: told.append([row.iteration for row in rows]))
+
+    def add(iteration, time):
+        now[0] = time
+        record._add_means("1 updates", {"loss": 0.5}, None, Loop(iteration))
+        assert heard[-1] == iteration
+        return [row.iteration for row in reader.rows()]
+
+    assert [add(1, 100.0), add(2, 100.5), add(3, 100.9), add(4, 101.1), add(5, 101.2)] == [[1], [], [], [2, 3, 4], []]
+    assert told == [[1], [2, 3, 4]]
+    length, _ = record.state_dict()["rows"]
+    assert length == (tmp_path / ROWS).stat().st_size
+    assert [row.iteration for row in reader.rows()] == [5]
+    add(6, 101.3)
+    record.add_epoch(1, 6, 6, 0.5, {})
+    assert [row.every for row in reader.rows()] == ["1 updates", None]
+    add(7, 101.4)
+    record.add_left_out(2, 7, "train", {"a": "b"})
+    assert [row.iteration for row in reader.rows()] == [7]
+    assert told == [[1], [2, 3, 4], [5], [6], [6], [7]]
+    add(8, 101.5)
+    record.rewind_to_start()
+    assert (record.position, told[-1]) == ([0, 0], [7])
 
 
 def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_path):
@@ -82,7 +113,7 @@ def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_pa
 def test_what_hooks_show_is_part_of_the_row_of_its_epoch(tmp_path):
     record = Record(tmp_path)
     told = []
-    record.sinks.append(told.append)
+    record.sinks.append(told.extend)
     shown = {"p": Picture(PNG), "t": Text("**t**"), "h": Histogram([0.0, 1.0, 1.0]), "n": Histogram([float("nan")])}
     record.add_epoch(0, 0, 0, 0.5, {}, shown)
     record.add_epoch(1, 2, 2, 0.5, {}, {})
