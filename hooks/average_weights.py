@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from emrun import AbstractHook
-from emrun.base.arguments import check_choice
+from emrun.base.arguments import check_choice, check_number
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval, Units
 from emrun.hook import Loop
@@ -107,9 +107,7 @@ class AverageWeights(AbstractHook):
             if self._every.unit != "updates":
                 raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
             decay = 0.5 ** (self._every.count / Interval.parse("half_life", half_life, ("updates",)).count)
-        is_number = isinstance(decay, int | float) and not isinstance(decay, bool)
-        if not is_number or not 0 < float(decay or 0) < 1:
-            raise ArgumentError("decay", f"{decay!r} is not a number between 0 and 1, e.g. 0.999")
+        check_number("decay", decay, "a number between 0 and 1, e.g. 0.999", above=0, below=1)
         return get_ema_multi_avg_fn(float(decay or 0))  # type: ignore[no-any-return, no-untyped-call]
 
     def register_mainloop(self, main_loop: Loop) -> None:

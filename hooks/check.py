@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 
-from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError
+from emrun.base.arguments import check_count, check_number
 from emrun.base.types import EpochData
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
@@ -41,9 +39,7 @@ class Check(AbstractHook):
 
     def __init__(self, variable: str, required_min_value: float, max_epoch: int, stream: str = "valid") -> None:
         super().__init__()
-        is_number = isinstance(required_min_value, int | float) and not isinstance(required_min_value, bool)
-        if not is_number or math.isnan(required_min_value):
-            raise ArgumentError("required_min_value", f"{required_min_value!r} is not a number")
+        check_number("required_min_value", required_min_value)
         check_count("max_epoch", max_epoch)
         self._statistic = Statistic("Check", variable, "max", stream, "mean")
         self._required = required_min_value

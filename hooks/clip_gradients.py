@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from emrun import AbstractHook
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
 from emrun.hooks._parts.parameters import dense, module_of, suffix_of
 from emrun.ranks.pieces import whole
@@ -51,9 +51,7 @@ class ClipGradients(AbstractHook):
             )
             raise ArgumentError("value" if given else "norm", f"{both}, e.g. norm: 1.0")
         for name, limit in given.items():
-            is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
-            if not is_number or not 0 < limit < math.inf:
-                raise ArgumentError(name, f"{limit!r} is not a positive number, e.g. 1.0")
+            check_number(name, limit, "a positive number, e.g. 1.0", above=0)
         self._norm, self._value = norm, value
 
     def before_training(self) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Annotated, Any
 
-from emrun.base.arguments import check_count
+from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import counted
@@ -68,12 +67,11 @@ class EarlyStopping(AbstractHook):
             check_count("patience", patience, minimum=1)
         elif threshold is None:
             raise ArgumentError("patience", "give patience, or threshold with not_before")
-        if not _is_finite(min_delta) or min_delta < 0:
-            raise ArgumentError("min_delta", f"{min_delta!r} is not a number of at least 0")
-        if threshold is not None and not _is_finite(threshold):
-            raise ArgumentError("threshold", f"{threshold!r} is not a number")
-        if threshold is not None and not_before is None:
-            raise ArgumentError("threshold", "add not_before, when the threshold must have been reached: 10 epochs")
+        check_number("min_delta", min_delta, "a number of at least 0", least=0)
+        if threshold is not None:
+            check_number("threshold", threshold)
+            if not_before is None:
+                raise ArgumentError("threshold", "add not_before, when the threshold must have been reached: 10 epochs")
         self._statistic = Statistic("EarlyStopping", variable, condition, stream, aggregation)
         self._patience = patience
         self._min_delta = min_delta
@@ -144,7 +142,3 @@ class EarlyStopping(AbstractHook):
             raise TrainingTerminated(
                 f"{address} {reached} after {first} (EarlyStopping threshold: {threshold:g}, not_before: {first})"
             )
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

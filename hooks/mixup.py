@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import check_count
+from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError, HookError, StreamError
 from emrun.base.randomness import derived_seed
 from emrun.dataset import classes_of
@@ -59,8 +59,7 @@ class Mixup(AbstractHook):
     ) -> None:
         super().__init__(dataset=dataset)
         for name, value in (("alpha", alpha), ("cutmix_alpha", cutmix_alpha)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ArgumentError(name, f"{value!r} is not a number of at least 0")
+            check_number(name, value, "a number of at least 0", least=0)
         if not alpha and not cutmix_alpha:
             raise ArgumentError("alpha", "give alpha, cutmix_alpha, or both")
         if classes is not None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from emrun.base.arguments import check_choice, check_count, check_names
+from emrun.base.arguments import check_choice, check_count, check_names, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Units
 from emrun.hooks._parts.evaluations import SavesExamples, needed
@@ -89,8 +89,8 @@ class PlotLines(SavesExamples):
             if value is not None:
                 check_count(name, value, minimum=1)
         for name, limit in (("ymin", ymin), ("ymax", ymax)):
-            if limit is not None and (isinstance(limit, bool) or not np.isfinite(limit)):
-                raise ArgumentError(name, f"{limit!r} is not a number")
+            if limit is not None:
+                check_number(name, limit)
         if ymin is not None and ymax is not None and not ymin < ymax:
             raise ArgumentError("ymax", f"{ymax!r} is not above ymin, {ymin!r}")
         check_matplotlib(type(self).__name__)

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from emrun.base.errors import ArgumentError, needing
+from emrun.base.arguments import check_number
+from emrun.base.errors import needing
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
 from emrun.hooks._parts.aside import Aside
@@ -71,8 +72,8 @@ class SaveMasks(SavesExamples):
         output_dir: str | Path | None = None,
     ) -> None:
         super().__init__(streams, every, needed(mask_variable, id_variable), root_dir, dataset, output_dir)
-        if factor is not None and (isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0):
-            raise ArgumentError("factor", f"{factor!r} is not a number above 0")
+        if factor is not None:
+            check_number("factor", factor, "a number above 0", above=0)
         with needing(type(self).__name__, "pillow", "data"):
             import PIL  # noqa: F401 - the package, without its heavy parts
         self._mask, self._id, self._factor = mask_variable, id_variable, factor

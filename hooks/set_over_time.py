@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Annotated, Any
 
 from emrun import AbstractHook
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import Batch, Factory, Form
 from emrun.hook import Loop
@@ -68,8 +68,7 @@ class SetOverTime(AbstractHook):
     ) -> None:
         super().__init__(model=model)
         for name, number in (("value", 0.0 if value is None else value), ("end", end)):
-            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-                raise ArgumentError(name, f"{number!r} is not a number")
+            check_number(name, number)
         if not isinstance(target, str):
             raise ArgumentError("target", f"{target!r} is not a path such as optimizer.weight_decay")
         self._target = target

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from emrun import AbstractHook, UpdateSkipped
-from emrun.base.arguments import check_choice, check_count
+from emrun.base.arguments import check_choice, check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
 from emrun.hooks._parts.parameters import dense, module_of, suffix_of
@@ -67,8 +67,7 @@ class SkipSpike(AbstractHook):
         model: Any = None,
     ) -> None:
         super().__init__(model=model)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 < factor < math.inf:
-            raise ArgumentError("factor", f"{factor!r} is not a number above 1, e.g. 10.0")
+        check_number("factor", factor, "a number above 1, e.g. 10.0", above=1)
         check_choice("variable", variable, Spiking)
         check_count("window", window, minimum=1)
         check_count("keep", keep)

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 1_039,
-    "base": 1_146,
+    "base": 1_150,
     "cli": 2_770,
     "config": 2_787,
     "diagnosis": 2_874,
@@ -32,7 +32,7 @@ CEILINGS = {
     "storage": 2_444,
     "streams": 1_167,
     "training": 1_146,
-    "hooks": 4_861,
+    "hooks": 4_847,
     "datasets": 2_321,
 }
 """Room -> the most logical lines of code."""

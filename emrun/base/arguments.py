@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -21,6 +22,20 @@ def check_count(argument: str, value: object, minimum: int = 0) -> None:
     """Raise `ArgumentError` unless `value` is a whole number of at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ArgumentError(argument, f"{value!r} is not a whole number of at least {minimum}")
+
+
+def check_number(
+    argument: str,
+    value: object,
+    what: str = "a number",
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    """Raise `ArgumentError`, with the text `what`, unless `value` is a finite number within the limits."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (least <= value and above < value < below):
+        raise ArgumentError(argument, f"{value!r} is not {what}")
 
 
 def check_seconds(argument: str, value: object) -> None:

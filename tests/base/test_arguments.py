@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from emrun.base.arguments import check_choice, check_count, expanded, safe_component
+from emrun.base.arguments import check_choice, check_count, check_number, expanded, safe_component
 from emrun.base.errors import ArgumentError
 
 
@@ -75,3 +75,15 @@ def test_a_count_is_a_whole_number(value):
 def test_any_other_count_is_an_error(value):
     with pytest.raises(ArgumentError, match="is not a whole number of at least 2"):
         check_count("n", value, minimum=2)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), -float("inf"), 0, 1, -1])
+def test_a_value_that_is_not_a_finite_number_within_the_limits_is_an_error(value):
+    with pytest.raises(ArgumentError, match=r"^decay: .* is not a number between 0 and 1$"):
+        check_number("decay", value, "a number between 0 and 1", above=0, below=1)
+
+
+def test_numbers_within_the_limits_are_accepted():
+    check_number("decay", 0.5, above=0, below=1)
+    check_number("alpha", 0, least=0)
+    check_number("end", -(10**400))
