@@ -237,6 +237,14 @@ def result(directory, names=("latest", "best", "often")):
     }
 
 
+def result_of_ranks(directory):
+    """Return the metrics and the last weights of a run; if they are sharded, each rank has written its rows of them."""
+    metrics = [{**json.loads(line), "seconds": None} for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    files = sorted((directory / "checkpoints" / "latest").glob("model*.safetensors"))
+    assert files
+    return metrics, {path.name: path.read_bytes() for path in files}
+
+
 @pytest.fixture(scope="session")
 def warm():
     """Do once what costs each child a second: torch imports many modules for its first optimizer."""
@@ -254,6 +262,7 @@ def small(warm):
         forked=forked,
         start_or_resume=start_or_resume,
         result=result,
+        result_of_ranks=result_of_ranks,
         began=began,
         finished=finished,
         command=command,

@@ -3,7 +3,6 @@
 The machines are two network namespaces, which a virtual cable joins; they share the run directory.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -70,11 +69,6 @@ hooks:
 SHARDED = "model.strategy.shard=^0$"
 
 
-def result(directory):
-    metrics = [{**json.loads(line), "seconds": None} for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return metrics, (directory / "checkpoints" / "latest" / "model.safetensors").read_bytes()
-
-
 @pytest.fixture
 def machines():
     """Return the start of a command that runs torchrun on two machines."""
@@ -99,7 +93,7 @@ def test_a_run_of_two_machines_continues_when_a_rank_was_killed(tmp_path, small,
     for overrides in ("", SHARDED):
         words = ["train", "-q", "config.yaml", "--nproc", 2, "--output-dir", f"straight{overrides}", *overrides.split()]
         assert small.command(*words, cwd=tmp_path, prepare=partial(stand_by, 2)).returncode == 0
-        expected[overrides] = result(tmp_path / f"straight{overrides}")
+        expected[overrides] = small.result_of_ranks(tmp_path / f"straight{overrides}")
     torchrun = [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.7.0.1:29400"]
     for trial in trials(product(("", SHARDED), (0, 1), range(1, 20)), small=4):
@@ -114,4 +108,4 @@ def test_a_run_of_two_machines_continues_when_a_rank_was_killed(tmp_path, small,
             assert done.returncode == 0, said
             assert not (tmp_path / "fault").exists()
             assert any("exitcode: -9" in each for each in said)
-            assert result(tmp_path / "run") == expected[overrides]
+            assert small.result_of_ranks(tmp_path / "run") == expected[overrides]

@@ -1,7 +1,6 @@
 """A run of several ranks of which one is killed at any moment, and that is started again, ends in the same bits."""
 
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -24,11 +23,6 @@ hooks:
   - SaveEvery: {{every: 5 updates, keep: 2}}
   - StopAfter: {{epochs: 15}}
 """
-
-
-def result(directory):
-    metrics = [{**json.loads(line), "seconds": None} for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return metrics, (directory / "checkpoints" / "latest" / "model.safetensors").read_bytes()
 
 
 def ranks_of(command):
@@ -70,13 +64,13 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, smal
 
     def finish():
         assert start("run").wait(PATIENCE + seconds) == 0, errors.read_text()
-        assert result(tmp_path / "run") == expected
+        assert small.result_of_ranks(tmp_path / "run") == expected
         (tmp_path / "run").rename(tmp_path / f"run-{perf_counter()}")
 
     seconds = -perf_counter()
     assert start("straight").wait(600) == 0
     seconds += perf_counter()
-    expected = result(tmp_path / "straight")
+    expected = small.result_of_ranks(tmp_path / "straight")
     since_finished = 0
     for trial in trials(range(100), small=1):
         with trial:
