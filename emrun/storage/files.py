@@ -192,46 +192,51 @@ def listed_files(directory: Path) -> list[PurePath] | None:
 
 
 def _list(directory: str, *names: str) -> None:
-    """Append names to the list; those of the code, which may be hundreds, are not flushed to disk."""
+    """Append names to the list, and flush it to disk."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with storing(Path(directory, LIST), "write"):
         descriptor = os.open(f"{directory}{LIST}", flags, 0o666)
         try:
             os.write(descriptor, "".join(f"\0{name}" for name in sorted(names)).encode(errors="surrogateescape"))
-            if not all(name.startswith("code") for name in names):
-                os.fsync(descriptor)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def check_guards(path: Path) -> None:
-    """Check that a file may be changed, and list it as written by the run.
+def check_guards(*paths: Path) -> None:
+    """Check that files may be changed, and list them as written by the run, with one flush for all.
 
     Raises:
-        RunInUse: the file is part of a run that another process has taken over from this one.
-        UsageError: the run has not written the file.
-        StorageError: the file is behind a link, or cannot be listed.
+        RunInUse: a file is part of a run that another process has taken over from this one.
+        UsageError: the run has not written a file.
+        StorageError: a file is behind a link, or cannot be listed.
     """
     if not _GUARDS and not _WRITTEN:
         return
-    absolute = str(path.absolute())
+    absolute = [str(path.absolute()) for path in paths]
     for directory, (check, free) in list(_GUARDS.items()):
-        if absolute.startswith(directory) and not absolute.startswith(free):
+        if any(each.startswith(directory) and not each.startswith(free) for each in absolute):
             check()
     for directory, written in list(_WRITTEN.items()):
-        if not absolute.startswith(directory):
-            continue
-        folder = path.absolute().parent
-        while len(str(folder)) > len(directory):
-            check_no_link(folder)
-            folder = folder.parent
-        name = absolute[len(directory) :]
-        if name not in written and not name.startswith(_LISTED_ELSEWHERE):
-            if os.path.lexists(absolute):
-                message = f"the run has not written {path}, which it would change"
-                raise UsageError(f"{message}; move the file, or choose another directory")
-            _list(directory, name)
-            written.add(name)
+        inside = [each[len(directory) :] for each in absolute if each.startswith(directory)]
+        new = [name for name in inside if _is_new(name, directory, written)]
+        if new:
+            _list(directory, *new)
+            written.update(new)
+
+
+def _is_new(name: str, directory: str, written: set[str]) -> bool:
+    """Check that a file in a run directory may be changed, and return whether it is to be listed."""
+    folder = Path(directory, name).parent
+    while len(str(folder)) > len(directory):
+        check_no_link(folder)
+        folder = folder.parent
+    if name in written or name.startswith(_LISTED_ELSEWHERE):
+        return False
+    if os.path.lexists(f"{directory}{name}"):
+        message = f"the run has not written {Path(directory, name)}, which it would change"
+        raise UsageError(f"{message}; move the file, or choose another directory")
+    return True
 
 
 @contextmanager

@@ -169,7 +169,6 @@ def write_code(directory: Path, code: Code, iterations_done: int) -> None:
         code: what to write, censored.
         iterations_done: the number of iterations that the run had done without this code.
     """
-    check_guards(directory / RECORD)
     _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
 
 
@@ -245,11 +244,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
 
 def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> None:
     """Write files and then, when they are on the disk, `record.json`."""
+    check_guards(directory / RECORD, *(directory / path for path in files))
     with storing(directory, "write"):
         changed: set[PurePath] = set()
         for path, data in files.items():
             place = directory / path
-            check_guards(place)
             for parent in reversed(list(PurePath(path).parents)[:-1]):
                 check_no_link(directory / parent)
                 (directory / parent).mkdir(exist_ok=True)  # not `directory` itself, as in `make_code_directory`

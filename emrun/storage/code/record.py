@@ -172,12 +172,12 @@ def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
 def copy_code(source: Path, target: Path) -> None:
     """Copy the directories `code`, `code-2`, ... of a run to another one."""
     for _, path in code_records(source):
-        for name in recorded_files(path):
-            if (path / name).exists():
-                copy = target / path.name / name
-                check_guards(copy)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy_regular(path / name, copy, 1 + len(name.parts))
+        names = [each for each in recorded_files(path) if (path / each).exists()]
+        copies = [target / path.name / each for each in names]
+        check_guards(*copies)
+        for name, copy in zip(names, copies, strict=True):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy_regular(path / name, copy, 1 + len(name.parts))
 
 
 def remove_code(run_directory: Path) -> None:

@@ -1,7 +1,10 @@
 """The files of a directory `code`: what is in them, and what counts as a difference."""
 
 import json
+import os
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,8 @@ from emrun.storage.code.files import (
     read_code,
     write_code,
 )
+from emrun.storage.code.record import copy_code
+from emrun.storage.files import LIST, listed_files, note_writes
 
 CODE = Code(
     "3.11.2, Linux x86_64",
@@ -170,3 +175,29 @@ def test_a_record_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "record.json").mkdir()
     with pytest.raises(StorageError, match=r"cannot read .*record.json: it is not a regular file"):
         read_code(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which file a descriptor is of")
+def test_a_run_lists_the_files_on_the_disk_before_they_are_there(tmp_path, monkeypatch):
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    listed, real = {run: [[]], copy: [[]]}, os.fsync
+
+    def fsync(descriptor):
+        real(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.name == LIST:
+            listed[path.parent].append(listed_files(path.parent))
+        for place, lists in listed.items():
+            there = {each.relative_to(place) for each in place.glob("code/**/*") if each.is_file()}
+            assert {each for each in there if each.suffix != ".tmp"} <= {*map(Path, lists[-1])}
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("emrun.storage.files._WRITTEN", {})
+    for place in listed:
+        place.mkdir()
+        note_writes(place, ["config.yaml"])
+    make_code_directory(run / "code")
+    write_code(run / "code", CODE, 0)
+    copy_code(run, copy)
+    assert [len(each) for each in listed[run]] == [0, 1, 2, 6]  # one flush for the record, one for all other files
+    assert [len(each) for each in listed[copy]] == [0, 1, 6]
