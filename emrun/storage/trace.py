@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 TRACE = "trace.yaml"
 _MAY_HOLD_ANYTHING = ("reason", "command", "resumes", "forked_from")
 _INTERVAL = timedelta(seconds=10)
-_KEPT = ("train_begin", "epochs_done", "iterations_done", "seed", "forked_from", "has_checkpoints")
+_KEPT = ("train_begin", "epochs_done", "iterations_done", "forked_from", "has_checkpoints")
 _NUMBER = Kind("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
 FORECAST = record(
     {

@@ -127,7 +127,7 @@ def _resumed(
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
         if fork is not None:
-            run = _fork_of(source, fork, seed=int(trace.get("seed") or 0), command=command, censor=censor)
+            run = _fork_of(source, fork, seed=plan.get("seed", 0), command=command, censor=censor)
             with storing(fork, "copy a run to"):
                 place = _copy(source, fork, place, checkpoint_name)
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
@@ -157,6 +157,7 @@ def _resumed(
             run.trace.begin_again(
                 trace,
                 {"checkpoint": place.name if place else None, "changed": changed},
+                seed=plan.get("seed", 0),
                 device=device_of(training.model),
             )
             return training

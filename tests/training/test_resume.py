@@ -13,6 +13,8 @@ from training.resuming import HOOKS, config_of, result, resumed, stopped, straig
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.encoding import encode
 from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.config.config import read_config
+from emrun.runs.finding import find_runs
 from emrun.storage.checkpoints.commits import commit
 from emrun.training.create import train
 
@@ -100,12 +102,14 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(project)
     assert "status: killed" in (project / "run" / "trace.yaml").read_text()
 
 
-@pytest.mark.parametrize("content", [b"", b"status: [", b"\xff\xfe", b"- 1\n", b"train_begin: 1\nresumes: 3\n"])
+@pytest.mark.parametrize("content", [b"", b"status: [", b"\xff\xfe", b"- 1\n", b"train_begin: 1\nresumes: 3\n", None])
 def test_a_run_with_a_damaged_trace_can_be_resumed(project, content):
     directory = stopped(project)
-    (directory / "trace.yaml").write_bytes(content)
+    trace = directory / "trace.yaml"
+    trace.unlink() if content is None else trace.write_bytes(content)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
-    assert "status: finished" in (directory / "trace.yaml").read_text()
+    (run,) = find_runs(project)
+    assert (run.status, run.trace["seed"]) == ("finished", read_config(directory)["seed"])
 
 
 def test_metrics_that_end_in_half_a_line_are_read_up_to_there(project):
