@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from emrun.launch.search import Search
 
 _WAYS = ("--status", "--dry-run", "--rerun")
+_MOST_RUNS = 100_000  # of a grid, which is listed before the first trial
 
 
 @click.command()
@@ -142,6 +144,10 @@ def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[A
                 place = each.positions[0][each.name]
                 message = "a grid needs a list, or a range with step; for other ranges set sweep.method: random or tpe"
                 raise ConfigError(Problem(place, each.name, message))
+        counts = [len(each.choices) if each.span is None else each.span.count for each in parameters]
+        if (runs := math.prod(counts) * settings.runs_per_experiment) > _MOST_RUNS:
+            few = f"at most {_MOST_RUNS:,} are tried; use fewer values, larger steps, or sweep.method: random or tpe"
+            raise UsageError(f"the grid has {runs:,} runs, repeats and folds included; {few}")
     return parameters
 
 

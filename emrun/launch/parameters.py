@@ -50,11 +50,14 @@ class Span:
         """Whether the values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int) and isinstance(self.step, int | None)
 
+    @property
+    def count(self) -> int:
+        """The number of values of a range with steps."""
+        return int((Decimal(str(self.high)) - Decimal(str(self.low))) // Decimal(str(self.step))) + 1
+
     def values(self) -> list[float]:
         """Return all values of a range with steps."""
-        assert self.step is not None
-        count = (Decimal(str(self.high)) - Decimal(str(self.low))) // Decimal(str(self.step)) + 1
-        return [self._at(index) for index in range(int(count))]
+        return [self._at(index) for index in range(self.count)]
 
     def nearest(self, value: float) -> float:
         """Return the value of the range that a number stands for, which is off by its rounding if there are steps."""

@@ -81,6 +81,8 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
         ),
         (["-p", "seed=[1, 2]"], "seed: is not a parameter: repeats trains each combination with several seeds"),
         (["-p", "model.lr={low: 0.1, high: 0.2}"], "a grid needs a list, or a range with step"),
+        (["-p", "model.lr={low: 0, high: 9.0e+6, step: 1.0e-3}"], "the grid has 9,000,000,001 runs"),
+        (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
         (["~sweep.parameters"], "nothing to try: give -p"),
         (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
         (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
