@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,24 +123,6 @@ ANYTHING = Kind("anything", lambda value: True)
 TEXT = Kind("a string", lambda value: type(value) is str)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 SHA256 = Kind("64 hexadecimal digits", lambda value: len(value) == 64 and not set(value) - set("0123456789abcdef"))
-
-
-_BY_ANNOTATION = {"str": TEXT, "bool": FLAG, "int": whole()}
-
-
-def kinds_of(owner: Any, **others: Kind) -> dict[str, Kind]:
-    """Return the fields of a dataclass with their kinds, which follow from `str`, `bool`, `int` and `| None`.
-
-    Args:
-        owner: the dataclass, in a module with `from __future__ import annotations`.
-        others: the kinds of fields with other annotations, or with a smaller range of integers.
-    """
-    found: dict[str, Kind] = {}
-    for field in dataclasses.fields(owner):
-        name, _, or_none = str(field.type).partition(" | ")
-        kind = others.get(field.name) or _BY_ANNOTATION[name]
-        found[field.name] = optional(kind) if or_none else kind
-    return found
 
 
 def _is_file_name(name: Any) -> bool:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -90,7 +91,13 @@ class Capsule:
     state: dict[str, Any]
 
 
-_STEP = fields.kinds_of(Step)
+_STEP = {
+    "stream": fields.TEXT,
+    **dict.fromkeys(("train", "evaluating"), fields.FLAG),
+    **dict.fromkeys(("epoch", "iteration", "pass_number", "batch"), fields.whole()),
+    **dict.fromkeys(("event", "hook_class"), fields.optional(fields.TEXT)),
+    "hook": fields.optional(fields.whole()),
+}
 _WEIGHTS = ("before the step", "after the update", "lost", "unknown")
 FACTS = {
     "format": fields.whole(1),
@@ -175,12 +182,10 @@ def keep_failure(
 def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
     """Return the capsule of the same step with the same error, if there is one."""
     for number in _numbers(root) if root.is_dir() else ():
-        try:
+        with suppress(OSError, ValueError, RecursionError):
             found, intact = read_seal(root / str(number) / _FACTS)
-        except (OSError, ValueError, RecursionError):
-            continue
-        if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):
-            return root / str(number)
+            if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):
+                return root / str(number)
     return None
 
 

@@ -30,11 +30,13 @@ def check_run(run_directory: Path) -> None:
     """Check that a directory holds a run, whose config can be read.
 
     Raises:
-        UsageError: the directory is missing, or it is not a run directory, or it has no config.
+        UsageError: the directory is missing, or it is not a run directory, or it has no config, or its path cannot be
+            written in UTF-8.
         StorageError: the config is a link or a pipe.
     """
     if not (run_directory / run.CONFIG).exists():
         raise run.no_run(run_directory)
+    run.check_readable_name(run_directory)
     run.check_config(run_directory)
 
 

@@ -20,7 +20,8 @@ from emrun.model import AbstractModel
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import Manifest, verify
 from emrun.storage.class_names import check_classes
-from emrun.storage.run import CHECKPOINTS, CONFIG, check_config, check_readable_name, holds_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG
+from emrun.training.directories import check_run
 from emrun.training.user_code import warn_of_changed_code
 
 _LOG = logging.getLogger(__name__)
@@ -80,8 +81,5 @@ def load_weights(model: AbstractModel, place: Path) -> Manifest:
 
 def config_of(directory: Path, instead: str | Path | None = None) -> Config:
     """Return the config of a run, before interpolation."""
-    if not holds_run(directory):
-        raise no_run(directory)
-    check_readable_name(directory)
-    check_config(directory)
+    check_run(directory)
     return read_config(directory / CONFIG if instead is None else instead)

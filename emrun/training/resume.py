@@ -36,11 +36,12 @@ from emrun.storage.files import PLACES, check_guards, copy_regular, storing, wri
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.plain import plain_of, write_with_plain
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_config, check_readable_name, create_run, no_run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import DRAWN, FOUND, assemble_alike, check_alike, connected, follow, remove, warn_of
 from emrun.training.device import device_of
+from emrun.training.directories import check_run
 from emrun.training.user_code import log_code_directory, record_code
 
 _LOG = logging.getLogger(__name__)
@@ -83,10 +84,7 @@ def resume_training(
     joined = join()
     source = expanded(run_directory).absolute()  # the code of the user may change the current directory
     with joined.in_step() as tell:
-        if not (source / CONFIG).exists():
-            raise no_run(source)
-        check_readable_name(source)
-        check_config(source)
+        check_run(source)
         if joined.is_first:
             fork = None if fork is None else expanded(fork).absolute()
             return _resumed(source, overrides, checkpoint_name, fork, command, added_hooks, tell)
@@ -277,7 +275,7 @@ def changes_to(run_directory: Path, config: Config) -> list[str]:
 
     A value that the run has found for `auto` is not a difference.
     """
-    check_config(run_directory)
+    check_run(run_directory)
     stored = with_statistics(read_config(run_directory)).root
     drawn = {key: stored.value[key].plain() for key in DRAWN if key in stored.value}
     changes = _changes(stored, with_statistics(config).with_defaults(drawn).root)

@@ -1,7 +1,5 @@
 """The kinds of fields: which values fit, and the messages for other values."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from emrun.base.errors import StateError, StorageError
@@ -14,7 +12,6 @@ from emrun.base.fields import (
     FieldError,
     choice,
     fitting,
-    kinds_of,
     mapping_of,
     optional,
     reading,
@@ -134,25 +131,3 @@ def test_a_value_is_shown_in_a_few_words_however_large_and_deep_it_is():
         assert len(shown(value)) < 300
     while deep:
         deep = deep[0]
-
-
-@dataclass
-class Place:
-    """Something that is read from a file."""
-
-    stream: "str"
-    batch: "int"
-    train: "bool"
-    hook: "int | None"
-    names: "list[str]"
-
-
-def test_the_kinds_of_a_dataclass_are_those_of_its_annotations_and_others_that_are_given():
-    kinds = kinds_of(Place, names=sequence_of(TEXT))
-    good = {"stream": "a", "batch": 0, "train": True, "hook": None, "names": ["x"]}
-    record(kinds).check(good)
-    record(kinds).check({**good, "hook": 3})
-    wrong = {"stream": 1, "batch": -1, "train": 1, "hook": "x", "names": [1]}
-    for name, value in wrong.items():
-        with pytest.raises(FieldError, match=f"^{name}"):
-            record(kinds).check({**good, name: value})

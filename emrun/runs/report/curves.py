@@ -20,7 +20,6 @@ from emrun.storage.run import STEPS
 
 _MOST_CURVES = 300  # of a run
 _MOST_MISSING = 10_000
-_MOST_MARKS = 500
 _MANY = 30_000_000  # bytes of records that are read by several processes
 _MOST_PROCESSES = 8
 
@@ -34,24 +33,15 @@ class Marks:
     seconds: list[float] = field(default_factory=lambda: [0.0])
     total: float = 0.0
     """The seconds of all epochs."""
-    _every: int = 1
-    _behind: int = 0
 
     def add(self, epoch: Mapping[str, Any]) -> None:
         """Add a line of `metrics.jsonl`; lines without an iteration, or that go back, are left out."""
         iteration, seconds = epoch.get("iteration"), number(epoch.get("seconds"))
         self.total += seconds if seconds is not None and 0 <= seconds < 1e12 else 0.0
-        if type(iteration) is not int or epoch["epoch"] <= self.epochs[-1] or iteration < self.iterations[-1]:
-            return
-        self._behind += 1
-        if self._behind % self._every == 0:
+        if type(iteration) is int and epoch["epoch"] > self.epochs[-1] and iteration >= self.iterations[-1]:
             self.epochs.append(epoch["epoch"])
             self.iterations.append(iteration)
             self.seconds.append(self.total)
-            if len(self.epochs) > _MOST_MARKS:
-                self._every *= 2
-                self.epochs[1:], self.iterations[1:] = self.epochs[2::2], self.iterations[2::2]
-                self.seconds[1:] = self.seconds[2::2]
 
 
 @dataclass(slots=True)

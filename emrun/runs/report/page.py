@@ -41,6 +41,7 @@ REPORT = "report.html"
 _GENERATOR = '<meta name="generator" content="emrun">'  # by which a page of emrun is known
 _MOST_POINTS = 1_600  # of a curve
 _FEWEST_POINTS = 40
+_MOST_MARKS = 500  # epochs whose ends tell where a curve over epochs lies over iterations or time
 _MOST_STRETCHES, _FEWEST_STRETCHES = 1_000, 200  # of a curve, each with up to two points
 _FULL = 10  # runs whose curves have the most
 _ALL_POINTS = 160_000  # of a page
@@ -318,8 +319,10 @@ def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> str:
     runs = []
     for part in parts:
         marks = part.curves.marks
-        seconds = [round(each, 3) for each in marks.seconds]
-        runs.append({"name": part.name, "epoch": marks.epochs, "iteration": marks.iterations, "seconds": seconds})
+        some = slice(None, None, 1 + len(marks.epochs) // _MOST_MARKS)
+        seconds = [round(each, 3) for each in marks.seconds[some]]
+        ends = {"epoch": marks.epochs[some], "iteration": marks.iterations[some], "seconds": seconds}
+        runs.append({"name": part.name, **ends})
     shown = []
     for chart in charts:
         lines = []

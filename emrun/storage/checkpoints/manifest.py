@@ -13,7 +13,7 @@ from typing import Any
 
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError, reason_of
-from emrun.base.fields import ANOTHER_CHECKPOINT, FILES, Kind, kinds_of, mapping_of, reading, record, sequence_of, whole
+from emrun.base.fields import ANOTHER_CHECKPOINT, FILES, Kind, mapping_of, reading, record, sequence_of, whole
 from emrun.base.wording import from_here
 from emrun.storage.files import check_no_link, flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
@@ -65,7 +65,12 @@ NAMES = mapping_of(Kind("the name of a directory such as 'it-00000120'", is_dire
 """Name of a checkpoint -> its directory."""
 
 
-MANIFEST = kinds_of(Manifest, format=whole(1), names=sequence_of(NAME), files=FILES)
+MANIFEST = {
+    "format": whole(1),
+    **dict.fromkeys(("commit", "epoch", "iteration"), whole()),
+    "names": sequence_of(NAME),
+    "files": FILES,
+}
 """Field of a manifest -> the kind of its value. Checked when a manifest is read, and, but for `files`, written."""
 
 
