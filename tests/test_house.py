@@ -280,7 +280,6 @@ def test_every_file_has_a_test():
         "loop/outcome": "loop/test_endings",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
-        "runs/following": "cli/test_trace",
         "runs/comparison": "cli/test_diff",
         **{f"runs/report/{name}": "cli/test_report" for name in ("page", "one_run", "several_runs", "facts", "curves")},
         "training/build": "training/test_create",

@@ -17,8 +17,7 @@ from emrun.base.wording import in_one_line
 from emrun.cli.as_json import plain
 from emrun.cli.completers import complete_runs
 from emrun.cli.tables import table
-from emrun.runs.finding import find_run
-from emrun.runs.following import followed
+from emrun.runs.finding import find_run, followed
 from emrun.runs.records import RUN, Records
 
 _MOST_ROWS = 10_000  # of a table, which is made in memory

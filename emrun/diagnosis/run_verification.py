@@ -21,8 +21,7 @@ from emrun.diagnosis.recorded_trainings import Job
 from emrun.diagnosis.verification import forks_for
 from emrun.epoch_data import is_rate, statistics
 from emrun.launch.jobs import Jobs
-from emrun.runs.comparison import compare
-from emrun.runs.step_comparison import compare_steps
+from emrun.runs.comparison import compare, compare_steps
 from emrun.runs.stored_run import MISSING, StoredRun
 from emrun.storage.checkpoints.commits import find
 from emrun.storage.checkpoints.manifest import verify

@@ -1,16 +1,19 @@
-"""Compares the configs of two runs by meaning: key by key, hooks by their names."""
+"""The configs of runs, key by key: what differs between two, hooks by their names, and all values of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from emrun.base.errors import ConfigError
+from emrun.base.errors import ConfigError, Position, StorageError
 from emrun.config.overrides import hook_entry
-from emrun.config.yaml_tree import Node
+from emrun.config.yaml_tree import Node, node_of
 from emrun.runs.stored_run import StoredRun
+from emrun.storage.run import CONFIG
 
 _MOST = 1_000  # differences
+_MOST_VALUES = 2_000
+_DEEPEST = 50  # mappings and lists in each other
 
 
 def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
@@ -103,3 +106,31 @@ def order_of_hooks(one: Node, other: Node) -> dict[str, list[str]] | None:
     ]
     a, b = ([name for name in own if name in there] for own, there in (names, names[::-1]))
     return {"a": a, "b": b} if a != b and sorted(a) == sorted(b) else None
+
+
+def values_of(run: StoredRun) -> dict[str, Any]:
+    """Return the values of the config that are neither mappings nor lists, as they are written: key -> value.
+
+    An empty mapping or list is a value, too; so is a hook without arguments, whose value is an empty mapping. A config
+    that cannot be read has none, and is a problem of the run.
+    """
+    try:
+        tree = node_of(run.written, Position(CONFIG))
+    except (ConfigError, StorageError) as error:
+        run.note(str(error).partition("\n")[0])
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in _flat(tree, ()):
+        if len(found) == _MOST_VALUES:
+            run.note(f"the config has more than {_MOST_VALUES:,} values; the others are left out")
+            break
+        found[key] = value
+    return found
+
+
+def _flat(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    below = children(node, path) if len(path) < _DEEPEST else {}
+    if not below:
+        yield ".".join(path), node.plain()
+    for key, each in below.items():
+        yield from _flat(each, (*path, key))

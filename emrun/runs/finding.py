@@ -1,11 +1,12 @@
-"""Finds the runs below a directory."""
+"""Finds the runs below a directory, and follows runs while they are written."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from time import sleep
 
 from emrun.base.errors import StorageError, UsageError
 from emrun.runs.stored_run import StoredRun
@@ -16,6 +17,7 @@ from emrun.storage.trace import TRACE
 _BESIDE = ("metrics.jsonl", "steps.jsonl", "train.log", "checkpoints", ".lock")
 """What a run has, and a project with a `config.yaml` does not."""
 _DEEPEST = 20  # directories in each other
+_PAUSE = 1.0  # seconds between two looks at runs
 
 
 def find_runs(directory: Path, *, deep: bool = False) -> Iterator[StoredRun]:
@@ -88,3 +90,24 @@ def _run_in(directory: Path) -> Iterator[StoredRun]:
     run = StoredRun(directory)
     if not run.is_evaluation:
         yield run
+
+
+def followed(find: Callable[[], Sequence[StoredRun]]) -> Iterator[tuple[Sequence[StoredRun], bool]]:
+    """Look at runs every second, and yield them when their record has changed; the last time, none is still written.
+
+    With them comes whether one of them is still written.
+
+    Args:
+        find: returns the runs as they are now.
+    """
+    before = None
+    while True:
+        runs = find()
+        is_running = any(run.status == "running" for run in runs)
+        now = [run.record.size for run in runs]
+        if now != before or not is_running:
+            yield runs, is_running
+        if not is_running:
+            return
+        before = now
+        sleep(_PAUSE)

@@ -488,7 +488,7 @@ def test_a_page_that_is_followed_reloads_itself_until_the_run_ends(make_run, tmp
         run.end("finished", 0, None, 0, 0)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("emrun.runs.following.sleep", pause)
+    monkeypatch.setattr("emrun.runs.finding.sleep", pause)
     assert group.main(["report", "log/a", "--follow", "-o", "page.html"], standalone_mode=False) == 0
     pages.append((tmp_path / "page.html").read_text())
     assert ['http-equiv="refresh"' in page for page in pages] == [True, False]

@@ -121,7 +121,7 @@ def test_a_run_is_followed_until_it_ends(make_run, emrun_here, monkeypatch):
         else:
             run.end("finished", 0, None, 2, 20)
 
-    monkeypatch.setattr("emrun.runs.following.sleep", pause)
+    monkeypatch.setattr("emrun.runs.finding.sleep", pause)
     status, out = emrun_here("trace", "log/a", "--follow", "-k", "epoch,valid/accuracy")
     assert (status, out) == (0, "epoch,valid/accuracy\n0,0.1\n1,0.5\n2,0.5\n")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from emrun.runs.config_values import values_of
+from emrun.runs.config_comparison import values_of
 from emrun.runs.stored_run import StoredRun
 
 

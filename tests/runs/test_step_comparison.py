@@ -3,7 +3,7 @@
 import math
 
 from emrun.record.steps import Chunk
-from emrun.runs.step_comparison import compare_steps
+from emrun.runs.comparison import compare_steps
 
 NAN = float("nan")
 

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from emrun.base.wording import counted, in_one_line, last_parts, span
-from emrun.runs.config_values import values_of
+from emrun.runs.config_comparison import values_of
 from emrun.runs.report.drawings import key_of, parallel, scatter
 from emrun.runs.report.markup import Html, joined, section, table, tag
 from emrun.runs.report.one_run import RunPart, badge, in_words, key_class
