@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.models.weights.saving import own_tensors
-from emrun.ranks.pieces import is_in_pieces, whole
+from emrun.models.weights.saving import own_tensors, same_tensors
+from emrun.ranks.pieces import whole
 from emrun.storage.checkpoints.shards import whole_of
 
 Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
@@ -49,7 +49,7 @@ class Fit:
         """
         found = cls()
         here = own_tensors(module)
-        for names in _tied(here, dict(module.named_parameters(remove_duplicate=False))):
+        for names in same_tensors(module, here):
             found._fit_one([each for each in names if selects(each)], names, here, there, module)
         found._leave_incomplete(module, here)
         for name in [each for each in there if each not in here]:
@@ -106,19 +106,6 @@ class Fit:
 
 def _part(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _tied(here: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> list[list[str]]:
-    """Return the names of the tensors of a module, those of one tensor together."""
-    found: dict[object, list[str]] = {}
-    for name, each in here.items():
-        place: object = name
-        if is_in_pieces(each):
-            place = id(parameters[name])
-        elif not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
-            place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
-        found.setdefault(place, []).append(name)
-    return list(found.values())
 
 
 def _mismatch(module: torch.nn.Module, name: str, here: Tensor, there: Tensor) -> tuple[Reason, str, str] | None:
@@ -178,11 +165,9 @@ def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[
 
 
 def _has_overflowed(there: Tensor, here: Tensor) -> bool:
-    if there.is_complex():
-        return False
-    if not there.is_floating_point():
-        return not torch.equal(whole(here).to(there.device, there.dtype), there)
-    return torch.finfo(here.dtype).max < torch.finfo(there.dtype).max and _finite(whole(here)) != _finite(there)
+    if there.is_floating_point():
+        return _finite(whole(here)) != _finite(there)
+    return not (there.is_complex() or torch.equal(whole(here).to(there.device, there.dtype), there))
 
 
 def _finite(tensor: Tensor) -> int:

@@ -55,31 +55,36 @@ def collect_weights(
         raise StateError(f"{listed(without_shape)}: a lazy module has no weights to save before its first batch")
     weights: dict[str, Any] = {}
     tied: dict[str, str] = {}
-    first_at: dict[object, str] = {}
     storages: set[int] = set()
     found = own_tensors(module)
     if replaced:
         names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
         others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
         found |= {name: tensor for name, tensor in others.items() if name in found}
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    for name, tensor in found.items():
-        here = piece(tensor)
-        own_storage = here.untyped_storage().data_ptr()
-        place: object = own_storage, here.storage_offset(), here.shape, here.stride(), here.dtype
-        if is_in_pieces(tensor):
-            place = id(parameters[name])  # this rank may have none of its rows
-        if tensor.numel() and place in first_at:
-            tied[name] = first_at[place]
-            continue
-        first_at[place] = name
+    for name, *others_of_it in same_tensors(module, found):
+        tied |= dict.fromkeys(others_of_it, name)
+        tensor, here = found[name], piece(found[name])
         own = here.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == own_storage)
+        is_shared = storage in storages or (copied and storage == here.untyped_storage().data_ptr())
         own = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
         weights[name] = replace(rows_of(tensor), values=own) if is_in_pieces(tensor) else own
         storages.add(storage)
     return weights, tied
+
+
+def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Return the names of the tensors of a module, or of those that replace them, the names of one tensor together."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    found: dict[object, list[str]] = {}
+    for name, each in tensors.items():
+        place: object = name
+        if is_in_pieces(each):
+            place = id(parameters[name])  # this rank may have none of its rows
+        elif not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
+            place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
+        found.setdefault(place, []).append(name)
+    return list(found.values())
 
 
 def as_held(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
