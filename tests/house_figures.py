@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_873,
     "launch": 1_242,
     "loop": 3_032,
-    "models": 5_227,
+    "models": 5_215,
     "ranks": 562,
     "record": 1_304,
     "runs": 2_168,

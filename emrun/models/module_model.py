@@ -92,7 +92,8 @@ class ModuleModel(AbstractModel):
         self._stream_metrics = StreamMetrics(of_streams, self.device) if of_streams else None
         others = self._outputs.sources()
         names = InputNames.read(module, inputs, [*others[0], *others[1]])
-        self._inputs = Inputs(module, names, others, self.device, self._outputs.of_losses())
+        of_losses = {name for term in self._outputs.terms.values() for name in term.inputs}
+        self._inputs = Inputs(module, names, others, self.device, of_losses)
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
         self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.passing.call
@@ -160,7 +161,7 @@ class ModuleModel(AbstractModel):
     @property
     def metric_names(self) -> Sequence[str]:  # type: ignore[override]
         """Names of the entries of `model.metrics` that are outputs."""
-        return self._outputs.metrics
+        return list(self._outputs.of_batches)
 
     @property
     def writes(self) -> Sequence[str]:  # type: ignore[override]
@@ -222,7 +223,7 @@ class ModuleModel(AbstractModel):
     @property
     def losses(self) -> Mapping[str, Any]:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
-        return self._outputs.losses
+        return {term.key: term.function for term in self._outputs.terms.values()}
 
     @property
     def loss_terms(self) -> Mapping[str, Any]:

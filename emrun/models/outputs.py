@@ -50,57 +50,44 @@ class Outputs:
                 raise ArgumentError("outputs", f"{list(names)} names an output twice")
         self._named = tuple(names) if names is not None else None
         self._only = self._named[0] if self._named is not None and len(self._named) == 1 else None
-        self.terms = self._terms = calculations("loss", loss, device, module)
+        self.terms = calculations("loss", loss, device, module)
         """The losses by their names; a single one is called `loss`."""
-        self._loss = self._terms.get("loss")
+        self._loss = self.terms.get("loss")
         """The only loss, if it has no name."""
-        self._sums_terms = "loss" not in self._terms and bool(self._terms)
+        self._sums_terms = "loss" not in self.terms and bool(self.terms)
         measured = calculations("metrics", metrics, device)
         self.only_in = {name: each.streams for name, each in measured.items() if each.streams is not None}
         """The metrics that are not calculated in all streams, with their streams."""
-        self._of_batches = {name: each for name, each in measured.items() if each.metric is None}
+        self.of_batches = {name: each for name, each in measured.items() if each.metric is None}
+        """The metrics that are outputs."""
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
         self.prepare({}, False, "")
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
-        self._is_complete = not (self._terms or self._of_batches or names)  # nothing is added to what forward returns
+        self._is_complete = not (self.terms or self.of_batches or names)  # nothing is added to what forward returns
 
     @property
     def names(self) -> list[str]:
         """The names of the outputs, as far as they are known before the first batch."""
         total = ["loss"] if self._sums_terms else []
-        return [*(self._named or ()), *self._terms, *total, *self._of_batches]
+        return [*(self._named or ()), *self.terms, *total, *self.of_batches]
 
     @property
     def may_have_weights(self) -> bool:
         """Whether the examples of a batch may have weights: whether forward may return some."""
         return self._named is None or not {"example_weight", "loss_weight"}.isdisjoint(self.names)
 
-    @property
-    def metrics(self) -> list[str]:
-        """The names of the metrics that are outputs."""
-        return list(self._of_batches)
-
-    @property
-    def losses(self) -> dict[str, Any]:
-        """Key in the model's section -> the object that calculates a loss."""
-        return {term.key: term.function for term in self._terms.values()}
-
     def sources(self) -> tuple[list[str], list[str]]:
         """Return the sources that losses and metrics need, and the names that may be sources or outputs."""
-        used = [*self._terms.values(), *self._of_batches.values(), *self.of_streams.values()]
+        used = [*self.terms.values(), *self.of_batches.values(), *self.of_streams.values()]
         made = {*self.names, "loss"} if self._named is not None else set[str]()
         wanted = [(name, each) for each in used for name in each.inputs if name not in made]
         needed = {name: None for name, each in wanted if self._named is not None and each.streams is None}
         return list(needed), list(dict.fromkeys(name for name, _ in wanted if name not in needed))
 
-    def of_losses(self) -> set[str]:
-        """Return what losses read: names of sources and outputs."""
-        return {name for each in self._terms.values() for name in each.inputs}
-
     def prepare(self, batch: Batch, train: bool, stream: str) -> None:
         """Prepare for a batch of a stream: choose the metrics that are calculated there."""
-        self._metrics = {name: each for name, each in self._of_batches.items() if each.is_of(stream)}
+        self._metrics = {name: each for name, each in self.of_batches.items() if each.is_of(stream)}
 
     def leave_out_missing(self) -> None:
         """From now on, leave out losses and metrics that need what is not there; drop the metrics of streams."""
@@ -109,14 +96,14 @@ class Outputs:
 
     def leave_out_all(self) -> None:
         """From now on, there are no losses and no metrics."""
-        self.terms = self._terms = self._of_batches = self.of_streams = self._metrics = {}
+        self.terms = self.of_batches = self.of_streams = self._metrics = {}
         self.only_in, self._loss, self._sums_terms = {}, None, False
 
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""
         if self._left_out is not None:  # then they need nothing
             return None
-        used = (*self._terms.values(), *self._of_batches.values(), *self.of_streams.values())
+        used = (*self.terms.values(), *self.of_batches.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 
     def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -141,13 +128,13 @@ class Outputs:
             outputs = self._by_name(returned)
         if self._loss is not None and "loss" not in outputs:
             outputs["loss"] = self._loss(outputs, inputs)
-        elif self._terms:
+        elif self.terms:
             if "loss" in outputs:
                 raise ArgumentError("loss", "forward returns an output 'loss' already; remove one of them")
-            self._add(outputs, self._terms, inputs, "loss")
-            if self._sums_terms and all(name in outputs for name in self._terms):
+            self._add(outputs, self.terms, inputs, "loss")
+            if self._sums_terms and all(name in outputs for name in self.terms):
                 weights = loss_weights(outputs)
-                terms = self._terms.items()
+                terms = self.terms.items()
                 outputs["loss"] = sum(each.scale * mean(outputs[name], weights) for name, each in terms)
         if self._metrics:
             with_gradients = torch.is_grad_enabled()

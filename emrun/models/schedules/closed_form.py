@@ -149,7 +149,7 @@ class ClosedForm(ABC):
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
         length = total - warmup - cooldown
-        between = self.between(horizon, warmup, length) if length else curves.full
+        between = self.between(horizon, warmup, length) if length else lambda done: 1.0
         if not cooldown and not self.depends_on_end:
             return curves.joined(warmup, between)
         return curves.ended(warmup, length, between, cooldown, self.final)
@@ -177,10 +177,9 @@ class ClosedForm(ABC):
             plans = [*self.plans, new]
         elif self._keeps_rates(known, horizon):
             plans = [*self.plans[:-1], {**known, **wanted}]
+        elif (refusal := self.refusal(horizon)) is not None:
+            raise ArgumentError("scheduler", refusal)
         else:
-            refusal = self.refusal(horizon)
-            if refusal is not None:
-                raise ArgumentError("scheduler", refusal)
             plans = [*self.plans, {**new, "on_extend": "replan"}]
         factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
         self.plans, self._is_changed = plans, False

@@ -10,11 +10,6 @@ Factor = Callable[[int], float]
 """Updates done -> the share of each parameter group's own rate that the next update has."""
 
 
-def full(done: int) -> float:
-    """Return 1, the whole rate."""
-    return 1.0
-
-
 def joined(warmup: int, between: Factor) -> Factor:
     """Return the rates of a schedule without an end."""
 

@@ -129,7 +129,7 @@ class InitFrom:
                 names = f"the module has {few(own)}"
                 where = f"{self.where}.match" + f"[{index}]" * (len(self.match) > 1)
                 raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
-        fit = Fit.of(module, there, self._selects)
+        fit = Fit.of(module, there, lambda name: not self.match or any(each.search(name) for each in self.match))
         if not fit.sources:
             raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}")
         if fit.left and not self.skips:
@@ -147,9 +147,6 @@ class InitFrom:
         table = Table(cells, ["", "tensors", "values", ""], ("left", "right", "right", "left"))
         _LOG.info("weights from %s:\n%s", saved.source, table)
         return {"source": saved.source, "rows": rows}
-
-    def _selects(self, name: str) -> bool:
-        return not self.match or any(pattern.search(name) for pattern in self.match)
 
     def _refused(self, message: str) -> ArgumentError:
         return ArgumentError(self.key, message)
