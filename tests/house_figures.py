@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_141,
     "cli": 2_774,
     "config": 2_787,
-    "diagnosis": 2_873,
+    "diagnosis": 2_870,
     "launch": 1_242,
     "loop": 3_032,
     "models": 5_215,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,13 +57,8 @@ def find_difference(
         found = _find_in_batches(events, [event for other in others for event in other.batches[rank]])
         if found is not None:
             return replace(found, what=f"rank {rank}, {found.what}") if rank else found
-    final = others[-1].final
-    for part, title in PARTS.items():
-        one, other_part = straight.final[part], final.get(part, {})
-        for name in varying(one, other_part):
-            if name not in vary.get(part, ()):
-                values = _both(one.get(name), other_part.get(name))
-                return Difference(f"at the end: {title} {name}{values}", part, name)
+    for part, name, *values in _at_the_end(straight, others[-1], PARTS, vary):
+        return Difference(f"at the end: {PARTS[part]} {name}{_both(*values)}", part, name)
     return None
 
 
@@ -88,15 +83,22 @@ def find_rounded(
     if wrong := [name for event in events if event["kind"] == "restored" for name in event["wrong"]]:
         return Difference(f"when it was resumed: {wrong[0]} is not that of the checkpoint", "weights", wrong[0]), 0.0
     largest = 0.0
-    for part in ("loop", "metrics", "steps"):
-        one, other = straight.final[part], resumed.final.get(part, {})
-        for name in [each for each in varying(one, other) if each not in vary.get(part, ())]:
-            off = _share_of(one.get(name), other.get(name))
-            if not off <= (0 if part == "loop" else most):
-                values = _both(one.get(name), other.get(name))
-                return Difference(f"at the end: {PARTS[part]} {name}{values}", part, name, _OF_RANKS), largest
-            largest = max(largest, off)
+    for part, name, *values in _at_the_end(straight, resumed, ("loop", "metrics", "steps"), vary):
+        off = _share_of(*values)
+        if not off <= (0 if part == "loop" else most):
+            return Difference(f"at the end: {PARTS[part]} {name}{_both(*values)}", part, name, _OF_RANKS), largest
+        largest = max(largest, off)
     return None, largest
+
+
+def _at_the_end(
+    straight: Recording, other: Recording, parts: Iterable[str], vary: Mapping[str, list[str]]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield part, name and both values of what differs in the final states."""
+    for part in parts:
+        one, two = straight.final[part], other.final.get(part, {})
+        names = [name for name in varying(one, two) if name not in vary.get(part, ())]
+        yield from ((part, name, one.get(name), two.get(name)) for name in names)
 
 
 def _share_of(one: str | None, other: str | None) -> float:
