@@ -34,6 +34,7 @@ from emrun.epoch_data import read_by
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.determinism import DeterministicKernels
+from emrun.loop.endings import switched_on
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
@@ -321,12 +322,9 @@ class Tryout:
         if not self._changers:
             return batch
         changed = dict(batch)
-        self._loop.training = name == self._loop.train_stream_name
-        try:
+        with switched_on(self._loop, "training", name == self._loop.train_stream_name):
             for each in self._changers:
                 call_event(each, "before_batch", stream_name=name, batch=changed)
-        finally:
-            self._loop.training = False
         return changed if self._loop.epochs.events.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:

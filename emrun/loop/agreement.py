@@ -31,12 +31,11 @@ class _Wishes(NamedTuple):
 
     ending: Ending | None
     wants_checkpoint: bool
-    reason: str | None
-    is_limit: bool
+    end: tuple[str, bool] | None  # the reason, and whether it is a limit
     names: list[tuple[str, Policy]]
 
 
-_NOTHING = _Wishes(None, False, None, False, [])
+_NOTHING = _Wishes(None, False, None, [])
 
 
 class AgreedEndings(Endings):
@@ -130,12 +129,12 @@ class AgreedEndings(Endings):
 
     def _wishes(self) -> _Wishes:
         wish = self._wish if self.have_effect else None
-        reason, is_limit = (None, False) if wish is None else (wish.reason, wish.limit)
         names = [each[:2] for each in self._requests] if self._ranks.is_first else []
         ending, agreed = self._interrupts.ending, self._agreed_ending
         if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
             ending = None
-        return _Wishes(ending, self._interrupts.wants_checkpoint, reason, is_limit, names)
+        end = None if wish is None else (wish.reason, wish.limit)
+        return _Wishes(ending, self._interrupts.wants_checkpoint, end, names)
 
     def agree(self) -> None:
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
@@ -149,7 +148,7 @@ class AgreedEndings(Endings):
         self._agreed_ending = max(endings, key=lambda each: each.after_batch, default=self._agreed_ending)
         self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
         self.news = True
-        for reason, is_limit in [(each.reason, each.is_limit) for each in all_wishes if each.reason is not None]:
+        for reason, is_limit in [each.end for each in all_wishes if each.end is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):
             self.request(name, on_failure, own[number][2] if self._ranks.is_first else ())

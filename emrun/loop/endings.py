@@ -19,10 +19,10 @@ _DEFERRED = ("before_batch", "before_update", "after_update", "after_checkpoint"
 
 
 @contextmanager
-def switched_on(owner: object, name: str) -> Iterator[None]:
-    """Set an attribute to True in a block."""
+def switched_on(owner: object, name: str, to: object = True) -> Iterator[None]:
+    """Set an attribute in a block, by default to True."""
     before = getattr(owner, name)
-    setattr(owner, name, True)
+    setattr(owner, name, to)
     try:
         yield
     finally:

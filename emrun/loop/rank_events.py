@@ -222,19 +222,15 @@ class RankEvents:
                     joined.add(data, weight_of(data, count))
             if not joined.counts:
                 return  # see `noting`
-            whole = joined.on_demand()
-            before, self.loop.batch_length = self.loop.batch_length, sum(joined.counts)
-            ended: list[TrainingTerminated] = []
-            try:
-                with switched_on(self.endings, "is_alone"):
-                    for call in calls:
-                        called.__wrapped__ = call  # type: ignore[attr-defined]  # see `owner`
-                        try:
-                            call(stream_name=stream_name, batch_data=whole)
-                        except TrainingTerminated as error:
-                            ended.append(error)
-            finally:
-                self.loop.batch_length = before
+            whole, ended = joined.on_demand(), list[TrainingTerminated]()
+            length = switched_on(self.loop, "batch_length", sum(joined.counts))
+            with switched_on(self.endings, "is_alone"), length:
+                for call in calls:
+                    called.__wrapped__ = call  # type: ignore[attr-defined]  # see `owner`
+                    try:
+                        call(stream_name=stream_name, batch_data=whole)
+                    except TrainingTerminated as error:
+                        ended.append(error)
             if ended:
                 ended[0].alike = False
                 raise ended[0]

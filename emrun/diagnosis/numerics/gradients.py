@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from emrun.base.types import Batch
 from emrun.diagnosis.numerics.rows import NotApplicableError, RandomError
 from emrun.diagnosis.tryout import begin
 from emrun.hook import AbstractHook, UpdateSkipped
+from emrun.loop.endings import switched_on
 from emrun.model import AbstractModel
 from emrun.ranks.parts import loss_weights
 from emrun.training.build import Training
@@ -166,16 +167,11 @@ def rounding(values: Tensor) -> float:
 @contextmanager
 def without_dropout(module: torch.nn.Module) -> Iterator[None]:
     """Run a module without dropout in the block: `Dropout` evaluates, and numbers of a name with `drop` are 0."""
-    rates = [
-        (each, name, value)
-        for each in module.modules()
-        for name, value in vars(each).items()
-        if ("drop" in name and isinstance(value, float)) or (name == "training" and isinstance(each, _DropoutNd))
-    ]
-    for owner, name, _ in rates:
-        setattr(owner, name, False if name == "training" else 0.0)
-    try:
+    with ExitStack() as stack:
+        for each in module.modules():
+            for name, value in list(vars(each).items()):
+                if ("drop" in name and isinstance(value, float)) or (
+                    name == "training" and isinstance(each, _DropoutNd)
+                ):
+                    stack.enter_context(switched_on(each, name, False if name == "training" else 0.0))
         yield
-    finally:
-        for owner, name, value in rates:
-            setattr(owner, name, value)

@@ -68,9 +68,6 @@ def saved_and_loaded(model: Any, batches: Mapping[str, Batch], directory: Path, 
     return _row(LOADED, DIFFERS, what, name, stream, one, other, why)
 
 
-_Pass = Sequence[tuple[str, Mapping[str, Any]]]  # the word for the values, and the values
-
-
 def _pass(
     model: Any, batches: Iterable[tuple[Batch, Batch, float]], stream: str, seed: int
 ) -> tuple[list[Any], set[str]]:
