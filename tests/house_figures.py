@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 1_039,
     "base": 1_141,
-    "cli": 2_774,
+    "cli": 2_727,
     "config": 2_787,
     "diagnosis": 2_866,
     "launch": 1_242,

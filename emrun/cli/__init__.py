@@ -18,13 +18,12 @@ from click.shell_completion import CompletionItem
 
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
-from emrun.cli.as_json import errors_as_json, print_json
 from emrun.cli.completion import register
-from emrun.cli.failures import UsersCodeFailed
+from emrun.cli.failures import UsersCodeFailed, report_and_end_by_signal
 from emrun.cli.habits import answer
+from emrun.cli.output import errors_as_json, print_json
 from emrun.cli.problems import problems_of
 from emrun.cli.ranks import tell_failure
-from emrun.cli.signals import report_and_end_by_signal
 from emrun.ranks.group import end_process
 
 GROUPS = {

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
-from emrun.cli.failures import users_code
-from emrun.cli.signals import import_torch
-from emrun.cli.tables import table
+from emrun.cli.failures import import_torch, users_code
+from emrun.cli.output import only_json, print_json, table, with_json
 
 if TYPE_CHECKING:
     from emrun.diagnosis.stream_bench import Bench, Speed, StreamBench

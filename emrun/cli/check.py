@@ -14,12 +14,9 @@ import click
 from emrun.base.censor import for_terminal
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
-from emrun.cli.as_json import only_json, print_json, so_far, with_json
-from emrun.cli.completers import complete_configs, complete_overrides
-from emrun.cli.console import terminal_log, with_tracebacks
-from emrun.cli.failures import fail, print_error
-from emrun.cli.signals import import_torch, unwound_by_sigterm
-from emrun.cli.tables import MOST_ROWS, parameters_table, table
+from emrun.cli.console import complete_configs, overrides_argument, terminal_log, with_tracebacks
+from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
+from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
 from emrun.config.config import load_config
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import check_statically, with_statistics
@@ -28,7 +25,7 @@ from emrun.epoch_data import statistics
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path), required=False, shell_complete=complete_configs)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+@overrides_argument
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @click.option("--data", is_flag=True, help="Also read all data once, and find leaks, duplicates, NaN, ...")
 @click.option("--numerics", is_flag=True, help="Also prove on real batches that all ways to compute a step agree.")

@@ -15,11 +15,9 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, few, listed, short
-from emrun.cli.as_json import only_json, print_json, with_json
-from emrun.cli.completers import complete_configs
-from emrun.cli.console import Directory, with_terminal_log
-from emrun.cli.failures import tell_json
-from emrun.cli.signals import end_by_signal
+from emrun.cli.console import Directory, complete_configs, with_terminal_log
+from emrun.cli.failures import end_by_signal, tell_json
+from emrun.cli.output import only_json, print_json, with_json
 from emrun.cli.sweep import command_of, prepared
 from emrun.cli.trial import arguments
 from emrun.config.config import Config, load_config

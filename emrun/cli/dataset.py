@@ -8,11 +8,9 @@ import click
 
 from emrun.base.errors import exit_status
 from emrun.base.wording import meant_of
-from emrun.cli.as_json import only_json, print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
-from emrun.cli.failures import print_error, users_code
-from emrun.cli.signals import import_torch
-from emrun.cli.tables import table
+from emrun.cli.failures import import_torch, print_error, users_code
+from emrun.cli.output import only_json, print_json, table, with_json
 
 
 @click.command()

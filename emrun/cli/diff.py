@@ -11,9 +11,8 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, listed
-from emrun.cli.as_json import print_json, with_json
-from emrun.cli.completers import complete_runs
-from emrun.cli.tables import table
+from emrun.cli.console import complete_runs
+from emrun.cli.output import print_json, table, with_json
 from emrun.runs.comparison import compare
 from emrun.runs.finding import find_run
 

@@ -9,13 +9,10 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import listed
-from emrun.cli.as_json import only_json, print_json, so_far, with_json
-from emrun.cli.completers import complete_runs, complete_streams
-from emrun.cli.console import Directory, is_follower, with_terminal_log
-from emrun.cli.failures import users_code
+from emrun.cli.console import Directory, complete_streams, is_follower, run_argument, with_terminal_log
+from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
+from emrun.cli.output import only_json, print_json, results, so_far, with_json
 from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
-from emrun.cli.signals import import_torch, unwound_by_sigterm
-from emrun.cli.tables import results
 from emrun.config.config import read_config
 from emrun.config.override_keys import streams_of
 from emrun.config.overrides import check_streams_of_eval
@@ -26,7 +23,7 @@ from emrun.training.directories import check_run
 
 
 @click.command("eval")
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@run_argument
 @click.argument(
     "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1,
     shell_complete=complete_streams,

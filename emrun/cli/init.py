@@ -11,7 +11,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.wording import did_you_mean, listed
-from emrun.cli.completers import named, quietly
+from emrun.cli.console import named, quietly
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"

@@ -13,9 +13,8 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError
 from emrun.base.wording import counted, in_one_line, size_of
-from emrun.cli.as_json import print_json, with_json
-from emrun.cli.completers import complete_runs
-from emrun.cli.tables import table
+from emrun.cli.console import complete_runs
+from emrun.cli.output import print_json, table, with_json
 from emrun.runs.columns import FACTS, Column, Row, column
 from emrun.runs.conditions import Condition, chosen
 from emrun.runs.finding import find_runs

@@ -8,12 +8,10 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, progress
-from emrun.cli.as_json import only_json, print_json, with_json
-from emrun.cli.completers import complete_runs, complete_streams
-from emrun.cli.console import is_follower, with_terminal_log
-from emrun.cli.failures import users_code
+from emrun.cli.console import complete_streams, is_follower, run_argument, with_terminal_log
+from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
+from emrun.cli.output import only_json, print_json, with_json
 from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
-from emrun.cli.signals import import_torch, unwound_by_sigterm
 from emrun.config.config import read_config
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
@@ -23,7 +21,7 @@ from emrun.training.directories import check_run
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@run_argument
 @click.argument("stream", shell_complete=complete_streams)
 @click.argument("overrides", nargs=-1)
 @click.option(

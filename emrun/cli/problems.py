@@ -12,7 +12,7 @@ import click
 
 from emrun.base.censor import for_terminal
 from emrun.base.errors import ConfigError, EmrunError, Position, Problem, reason_of
-from emrun.cli.as_json import arguments
+from emrun.cli.output import arguments
 
 if TYPE_CHECKING:
     from emrun.config.yaml_tree import Node

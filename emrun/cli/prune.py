@@ -9,8 +9,8 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, size_of
-from emrun.cli.as_json import print_json
 from emrun.cli.ls import choosing_runs, runs_table
+from emrun.cli.output import print_json
 from emrun.runs.columns import FACTS, Column, Row, column
 from emrun.runs.conditions import Condition, chosen, time_of
 from emrun.runs.finding import find_runs

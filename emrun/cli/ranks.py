@@ -17,11 +17,10 @@ import click
 from emrun.base.errors import RankFailed, RunInUse, reason_of
 from emrun.base.terminal import leave_closed_terminal
 from emrun.base.wording import from_here
-from emrun.cli.as_json import print_json, run_as_json, wants_json
 from emrun.cli.console import is_follower
-from emrun.cli.failures import fail, print_error
+from emrun.cli.failures import end_by_signal, fail, print_error
+from emrun.cli.output import print_json, run_as_json, wants_json
 from emrun.cli.problems import problems_of
-from emrun.cli.signals import end_by_signal
 from emrun.ranks.group import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ import click
 from emrun.base.censor import for_terminal
 from emrun.base.errors import exit_status
 from emrun.base.wording import counted
-from emrun.cli.as_json import in_json, only_json, with_json
-from emrun.cli.completers import complete_runs
-from emrun.cli.console import terminal_log, with_tracebacks
-from emrun.cli.failures import print_failure, users_code
-from emrun.cli.signals import import_torch
+from emrun.cli.console import run_argument, terminal_log, with_tracebacks
+from emrun.cli.failures import import_torch, print_failure, users_code
+from emrun.cli.output import in_json, only_json, with_json
 from emrun.hook import UpdateSkipped
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@run_argument
 @click.option("--device", metavar="NAME", help="The device of the model, e.g. cpu; by default that of the config.")
 @click.option("--anomaly", is_flag=True, help="Also name the operation whose gradient is NaN (slow).")
 @with_json

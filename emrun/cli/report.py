@@ -10,7 +10,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted, in_one_line, size_of
-from emrun.cli.completers import complete_runs
+from emrun.cli.console import complete_runs
 from emrun.runs.finding import find_runs, followed
 from emrun.runs.report.page import REPORT, write_page
 from emrun.runs.stored_run import StoredRun

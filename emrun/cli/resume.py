@@ -12,11 +12,10 @@ from emrun.base.arguments import expanded
 from emrun.base.cores import cores
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
-from emrun.cli.as_json import with_json
-from emrun.cli.completers import complete_overrides, complete_runs
-from emrun.cli.console import Directory, with_terminal_log
+from emrun.cli.console import Directory, overrides_argument, run_argument, with_terminal_log
+from emrun.cli.failures import ignore_early_requests, import_torch
+from emrun.cli.output import with_json
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
-from emrun.cli.signals import ignore_early_requests, import_torch
 from emrun.cli.train import resume_run
 from emrun.config.config import read_config
 from emrun.config.plan import check_statically
@@ -25,8 +24,8 @@ from emrun.training.directories import check_run, ranks_of
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+@run_argument
+@overrides_argument
 @click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
 @click.option(
     "--fork", metavar="DIR", type=Directory(),

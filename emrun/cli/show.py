@@ -11,10 +11,9 @@ import click
 from emrun.base.tables import width
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import did_you_mean
-from emrun.cli.as_json import print_json, with_json
-from emrun.cli.completers import complete_names
-from emrun.cli.console import with_tracebacks
+from emrun.cli.console import complete_names, with_tracebacks
 from emrun.cli.failures import users_code
+from emrun.cli.output import print_json, with_json
 from emrun.config.catalogue import PLACES, explained, explanation, listing
 from emrun.config.import_finder import locate
 from emrun.config.names import NotThere, dotted_path

@@ -18,11 +18,9 @@ from emrun.base.cores import share_of
 from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
-from emrun.cli.as_json import only_json, print_json, so_far, with_json
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
-from emrun.cli.failures import tell_json, users_code
-from emrun.cli.signals import end_by_signal, import_torch
-from emrun.cli.tables import table
+from emrun.cli.failures import end_by_signal, import_torch, tell_json, users_code
+from emrun.cli.output import only_json, print_json, so_far, table, with_json
 from emrun.cli.trial import COMMAND, arguments, check_objective, main
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported

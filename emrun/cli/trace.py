@@ -14,9 +14,8 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import in_one_line
-from emrun.cli.as_json import plain
-from emrun.cli.completers import complete_runs
-from emrun.cli.tables import table
+from emrun.cli.console import complete_runs
+from emrun.cli.output import plain, table
 from emrun.runs.finding import find_run, followed
 from emrun.runs.records import RUN, Records
 

@@ -14,9 +14,26 @@ import click
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here, progress
-from emrun.cli.as_json import only_json, print_json, run_as_json, so_far, wants_json, with_json
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
-from emrun.cli.failures import fail, users_code
+from emrun.cli.failures import (
+    end_by_signal,
+    fail,
+    ignore_early_requests,
+    import_torch,
+    unwound_by_sigterm,
+    users_code,
+    words_before_sigterm,
+)
+from emrun.cli.output import (
+    only_json,
+    parameters_table,
+    print_json,
+    run_as_json,
+    so_far,
+    summary,
+    wants_json,
+    with_json,
+)
 from emrun.cli.ranks import (
     last_words,
     leave_words,
@@ -27,14 +44,6 @@ from emrun.cli.ranks import (
     with_ranks,
     with_restarts,
 )
-from emrun.cli.signals import (
-    end_by_signal,
-    ignore_early_requests,
-    import_torch,
-    unwound_by_sigterm,
-    words_before_sigterm,
-)
-from emrun.cli.tables import parameters_table, summary
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import locate
 from emrun.config.plan import check_statically, with_statistics

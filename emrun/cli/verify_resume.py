@@ -13,11 +13,9 @@ from typing import Any
 import click
 
 from emrun.base.wording import counted
-from emrun.cli.as_json import print_json, with_json
 from emrun.cli.console import config_arguments, terminal_log
-from emrun.cli.failures import fail
-from emrun.cli.signals import import_torch, unwound_by_sigterm
-from emrun.cli.tables import table
+from emrun.cli.failures import fail, import_torch, unwound_by_sigterm
+from emrun.cli.output import print_json, table, with_json
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
 from emrun.diagnosis.recorded_trainings import VerificationFailed

@@ -9,17 +9,15 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.censor import for_terminal
-from emrun.cli.as_json import print_json, with_json
-from emrun.cli.completers import complete_overrides, complete_runs
-from emrun.cli.console import terminal_log
-from emrun.cli.signals import import_torch, unwound_by_sigterm
-from emrun.cli.tables import table
+from emrun.cli.console import overrides_argument, run_argument, terminal_log
+from emrun.cli.failures import import_torch, unwound_by_sigterm
+from emrun.cli.output import print_json, table, with_json
 from emrun.runs.finding import find_run
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
+@run_argument
+@overrides_argument
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @with_json
 def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json: bool) -> int:

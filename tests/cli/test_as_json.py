@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from emrun.cli import bench, emrun as commands
-from emrun.cli.as_json import plain
+from emrun.cli.output import plain
 from emrun.config.catalogue import PLACES, listing
 from emrun.diagnosis.differences import Difference
 from emrun.diagnosis.stream_bench import Bench, Setting, Speed, StreamBench

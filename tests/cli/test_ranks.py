@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from emrun import read_steps
 from emrun.base.errors import RankFailed
-from emrun.cli.signals import unwound_by_sigterm, words_before_sigterm
+from emrun.cli.failures import unwound_by_sigterm, words_before_sigterm
 from emrun.ranks import group as emrun_ranks
 
 EMRUN = Path(sys.executable).with_name("emrun")
@@ -231,7 +231,7 @@ def test_a_run_whose_rank_is_killed_is_resumed_as_often_as_allowed(project, stra
 @pytest.mark.parametrize("block", [unwound_by_sigterm, words_before_sigterm])
 def test_a_rank_that_misses_another_leaves_its_words_whatever_the_launcher_sends(monkeypatch, block):
     monkeypatch.setattr(emrun_ranks, "_misses_others", False)
-    monkeypatch.setattr("emrun.cli.signals.number_of_ranks", lambda: 2)
+    monkeypatch.setattr("emrun.cli.failures.number_of_ranks", lambda: 2)
     with block():
         with pytest.raises(RankFailed), emrun_ranks.answered(()):
             raise RuntimeError("Connection closed by peer")

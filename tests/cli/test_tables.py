@@ -7,7 +7,7 @@ import pytest
 
 import emrun.hooks
 from emrun.cli import last_lines
-from emrun.cli.tables import summary
+from emrun.cli.output import summary
 
 NAN = float("nan")
 
