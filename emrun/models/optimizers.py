@@ -162,17 +162,13 @@ class Optimizers:
             ArgumentError: the schedule does not fit the length of the run.
         """
         loop = self._model._main_loop
-        self.is_plan_due = any(each.is_scheduled for each in self.members)  # also of a lazy module: not built yet
-        found: list[SchedulePlan] = []
         if loop is None or not self.schedulers:
+            self.is_plan_due = any(each.is_scheduled for each in self.members)  # of a lazy module: not built yet
             return None
-        self.is_plan_due = False
-        for each in self.members:
-            if each.scheduler is not None:
-                plan, is_due = each.plan(loop)
-                self.is_plan_due = self.is_plan_due or is_due
-                found.append(replace(plan, optimizer=each.name))
-        return replace(found[0], others=found[1:]) if found else None
+        found = [(each.name, *each.plan(loop)) for each in self.members if each.scheduler is not None]
+        self.is_plan_due = any(is_due for _, _, is_due in found)
+        first, *others = [replace(plan, optimizer=name) for name, plan, _ in found]
+        return replace(first, others=others)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of optimizers and schedulers, and the last learning rates."""

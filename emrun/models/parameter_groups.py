@@ -141,14 +141,11 @@ def _split(groups: list[dict[str, Any]], ids: set[int], key: str) -> list[dict[s
     """Return groups, then the parts of these that get no weight decay; a group keeps a `weight_decay` of its own."""
     if not any(id(each) in ids for group in groups for each in group["params"]):
         raise ArgumentError(f"{key}.no_decay", "matches nothing: there are neither biases nor layers of normalisation")
-    decayed: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    for group in groups:
-        if "weight_decay" in group:
-            decayed.append(group)
-            continue
-        for found, is_in in ((decayed, False), (others, True)):
-            own = [each for each in group["params"] if (id(each) in ids) is is_in]
-            if own:
-                found.append({**group, "params": own, **({"weight_decay": 0.0} if is_in else {})})
-    return decayed + others
+
+    def part(group: dict[str, Any], *, is_in: bool) -> list[Parameter]:
+        return [each for each in group["params"] if (id(each) in ids) is is_in]
+
+    decayed = [each if "weight_decay" in each else {**each, "params": part(each, is_in=False)} for each in groups]
+    plain = [each for each in groups if "weight_decay" not in each]
+    others = [{**each, "params": part(each, is_in=True), "weight_decay": 0.0} for each in plain]
+    return [each for each in (*decayed, *others) if each["params"]]
