@@ -255,12 +255,12 @@ class StreamMetrics:
 
 def _looks_at_range(metric: Any) -> bool:
     """Return whether a metric applies softmax or sigmoid to the values of an update if they are not all in [0, 1]."""
-    for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():  # perhaps a collection
-        kinds = type(part).__mro__
-        is_of_classes = any(each.__module__.startswith("torchmetrics.classification.") for each in kinds)
-        if is_of_classes and _BY_ORDER.isdisjoint(each.__name__ for each in kinds):
-            return True
-    return False
+    parts = metric.modules() if isinstance(metric, torch.nn.Module) else ()  # perhaps a collection
+    return any(
+        any(each.__module__.startswith("torchmetrics.classification.") for each in type(part).__mro__)
+        and _BY_ORDER.isdisjoint(each.__name__ for each in type(part).__mro__)
+        for part in parts
+    )
 
 
 def _number(value: Any) -> float | int | None:

@@ -284,9 +284,8 @@ class ClosedForm(ABC):
             nominal = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases)
             return SchedulePlan(with_lengths, note=note, rates=nominal)
         factor, last = self.plan(horizon), self.plans[-1]
-        for each in self.lengths():
-            updates = each.updates(Horizon(last["updates"], last["updates_per_pass"]))
-            name += f", {each.name} {counted(updates, 'update')}"
+        planned = Horizon(last["updates"], last["updates_per_pass"])
+        name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
         if last["updates"] is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
         note = ""

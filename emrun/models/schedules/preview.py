@@ -153,9 +153,12 @@ class Ahead:
         for key, length in lengths:
             near = updates is not None and abs(length - updates) <= max(1, updates / 20)
             if unit == "epochs" and length >= _FACTOR * steps and (near or steps > _FEW):
-                message = f"{length:g} is far more than {run}, after each of which {name} steps; "
-                message += f"if updates are meant, add step_on: update, otherwise write {_last(key)}: {steps}"
-                raise ArgumentError(key, message, f"set {steps}")
+                raise ArgumentError(
+                    key,
+                    f"{length:g} is far more than {run}, after each of which {name} steps; if updates are meant, add "
+                    f"step_on: update, otherwise write {_last(key)}: {steps}",
+                    f"set {steps}",
+                )
         if steps <= _FEW:
             return
         self._check_end(run)
@@ -169,9 +172,11 @@ class Ahead:
         depends = not any(hasattr(each, "lr_lambdas") for each in all_in(self._scheduler))  # on nothing of the user
         if depends and all(max(each[:-1]) - min(each[:-1]) <= 0.01 * max(each) for each in self.rates):
             where = "; ".join(f"{_last(key)} is {length:g}" for key, length in lengths)
-            message = f"{name} changes the rate by less than 1 % in {run}{f' ({where})' if where else ''}; make it "
-            message += f"shorter, or use a schedule that follows the length of the run, {_EXAMPLE}"
-            raise ArgumentError(lengths[0][0] if lengths else "scheduler", message)
+            raise ArgumentError(
+                lengths[0][0] if lengths else "scheduler",
+                f"{name} changes the rate by less than 1 % in {run}{f' ({where})' if where else ''}; make it shorter, "
+                f"or use a schedule that follows the length of the run, {_EXAMPLE}",
+            )
 
     def _hint(self) -> str:
         meant = "; if epochs are meant, remove step_on: update" if self._unit == "updates" else ""
@@ -186,9 +191,12 @@ class Ahead:
             if end.end * _LONG_BEFORE < end.made and (climbs or self.rates[0][-1] <= 1e-3 * highest):
                 whole = run if end.made == self._steps else f"the {end.made} {self._unit} that it gets"
                 then = "climbs again" if climbs else f"stays at {self.rates[0][-1]:g}"
-                message = f"{type(end.scheduler).__name__} ends after {end.end:g} of {whole}, and the rate then {then}"
-                message += f"; write {_last(end.key)}: {end.made}{self._hint()}"
-                raise ArgumentError(end.key, message, f"set {end.made}")
+                raise ArgumentError(
+                    end.key,
+                    f"{type(end.scheduler).__name__} ends after {end.end:g} of {whole}, and the rate then {then}; "
+                    f"write {_last(end.key)}: {end.made}{self._hint()}",
+                    f"set {end.made}",
+                )
 
     def _check_parts(self, run: str) -> None:
         """Check that the run gets to the last part of a sequence, and to the end of a warm-up."""
