@@ -128,7 +128,7 @@ class Own:
             ArgumentError: it steps an optimizer itself in a window.
         """
         model = self._model
-        self._traces = Traces(model._updates.parameters, model._loadable.pending)
+        self._traces = Traces(model._updates.parameters, model._loadable.check_first_update)
         model._minimised = None  # `train_step` may call `backward` of the loss itself
         outputs = self._step.run(train_step, inputs, batch)
         loss = outputs.get("loss")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NoReturn
 
@@ -107,11 +107,6 @@ class Loadable:
                 f"loaded: {listed(changed)}; do that in the constructor of the hook or model"
             )
         self._before_update = now
-
-    @property
-    def pending(self) -> Callable[[], None] | None:
-        """The check of the first update, None once it is done."""
-        return self.check_first_update if self._before_update is not None else None
 
     def check_first_update(self) -> None:
         """Call `check` once, between the first forward of a training step and its update."""
