@@ -61,9 +61,10 @@ class TokenCheck:
                 places, key=lambda place: [name for name, is_on in zip(masks, place[1:], strict=True) if is_on]
             )
             shown = [(by, [token for token, *_ in part]) for by, part in parts][:_MOST_PARTS]
-            texts = [str(self._decode(tokens[:_MOST_TOKENS])) for _, tokens in shown]
-            told = zip(shown, texts, strict=True)
-            own = [{"masked_by": by, "tokens": len(tokens), "text": text} for (by, tokens), text in told]
+            own = [
+                {"masked_by": by, "tokens": len(tokens), "text": str(self._decode(tokens[:_MOST_TOKENS]))}
+                for by, tokens in shown
+            ]
             self._example = {"id": ids[0], "parts": own}
 
     def _count(self, row: Any) -> None:

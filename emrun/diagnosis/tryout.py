@@ -392,15 +392,14 @@ class Tryout:
         """Return what a run will take: what -> {`seconds` or `bytes`, `how` it is known}."""
         found: dict[str, Any] = {}
         if length:
-            iterations = {"epochs": length, "passes": length, "iterations": 1}
-            iterations["updates"] = self._model.iterations_per_update
+            window = self._model.iterations_per_update
+            iterations = {"epochs": length, "passes": length, "iterations": 1, "updates": window}
             limits = [
                 (unit, limit) for hook in self._hooks for unit, limit in hook.limits.items() if unit in iterations
             ]
             epochs = min((limit * iterations[unit] / length for unit, limit in limits), default=None)
             if epochs is not None:
-                self.done = {"epochs": epochs, "iterations": epochs * length}
-                self.done["updates"] = epochs * length / iterations["updates"]
+                self.done = {"epochs": epochs, "iterations": epochs * length, "updates": epochs * length / window}
             if epochs is not None and {*seconds} >= {*self._loop.streams.extra}:
                 found["training"] = {"seconds": epochs * sum(seconds.values()), "how": "estimated"}
         if self._step_memory is not None:

@@ -100,13 +100,13 @@ class HangWatch:
     def _append(self, path: Path, since: float | None) -> None:
         frames, names = sys._current_frames(), {each.ident: each.name for each in threading.enumerate()}
         main = threading.main_thread().ident
-        place = _place(frames.get(main or 0))
-        text = f"rank {self._ranks.rank} of {self._ranks.size}, process {os.getpid()}, "
-        text += "waits" if since is not None else f"is elsewhere: {place}"
-        for ident in sorted(frames, key=lambda each: each != main):
-            if ident != threading.get_ident():
-                stack = "".join(traceback.format_stack(frames[ident]))
-                text += f"\n\nthread {names.get(ident, ident)}:\n{stack.rstrip()}"
+        now = "waits" if since is not None else f"is elsewhere: {_place(frames.get(main or 0))}"
+        stacks = [
+            f"\n\nthread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
+            for ident in sorted(frames, key=lambda each: each != main)
+            if ident != threading.get_ident()
+        ]
+        text = f"rank {self._ranks.rank} of {self._ranks.size}, process {os.getpid()}, {now}{''.join(stacks)}"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(file, f"{text}\n\n".encode(errors="backslashreplace"))  # at once, so that ranks do not mix

@@ -99,12 +99,9 @@ def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
 def _are_apart(whole: list[Tensor], *halves: list[Tensor]) -> bool:
     if any(len(each) != len(whole) for each in halves):
         return False
-    for one, *both in zip(whole, *halves, strict=True):
-        if {each.shape[1:] for each in both} == {one.shape[1:]}:
-            joined = torch.cat(both)
-            if (one - joined).norm() > rounding(one) * one.norm():
-                return True
-    return False
+    pairs = [(one, both) for one, *both in zip(whole, *halves, strict=True)]
+    joined = [(one, torch.cat(both)) for one, both in pairs if {each.shape[1:] for each in both} == {one.shape[1:]}]
+    return any((one - other).norm() > rounding(one) * one.norm() for one, other in joined)
 
 
 def _sum(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
