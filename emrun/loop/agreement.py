@@ -59,7 +59,7 @@ class AgreedEndings(Endings):
         self._began = perf_counter()
         self._counted = self.left = 1
         """How many batches are left until the loop is to call `look`; all ranks count alike."""
-        self.news = True
+        self.must_look = True
 
     @property
     def ending(self) -> Ending | None:
@@ -95,7 +95,7 @@ class AgreedEndings(Endings):
 
     def look(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
-        self.news = False
+        self.must_look = False
         if self.left <= 0:
             if self._end_reduction():
                 self.agree()
@@ -103,7 +103,7 @@ class AgreedEndings(Endings):
         if self._agreed_ending is None and self._termination is None and self.limit is None:
             return False
         ends = super().look(is_last)
-        self.news = True
+        self.must_look = True
         return ends
 
     def _begin_reduction(self) -> None:
@@ -147,7 +147,7 @@ class AgreedEndings(Endings):
         endings = [each.ending for each in all_wishes if each.ending is not None]
         self._agreed_ending = max(endings, key=lambda each: each.after_batch, default=self._agreed_ending)
         self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
-        self.news = True
+        self.must_look = True
         for reason, is_limit in [each.end for each in all_wishes if each.end is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):

@@ -10,7 +10,7 @@ from typing import Any
 
 from emrun.base.types import Batch
 from emrun.ranks.shares import like
-from emrun.storage.draws import Draws
+from emrun.storage.step_randomness import StepRandomness
 from emrun.streams.stream import StreamPosition
 
 Outputs = Mapping[str, Any]
@@ -35,11 +35,11 @@ class ChangedBatches:
     """Gives hooks a copy of a batch, and remembers the batch and the random states that each hook got.
 
     Args:
-        draws: records the random states before each hook that may change a batch; None if failures are not saved.
+        randomness: records the random states before each hook that may change a batch; None if failures are not saved.
     """
 
-    def __init__(self, draws: Draws | None) -> None:
-        self._draws = draws
+    def __init__(self, randomness: StepRandomness | None) -> None:
+        self._randomness = randomness
         self.by: list[str] = []
         """Class names of the hooks, and of the model, that may change a batch."""
         self.offered: Batch | None = None
@@ -51,16 +51,16 @@ class ChangedBatches:
         """Return a copy of a batch after `before_batch` of all hooks, which may have changed the copy."""
         changed = like(batch)
         notify("before_batch", stream_name=stream_name, batch=changed)
-        if self._draws is not None:
-            self._draws.before_model()
+        if self._randomness is not None:
+            self._randomness.before_model()
         self.last = stream_name, changed
         return changed
 
     def offer(self, call: Callable[..., Any], stream_name: str, batch: Batch) -> None:
         """Call `before_batch` of a hook."""
         self.offered = dict(batch)
-        if self._draws is not None:
-            self._draws.before_hook()
+        if self._randomness is not None:
+            self._randomness.before_hook()
         call(stream_name=stream_name, batch=batch)
 
 

@@ -20,7 +20,7 @@ from emrun.loop.endings import Endings
 from emrun.loop.profiling import Profiling
 from emrun.loop.rank_events import RankEvents
 from emrun.model import AbstractModel
-from emrun.storage.draws import Draws
+from emrun.storage.step_randomness import StepRandomness
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ class Events:
         loop: has the hooks, and the model, which may define events too.
         endings: gets the terminations that hooks raise.
         checks: checks the batches.
-        draws: records the random states before each hook that may change a batch; None if failures are not saved.
+        randomness: records the random states before each hook that may change a batch; None if failures are not saved.
     """
 
-    def __init__(self, loop: Loop, endings: Endings, checks: BatchChecks, draws: Draws | None) -> None:
-        self.changes = ChangedBatches(draws)
+    def __init__(self, loop: Loop, endings: Endings, checks: BatchChecks, randomness: StepRandomness | None) -> None:
+        self.changes = ChangedBatches(randomness)
         """The batches that hooks may change before the model runs on them."""
         self.keep_step: Callable[[UpdateSkipped], None] = lambda error: None
         """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""

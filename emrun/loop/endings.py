@@ -55,7 +55,7 @@ class Endings:
         """The limit that has been reached and ends the training."""
         self.ended_by: TrainingTerminated | None = None
         """The limit after which the extra streams are, or were, evaluated once more."""
-        self.news = False
+        self.must_look = False
         """Whether to call `look` after the batch, because of a signal, a termination or a requested checkpoint."""
         self.wake_stream: Callable[[], None] = lambda: None
         """Called on a signal to end the wait for a batch; must not block."""
@@ -106,7 +106,7 @@ class Endings:
         if not waits:
             raise termination
         self.defer(termination)
-        self.news = True
+        self.must_look = True
 
     def defer(self, termination: TrainingTerminated) -> None:
         """End the training with this termination at the next call of `raise_if_due`."""
@@ -119,7 +119,7 @@ class Endings:
         """Request a checkpoint; see `Loop.request_checkpoint`."""
         if self.have_effect:
             self._ask(name, on_failure, instead_of)
-            self.news = True
+            self.must_look = True
 
     def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
         self.request(name, on_failure, instead_of)
@@ -129,7 +129,7 @@ class Endings:
 
     def take_notice(self) -> None:
         """Make the loop call `look` after the current batch."""
-        self.news = True
+        self.must_look = True
 
     def announce_wait(self) -> None:
         """Log once that the run does not end before the end of the update."""
@@ -141,12 +141,12 @@ class Endings:
             _LOG.info("%s; the run ends with the last batch of this update", reason)
 
     def look(self, is_last: Callable[[], bool]) -> bool:
-        """Handle the news; return whether the loop leaves the stream after this batch.
+        """Handle what has happened; return whether the loop leaves the stream after this batch.
 
         Args:
             is_last: returns whether the batch is the last one, after which a limit does not leave the stream.
         """
-        self.news = False
+        self.must_look = False
         if self.is_interrupted() or self._termination is not None:
             return True
         if self.limit is not None and not is_last():
@@ -184,5 +184,5 @@ class Endings:
 
     def _wake(self) -> None:
         """Make the loop notice a signal; called by the signal handler."""
-        self.news = True
+        self.must_look = True
         self.wake_stream()

@@ -219,11 +219,11 @@ class Epochs:
                 for listen in after:
                     listen(outputs)
             handled.batch = None
-            if endings.news and self._leaves(stream, train=train):
+            if endings.must_look and self._leaves(stream, train=train):
                 break
 
     def _leaves(self, stream: StreamWrapper, *, train: bool) -> bool:
-        """Handle news after a batch: save what is requested; return whether the loop leaves the stream."""
+        """After a batch, save what is requested; return whether the loop leaves the stream."""
         if train and self.loop.model.is_accumulating:
             self.endings.announce_wait()
         elif self.endings.look(stream.is_at_end if train else lambda: True):  # an evaluation completes its epoch

@@ -12,8 +12,8 @@ from emrun.loop.batch_calls import Calls, Handled
 from emrun.loop.dispatch import Events
 from emrun.loop.saving import Saving
 from emrun.storage.capsules import Step, keep_failure
-from emrun.storage.draws import Draws
 from emrun.storage.run import Run
+from emrun.storage.step_randomness import StepRandomness
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
@@ -28,22 +28,22 @@ class Failures:
         loop: has the model, whose weights are saved, and counts; gets the place of the capsule.
         events: knows which hook failed, and with which batch.
         saving: knows the newest checkpoint.
-        draws: the random states before the step; None without a run.
+        randomness: the random states before the step; None without a run.
     """
 
     run: Run | None
     loop: Loop
     events: Events
     saving: Saving
-    draws: Draws | None
+    randomness: StepRandomness | None
     _trained: tuple[StreamWrapper, Handled] | None = field(default=None, init=False)
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Save the random states before each step of a stream, and the step that fails."""
-        draws = self.draws
-        if draws is not None:
-            calls.before.append(draws.take_all)
-            calls.first.append(lambda outputs: draws.watch(of_whole_steps=not self.events.changes.by))
+        randomness = self.randomness
+        if randomness is not None:
+            calls.before.append(randomness.take_all)
+            calls.first.append(lambda outputs: randomness.watch(of_whole_steps=not self.events.changes.by))
             calls.handled.failed.append(
                 lambda error, batch: self._keep(error, batch, stream, calls.handled, train=train)
             )
@@ -81,7 +81,7 @@ class Failures:
             train: whether the model was trained on the batch.
         """
         is_failure = not isinstance(error, UpdateSkipped)
-        if self.run is None or self.draws is None or isinstance(error, RankFailed):
+        if self.run is None or self.randomness is None or isinstance(error, RankFailed):
             return
         position = handled.last[1] if handled.is_closing and handled.last is not None else stream.position
         is_counted = handled.is_closing and is_failure  # only its update has failed
@@ -112,7 +112,7 @@ class Failures:
             batch,
             self.loop.model,
             censor=self.run.censor,
-            draws=self.draws,
+            randomness=self.randomness,
             hook=hook,
             checkpoint=self.saving.newest,
         )

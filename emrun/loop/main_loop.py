@@ -21,7 +21,6 @@ from emrun.hook import AbstractHook, Loop
 from emrun.loop.agreement import AgreedEndings
 from emrun.loop.bad_examples import BadExamples
 from emrun.loop.batch_checks import BatchChecks
-from emrun.loop.beginnings import Beginnings
 from emrun.loop.dispatch import Events
 from emrun.loop.endings import Endings, switched_on
 from emrun.loop.epoch_rows import EpochRows
@@ -29,6 +28,7 @@ from emrun.loop.epochs import Epochs
 from emrun.loop.evaluation_pass import evaluation_pass
 from emrun.loop.failures import Failures
 from emrun.loop.first_batch import FirstBatch
+from emrun.loop.first_digests import FirstDigests
 from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome, warn_of_no_end
@@ -42,9 +42,9 @@ from emrun.loop.whole_training import resume, train
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks, ranks
 from emrun.record.record import Record
-from emrun.storage.draws import Draws
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
+from emrun.storage.step_randomness import StepRandomness
 from emrun.streams.dataset_streams import DatasetStreams, StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
@@ -171,7 +171,7 @@ class MainLoop(Loop):
         self.train_stream_name = train_stream_name
         self.has_run = run is not None or rank_log is not None
         self.shown = {}
-        draws = Draws() if run is not None else None
+        randomness = StepRandomness() if run is not None else None
         them = ranks()
         if rank_timeout is not None:
             check_seconds("rank_timeout", rank_timeout)
@@ -204,7 +204,7 @@ class MainLoop(Loop):
             on_unused_sources=on_unused_sources,
             fixed_batch_size=fixed_batch_size,
         )
-        events = Events(self, endings, checks, draws)
+        events = Events(self, endings, checks, randomness)
         events.last, record.intervals.main_loop = [record.intervals], self
         self._steps = steps = StepRecord(self, record.steps, record_steps)
         self._length = length = RunLength(self, events, streams, not skip_zeroth_epoch)
@@ -222,7 +222,7 @@ class MainLoop(Loop):
         if several is not None:
             events.of_ranks = RankEvents(them, several, checks, self)
         self.time, loss = TrainingTime(events.examples), LossWatch(self)
-        failures = Failures(run, self, events, saving, draws)
+        failures = Failures(run, self, events, saving, randomness)
         self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
         prefetches = prefetch_to_device and streams.reading.ahead > 0
         log = run.log if run is not None else rank_log
@@ -230,7 +230,7 @@ class MainLoop(Loop):
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)
-        events.parts = [failures, bad, Beginnings(run), self.time, steps, length, loss, self.session, rows]
+        events.parts = [failures, bad, FirstDigests(run), self.time, steps, length, loss, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
         events.reached, events.keep_step = length.reached, failures.keep_skipped
         self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs

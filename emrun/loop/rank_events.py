@@ -102,7 +102,7 @@ class RankEvents:
             now = number
             endings.left -= 1
             if not endings.left:
-                endings.news = True
+                endings.must_look = True
             if is_usual and batch.__class__ is Share and batch.counts and batch.whole is None:
                 self._batch = batch
                 return batch

@@ -14,7 +14,7 @@ from emrun.base.errors import HookError
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
 from emrun.hook import Loop
 from emrun.loop.batch_calls import Calls
-from emrun.loop.slots import Slots, read
+from emrun.loop.waiting_numbers import WaitingNumbers, read
 from emrun.record.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
 from emrun.streams.stream import StreamWrapper
 
@@ -49,7 +49,7 @@ class StepRecord:
         self._loop, self._ask = loop, loop.model.step_values
         self._file = file
         self._every = every if file is not None else 0
-        self._slots = Slots()
+        self._waiting = WaitingNumbers()
         self._due = 0  # the next iteration to record, if `_chunk` is not to have it; 0 if none is
         self._chunk = _Pending(range(0))
         self._has_begun = False
@@ -93,7 +93,7 @@ class StepRecord:
                 f"than {taken}, and none that begins with '{LEARNING_RATE}_'"
             )
         try:
-            self.given[name] = self._slots.keep(value)
+            self.given[name] = self._waiting.keep(value)
         except TypeError as error:
             raise HookError(f"record: the value {name!r} {error}") from error
         if is_last:
@@ -112,7 +112,7 @@ class StepRecord:
         values = self._ask()
         try:
             loss: Any = values["loss"]
-            loss = loss.item() if loss.is_cpu else self._slots.keep(loss)
+            loss = loss.item() if loss.is_cpu else self._waiting.keep(loss)
         except (AttributeError, KeyError, RuntimeError, TypeError):  # not a tensor, or not one number
             loss = self._number(values.get("loss"))
         chunk.losses.append(loss)
@@ -192,7 +192,7 @@ class StepRecord:
         if value.__class__ is float:
             return value
         with suppress(TypeError):
-            return self._slots.keep(value)
+            return self._waiting.keep(value)
         return None
 
 

@@ -24,11 +24,11 @@ from emrun.base.wording import from_here
 from emrun.hook import AbstractHook, TrainingTerminated, UpdateSkipped
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
-from emrun.storage.draws import Draws
 from emrun.storage.files import check_guards, copy_regular, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.log import LOG
 from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
+from emrun.storage.step_randomness import StepRandomness
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def keep_failure(
     model: AbstractModel,
     *,
     censor: Censor,
-    draws: Draws,
+    randomness: StepRandomness,
     hook: AbstractHook | None,
     checkpoint: tuple[str, int] | None,
 ) -> Path | None:
@@ -145,7 +145,7 @@ def keep_failure(
         batch: the batch in its present state.
         model: the model; the step may have changed its weights already.
         censor: removes values of the environment from the error's message and traceback.
-        draws: knows the random states before the step.
+        randomness: knows the random states before the step.
         hook: the hook that failed or skipped the update, None if it was no hook.
         checkpoint: the name and the iteration of the newest checkpoint.
 
@@ -157,7 +157,7 @@ def keep_failure(
     is_skip = isinstance(error, UpdateSkipped)
     what = "batch of the skipped update" if is_skip else "batch that failed"
     try:
-        random, exact = draws.before_step()
+        random, exact = randomness.before_step()
         facts = {
             **_facts(error, censor),
             "step": asdict(step),

@@ -13,9 +13,9 @@ from emrun.base.censor import Censor
 from emrun.base.errors import ArgumentError, EmrunError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
-from emrun.storage.draws import Draws
 from emrun.storage.run import create_run
 from emrun.storage.sealed import json_digest
+from emrun.storage.step_randomness import StepRandomness
 
 STEP = Step("train", True, False, 1, 7, 2, 3, None, None, None)
 
@@ -42,7 +42,7 @@ def run(tmp_path):
 
 
 def keep(run, error=None, batch=None, model=None, step=STEP, **others):
-    options = {"censor": Censor(), "draws": Draws(), "hook": None, "checkpoint": None, **others}
+    options = {"censor": Censor(), "randomness": StepRandomness(), "hook": None, "checkpoint": None, **others}
     return keep_failure(run.directory, error or ValueError("bad"), step, batch or {}, model or Model(), **options)
 
 
@@ -127,7 +127,7 @@ def test_a_guard_leaves_a_capsule(run):
         "capsules.seal",
         "sealed.flush_file",
         "capsules._facts",
-        "draws.random_state",
+        "step_randomness.random_state",
     ],
 )
 def test_a_full_disk_or_any_other_mishap_is_one_line_of_the_log_and_leaves_nothing(run, caplog, monkeypatch, failing):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from emrun.base.errors import StorageError
-from emrun.loop.beginnings import Beginnings, digests
+from emrun.loop.first_digests import FirstDigests, digests
 from emrun.streams.stream import StreamPosition
 
 
@@ -25,28 +25,28 @@ def batches():
 
 
 @pytest.fixture
-def beginnings(batches):
-    return Beginnings(SimpleNamespace(code=SimpleNamespace(batches=batches)))
+def first_digests(batches):
+    return FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches)))
 
 
-def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(beginnings, batches):
+def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(first_digests, batches):
     for stream, *position in (("train", 0, 1), ("valid", 0, 1), ("valid", 0, 1), ("train", 1, 1), ("train", 2, 1)):
-        beginnings.note(stream, StreamPosition(*position), {"x": [1]})
-    beginnings.note("test", StreamPosition(0, 2), {"x": [1]})  # a resume continues in the pass
+        first_digests.note(stream, StreamPosition(*position), {"x": [1]})
+    first_digests.note("test", StreamPosition(0, 2), {"x": [1]})  # a resume continues in the pass
     assert batches.noted == [("train", 0, ["x"]), ("valid", 0, ["x"]), ("train", 1, ["x"])]
 
 
 def test_without_a_run_or_a_record_nothing_is_noted():
     for run in (None, SimpleNamespace(code=None)):
-        Beginnings(run).note("train", StreamPosition(0, 1), {"x": [1]})
+        FirstDigests(run).note("train", StreamPosition(0, 1), {"x": [1]})
 
 
-def test_an_error_of_the_file_is_a_warning(beginnings, batches, caplog):
+def test_an_error_of_the_file_is_a_warning(first_digests, batches, caplog):
     def fail(*_):
         raise StorageError(28, "cannot write it: the disk is full")
 
     batches.note = fail
-    beginnings.note("train", StreamPosition(0, 1), {"x": [1]})
+    first_digests.note("train", StreamPosition(0, 1), {"x": [1]})
     assert "the first batch of stream 'train' is not recorded: " in caplog.text
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.loop.slots import Slots, read
+from emrun.loop.waiting_numbers import WaitingNumbers, read
 
 
 class Elsewhere(torch.Tensor):
@@ -33,11 +33,11 @@ def elsewhere(value, dtype=torch.float32):
     ],
 )
 def test_a_number_is_kept_exactly(value):
-    assert read([Slots().keep(value)]) == [float(value)]
+    assert read([WaitingNumbers().keep(value)]) == [float(value)]
 
 
 def test_values_on_a_device_are_copied_and_read_together():
-    slots = Slots()
+    slots = WaitingNumbers()
     values = [elsewhere(float(number)) for number in range(130)]
     kept = [slots.keep(value) for value in values]
     for value in values:
@@ -47,7 +47,7 @@ def test_values_on_a_device_are_copied_and_read_together():
 
 
 def test_values_of_different_types_keep_their_order_and_their_bits():
-    slots = Slots()
+    slots = WaitingNumbers()
     values = [elsewhere(0.1), elsewhere(0.1, torch.float64), elsewhere(7, torch.int64), elsewhere([math.inf])]
     kept = [slots.keep(value) for value in values]
     assert read(kept) == [float(torch.tensor(0.1)), 0.1, 7.0, math.inf]
@@ -55,11 +55,11 @@ def test_values_of_different_types_keep_their_order_and_their_bits():
 
 def test_a_kept_value_has_no_graph():
     value = elsewhere(0.5).requires_grad_()
-    assert not Slots().keep(value * 2).requires_grad
+    assert not WaitingNumbers().keep(value * 2).requires_grad
 
 
 def test_slots_that_were_made_in_inference_mode_can_be_used_outside():
-    slots = Slots()
+    slots = WaitingNumbers()
     with torch.inference_mode():
         first = slots.keep(elsewhere(1.0))
     assert read([first, slots.keep(elsewhere(2.0))]) == [1.0, 2.0]
@@ -79,13 +79,13 @@ def test_slots_that_were_made_in_inference_mode_can_be_used_outside():
 )
 def test_what_is_not_a_number_is_an_error(value, message):
     with pytest.raises(TypeError, match=message):
-        Slots().keep(value)
+        WaitingNumbers().keep(value)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_value_on_a_gpu_waits_there():
     value = torch.tensor(0.1, device="cuda")
-    kept = Slots().keep(value)
+    kept = WaitingNumbers().keep(value)
     value.fill_(2.0)
     assert kept.is_cuda
     assert read([kept]) == [float(torch.tensor(0.1))]

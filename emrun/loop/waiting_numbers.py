@@ -11,7 +11,7 @@ from torch import Tensor
 _TOGETHER = 64  # slots that are allocated together
 
 
-class Slots:
+class WaitingNumbers:
     """Keeps the values of one-element tensors without waiting for their device.
 
     A tensor on a GPU is copied to a slot, a tensor without dimensions on the same device, because the model may reuse

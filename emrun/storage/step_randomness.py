@@ -8,7 +8,7 @@ from typing import Any
 from emrun.base.encoding import GENERATORS, random_state
 
 
-class Draws:
+class StepRandomness:
     """Knows the random states before a step.
 
     To save all states costs about 100 us, and most steps draw from no generator or from one. So all states are saved

@@ -23,7 +23,7 @@ _MOST = 1_000_000  # bytes of a batch that are looked at; this takes about a mil
 _ENTRY = 1000  # bytes that a value counts as besides, because it takes as long
 
 
-class Beginnings:
+class FirstDigests:
     """Gives the checksums of first batches to the run: of the first evaluation and of pass 1 of each stream.
 
     Args:
