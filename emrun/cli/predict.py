@@ -75,9 +75,9 @@ def predict(
         return 0
     if as_json:
         at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
-        print_json({"file": made.file, "rows": made.rows, "columns": made.columns, "checkpoint": at})
+        print_json({"file": expanded(output), "rows": made.rows, "columns": made.columns, "checkpoint": at})
     else:
-        click.echo(f"{made.file}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
+        click.echo(f"{expanded(output)}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
         if made.checkpoint is not None:
             click.echo(f"by checkpoint {made.checkpoint.name}: {progress(made.epoch, made.iteration)}")
     return 0

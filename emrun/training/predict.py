@@ -12,6 +12,7 @@ import numpy as np
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError, UsageError
 from emrun.base.temporary import TemporaryFolder
+from emrun.base.wording import from_here
 from emrun.config.import_finder import Imported, locate
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
@@ -139,11 +140,12 @@ def _write(
 ) -> Predictions:
     """Write a file, with further hooks; see `predict`."""
     joined = join()
-    directory, place = expanded(run_directory), expanded(file)
+    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
+    place = expanded(file).absolute()
     root = directory / CHECKPOINTS
     with joined.in_step() as tell:
         if joined.is_first and place.exists() and not overwrite:
-            raise UsageError(f"{place} exists; choose another file, or replace it with --overwrite")
+            raise UsageError(f"{from_here(place)} exists; choose another file, or replace it with --overwrite")
         base = config_of(directory, config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]), Imported())
         check_alike(plan, tell)
@@ -172,7 +174,7 @@ def _write(
         raise
     rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))  # type: ignore[attr-defined]
     if not rows:
-        raise StreamError(f"stream {stream!r} has no rows; {place} is not written", first_batch=True)
+        raise StreamError(f"stream {stream!r} has no rows; {from_here(place)} is not written", first_batch=True)
     checkpoint, epoch, iteration = (loaded[0], loaded[1].epoch, loaded[1].iteration) if loaded else (None, 0, 0)
     return Predictions(place, rows, columns, checkpoint, epoch, iteration)
 

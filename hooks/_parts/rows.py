@@ -66,9 +66,9 @@ class WritesRows(AbstractHook):
             raise ArgumentError(argument, message)
         FILES[self.path.suffix].library()  # fails before the training
         if not self.path.parent.is_dir():
-            raise ArgumentError(argument, f"there is no directory {self.path.parent}; create it first")
+            raise ArgumentError(argument, f"there is no directory {from_here(self.path.parent)}; create it first")
         if self.path.is_dir():
-            raise ArgumentError(argument, f"{self.path} is a directory")
+            raise ArgumentError(argument, f"{from_here(self.path)} is a directory")
         self.rows = 0
         self.columns: Sequence[str] = ()
         self._stream = stream
@@ -125,7 +125,7 @@ class WritesRows(AbstractHook):
         file = self._file
         if file is None:
             self.rows = self._count = 0
-            _LOG.warning("stream %r has no rows; %s is not written", stream_name, self.path)
+            _LOG.warning("stream %r has no rows; %s is not written", stream_name, from_here(self.path))
             return
         with storing(self.path, "write"):
             try:
