@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from threading import Thread
@@ -94,18 +93,11 @@ class _Early(Thread):
         return Code("", _read_modules(files, monotonic() + _LONGEST, problems), problems=problems)
 
     def completed(self, modules: Mapping[str, Any]) -> Code:
-        """Return what these modules are made from; all is gathered again if one is in no repository known so far."""
+        """Return what these modules are made from; all is gathered again if modules of the user were imported since."""
         self.join(_LONGEST)
         code, self._code = self._code, None
-        if code is not None:
-            more = self.sources({name: each for name, each in modules.items() if name not in self._imported})
-            home = expanded("~").resolve()  # of such a repository, the directories of all modules count
-            known = [place for each in code.repositories if (place := Path(each.directory)) != home]
-            files = [Path(each.file).resolve() for each in more.modules.values()]
-            if all(any(file.is_relative_to(place) for place in known) for file in files):
-                problems = [*code.problems, *more.problems]
-                return replace(code, modules={**code.modules, **more.modules}, problems=problems)
-        return gather(*self._places, modules)
+        late = {name: each for name, each in modules.items() if name not in self._imported}
+        return gather(*self._places, modules) if code is None or self.sources(late).modules else code
 
 
 def log_code_directory(plan: Plan) -> None:

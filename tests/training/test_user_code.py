@@ -262,33 +262,29 @@ def test_in_a_repository_at_the_home_directory_only_the_directories_of_modules_c
     assert b"project/tracked.py" in found.diff
 
 
-@pytest.mark.parametrize("kind", ["usual", "at home", "elsewhere", "without git"])
+@pytest.mark.parametrize("kind", ["usual", "late", "without git"])
 def test_what_is_gathered_early_is_what_is_gathered_when_the_training_begins(repository, monkeypatch, kind):
-    project = repository / "project"
-    for each in (project, repository / "user_made"):
+    project, other = repository / "project", repository.parent / "other"
+    for each in (project, other):
         each.mkdir()
-        (each / "new.py").write_text("")
-    (repository / "user_made/__init__.py").write_text("")
+    git(other, "init", "-q")
+    (other / "user_late.py").write_text("")
+    monkeypatch.syspath_prepend(other)
     importlib.import_module("user_a")
-    monkeypatch.setenv("HOME", str(repository if kind == "at home" else repository.parent))
-    if kind == "without git":
-        monkeypatch.setenv("PATH", str(project))
-    if kind == "elsewhere":
-        (repository.parent / "other").mkdir()
-        shutil.move(repository / "user_made", repository.parent / "other/user_made")
-        git(repository.parent / "other", "init", "-q")
-        monkeypatch.syspath_prepend(repository.parent / "other")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(project) if kind == "without git" else path)
     early = user_code._Early([project], Path("/nowhere"))
     early.start()
     early.join()
-    importlib.import_module("user_made")  # while the objects are built
-    late = gather(project)
+    if kind == "late":
+        importlib.import_module("user_late")  # while the objects are built
+    expected = gather(project)
     if kind == "usual":
-        monkeypatch.setenv("PATH", str(project))  # the repository is known
+        monkeypatch.setenv("PATH", str(project))  # git is not asked again
     found = early.completed(dict(sys.modules))
-    assert found == late
-    assert {"user_a", "user_made"} <= found.modules.keys()
-    assert len(found.repositories) == {"elsewhere": 2, "without git": 0}.get(kind, 1)
+    assert found == expected
+    assert {"user_a", *(["user_late"] * (kind == "late"))} == user_modules(found).keys()
+    assert len(found.repositories) == {"usual": 1, "late": 2, "without git": 0}[kind]
     assert bool(found.problems) == (kind == "without git")
 
 
