@@ -329,3 +329,17 @@ def doomed(tmp_path):
     """Return the directory of a project whose training fails in many ways, depending on its arguments."""
     shutil.copytree(ROOT / "tests" / "doomed", tmp_path, dirs_exist_ok=True)
     return tmp_path
+
+
+@pytest.fixture
+def no_hooks_of_steps():
+    """No hook of the steps of all optimizers, which other tests in the process may have registered."""
+    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+    before = [(each, dict(each)) for each in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)]
+    for hooks, _ in before:
+        hooks.clear()
+    yield
+    for hooks, there in before:
+        hooks.clear()
+        hooks.update(there)

@@ -1,8 +1,6 @@
 """A training step executes no more Python bytecodes of emrun's own code than its budget."""
 
 import sys
-from collections import OrderedDict
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,10 @@ CEILINGS = {"bare": 606, "typical": 1032, "window": 649, "ranks": 990}
 
 
 @pytest.fixture
-def count(monkeypatch):
+def count(monkeypatch, no_hooks_of_steps):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     import bytecodes
 
-    optimizer = import_module("torch.optim.optimizer")
-    monkeypatch.setattr(optimizer, "_global_optimizer_pre_hooks", OrderedDict())  # of other tests in the process
     before = sys.gettrace()
     yield bytecodes.count
     sys.settrace(before)

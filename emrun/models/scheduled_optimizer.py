@@ -16,6 +16,7 @@ from emrun.base.types import EpochData, Horizon
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizer import (
+    Step,
     build_optimizer,
     check_loadable,
     configured_arguments,
@@ -54,8 +55,8 @@ class ScheduledOptimizer:
         self.scheduler: Scheduler | ClosedForm | None = None
         self.rates: list[float | Tensor] | None = None
         """The learning rates of the last update, or with which a window of several batches has begun."""
-        self.has_stepped = False
-        """Whether an update was made in this process."""
+        self.step: Step | None = None
+        """The step of the optimizer; None until an update was made in this process."""
         self.has_modes = False
         """Whether the optimizer has other weights for evaluations."""
         self.is_training = False
@@ -151,7 +152,7 @@ class ScheduledOptimizer:
 
     def begin_first_update(self, module: torch.nn.Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
-        self.has_stepped = True
+        self.step = Step.of(self.optimizer)
         held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
         names = [name for name, each in module.named_parameters() if id(each) in held]
         if names:

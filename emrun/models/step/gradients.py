@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
 _is_there = partial(is_not, None)
-_exhaust = deque[Any](maxlen=0).extend
+exhaust = deque[Any](maxlen=0).extend
 _GRAD, _NONE = repeat("grad"), repeat(None)
 
 
@@ -33,7 +33,7 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
     """Set gradients, to None by default, without a step of Python's interpreter for each."""
-    _exhaust(map(setattr, parameters, _GRAD, gradients))
+    exhaust(map(setattr, parameters, _GRAD, gradients))
 
 
 def clears_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -88,6 +88,8 @@ class Cleared:
         """How many groups each optimizer had at that time."""
         held = chain.from_iterable(group["params"] for group in chain.from_iterable(self.groups))
         self.parameters = parameters_beside(list(dict.fromkeys(chain(parameters, held))), *own)
+        self.gradients = partial(map, setattr, self.parameters, _GRAD, _NONE)
+        """Returns an iterator that sets them to None, a gradient with each item."""
         self.more = [each.zero_grad for each in own]
         """Clear the gradients of optimizers that do it in their own way."""
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, EpochData
 from emrun.base.wording import few
 from emrun.hook import UpdateSkipped
-from emrun.models.optimizer import learning_rates
+from emrun.models.optimizer import Step, learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
-from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, set_gradients
+from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.schedule_plan import log_plan
 
@@ -30,7 +31,7 @@ Parameters = Sequence[torch.nn.Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
 _FOREIGN = ScheduledOptimizer("", None, None)  # stands for each optimizer that only a subclass knows
-_FOREIGN.has_stepped = True
+_FOREIGN.step = Step.of(None)
 
 
 def backward(loss: Tensor, of: Parameters = None) -> None:
@@ -121,14 +122,16 @@ class Plain:
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
+        for each in self._owners.values():
+            each.step = None if each.step is None else Step.of(each.optimizer)
         self._cleared = Cleared(self.parameters, list(self._owners))
 
     def clear(self) -> None:
         """Clear the gradients."""
         cleared = self._cleared
-        if list(map(len, cleared.groups)) != cleared.counts:  # a hook has added some
+        if [*map(len, cleared.groups)] != cleared.counts:  # a hook has added some
             cleared = self._cleared = Cleared(self.parameters, list(self._owners))
-        set_gradients(cleared.parameters)
+        exhaust(cleared.gradients())
         for clear in cleared.more:
             clear()
 
@@ -153,7 +156,7 @@ class Plain:
             own = self._owners.get(optimizer, _FOREIGN)
         if closure is not None:
             closure = evaluated(closure, optimizer)
-        if not own.has_stepped:
+        if own.step is None:
             self._make_first(own, optimizer, closure, reason)
             return
         if self._before is not None:
@@ -166,10 +169,12 @@ class Plain:
             self._skip(optimizer, own.name, reason)
         else:
             self.has_updated = True
-            if closure is None:
+            if closure is not None:
+                optimizer.step(closure)
+            elif any(own.step.hooks) or _profiler_enabled():
                 optimizer.step()
             else:
-                optimizer.step(closure)
+                own.step.call(optimizer)
             if self._after is not None:
                 self._after(model=self._model, optimizer=optimizer)
 
@@ -189,7 +194,7 @@ class Plain:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
         self._skipped.report()
         loop, members = self._model._main_loop, self._optimizers.members
-        late = [each.name for each in members if not each.has_stepped]
+        late = [each.name for each in members if each.step is None]
         if loop is not None and loop.training_epochs_done == 1 and 0 < len(late) < len(members):
             text = "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step"
             _LOG.warning(text, few([f"the optimizer {name!r}" for name in late]), late[0])

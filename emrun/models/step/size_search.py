@@ -12,6 +12,7 @@ import torch
 
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.randomness import preserved_randomness
+from emrun.models.optimizer import Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def _twin(model: Any) -> Any:
         raise ArgumentError("micro_batch_size", message) from error
     twin._looks = twin._weighs
     for each in twin._optimizers.members:
-        each.scheduler, each.has_stepped = None, True
+        each.scheduler, each.step = None, Step.of(each.optimizer)
     return twin
 
 

@@ -15,7 +15,7 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Batch
 from emrun.models.laziness import in_evaluation_mode
 from emrun.models.optimizer import parameters_of
-from emrun.models.step.gradients import gradient_of, set_gradients
+from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
 from emrun.models.step.windows import Windows
 from emrun.ranks.gather import prepare as prepare_to_gather
@@ -117,7 +117,7 @@ class SummedBatches(SummedWindows):
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on the rows of this rank."""
         rows = prepare_to_gather(batch)
-        set_gradients(self._cleared.parameters)
+        exhaust(self._cleared.gradients())
         if self._cleared.more:
             self.clear()
         self.weight = float(rows)
@@ -238,7 +238,7 @@ class GradientSums:
         if layout is None or layout.may_change:
             layout = self._laid_out()
         views, extra, begins = layout.views, layout.extra, layout.begins
-        grads, filled = list(map(gradient_of, layout.trained)), views
+        grads, filled = [*map(gradient_of, layout.trained)], views
         if self._listens:
             self._listens, self._sends, self._has_looked = False, self._sends or not self._has_looked, True
             first = sum(len(each.members) for each in layout.buckets[: len(sent)])

@@ -1,6 +1,7 @@
 """Updates: their events, cleared gradients, steps of one's own, and whether a step made an update."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from doubles import (
     state_of,
 )
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
 from emrun.base.errors import StreamError
@@ -63,6 +65,77 @@ def test_the_step_of_an_optimizer_is_an_update_also_when_no_version_of_a_paramet
     optimizer.step()
     assert parameters[0]._version == version
     assert traces.has_updated()
+
+
+def weight_after_three_updates(hook):
+    """Return it; a hook gets the optimizer before the second update."""
+
+    class Second(AbstractHook):
+        def before_update(self, optimizer):
+            if self.main_loop.iterations_done == 1:
+                hook(optimizer)
+
+    module = Push()
+    run(TorchModel(module, optimizer=SGD), [{"x": [0.0]}] * 3, Second())
+    return module.w.item()
+
+
+def test_a_step_gets_a_name_only_from_the_update_on_before_which_a_profiler_begins(monkeypatch, no_hooks_of_steps):
+    class Named(torch.autograd.profiler.record_function):
+        def __init__(self, name, args=None):
+            names.append(name)
+            super().__init__(name, args)
+
+    names = []
+    monkeypatch.setattr("torch.autograd.profiler.record_function", Named)
+    assert weight_after_three_updates(lambda optimizer: None) == pytest.approx(0.7)
+    assert names == []
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    try:
+        assert weight_after_three_updates(lambda optimizer: profiler.start()) == pytest.approx(0.7)
+    finally:
+        profiler.stop()
+    assert names == ["Optimizer.step#SGD.step"] * 2
+    assert {each.key: each.count for each in profiler.key_averages()}["Optimizer.step#SGD.step"] == 2
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        torch.optim.Optimizer.register_step_pre_hook,
+        torch.optim.Optimizer.register_step_post_hook,
+        lambda optimizer, hook: register_optimizer_step_pre_hook(hook),
+        lambda optimizer, hook: register_optimizer_step_post_hook(hook),
+    ],
+)
+def test_hooks_of_steps_are_called_from_the_update_on_before_which_they_are_registered(no_hooks_of_steps, register):
+    seen, handles = [], []
+    try:
+        weight_after_three_updates(
+            lambda optimizer: handles.append(register(optimizer, lambda its, args, kwargs: seen.append(its)))
+        )
+    finally:
+        handles[0].remove()
+    assert [type(each) for each in seen] == [torch.optim.SGD] * 2
+
+
+@pytest.mark.parametrize("of_class", [True, False])
+def test_a_step_that_somebody_has_replaced_is_called(no_hooks_of_steps, of_class):
+    class Twice(torch.optim.SGD):
+        pass
+
+    model = TorchModel(Push(), optimizer=Factory(Twice, lr=0.1))
+    owner = Twice if of_class else model.optimizer
+    step = owner.step
+
+    @functools.wraps(step)
+    def both(*args):
+        step(*args)
+        return step(*args)
+
+    owner.step = both
+    run(model, [{"x": [0.0]}] * 2)
+    assert model.module.w.item() == pytest.approx(0.6)
 
 
 # --- updates and their events -----------------------------------------------------------------------------------------
