@@ -29,7 +29,7 @@ CEILINGS = {
     "ranks": 562,
     "record": 1_304,
     "runs": 2_168,
-    "storage": 2_444,
+    "storage": 2_445,
     "streams": 1_167,
     "training": 1_137,
     "hooks": 4_847,

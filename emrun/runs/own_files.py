@@ -25,7 +25,7 @@ from emrun.storage.run import CHECKPOINTS, CONFIG, METRICS, ROWS, STEPS
 from emrun.storage.sealed import files_of
 from emrun.storage.trace import TRACE
 
-_ALWAYS = re.compile(rf"{CONFIG}|{TRACE}|\.({CONFIG}|{TRACE})\.json|train-\d+\.log|stacks-\d+\.txt|{re.escape(LIST)}")
+_ALWAYS = re.compile(rf"\.*({CONFIG}|{TRACE})(\.json)?(\.tmp)?|train-\d+\.log|stacks-\d+\.txt|{re.escape(LIST)}")
 _BEFORE = re.compile(
     rf"{LOG}|{METRICS}|{STEPS}|{ROWS}|config-[1-9]\d*\.yaml|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
     r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"
@@ -107,7 +107,7 @@ def what_stays(directory: Path, left: Sequence[Path]) -> str:
 def _found_in(directory: Path) -> Iterator[PurePath]:
     """Yield the paths that may be emrun's, relative to a directory."""
     for path in files_written_by(directory):
-        yield from (path, path.with_name(f".{path.name}{PLACES}"))
+        yield from (path, path.with_name(f".{path.name}{PLACES}"), path.with_name(f".{path.name}.tmp"))
     with suppress(OSError):
         yield from (PurePath(name) for name in os.listdir(directory) if _ALWAYS.fullmatch(name))  # noqa: PTH208
     for name in (CHECKPOINTS, f".{CHECKPOINTS}.removed"):

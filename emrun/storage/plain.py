@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.files import read_regular, storing, write_atomically, written_aside
+from emrun.storage.files import aside_of, check_guards, read_regular, storing, write_atomically, written_aside
 
 _MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
@@ -27,13 +27,14 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         text: the text to write.
         plain: the content of the text in plain types; what JSON would change is left out.
     """
-    write_atomically(path, text)
+    check_guards(path)
     with suppress(TypeError, ValueError):
         found = json.dumps([_digest(text), plain])
         if json.loads(found)[1] == plain:
-            aside = plain_file(path)
-            with storing(aside, "write"), written_aside(aside, flushes=False) as written:
-                written.write_text(found, encoding="utf-8")  # without it, the YAML file is read
+            place = plain_file(path)
+            with storing(path, "write"), written_aside(place, aside_of(place), flushes=False) as aside:
+                aside.write_text(found, encoding="utf-8")  # not flushed: without it, the YAML file is read
+    write_atomically(path, text)  # last: what is left of a write that was killed is replaced when it is made again
 
 
 def plain_of(path: Path, text: str) -> Any:

@@ -44,6 +44,15 @@ def test_a_whole_run_is_removed(directory):
     assert directory.parent.is_dir()
 
 
+def test_what_a_process_that_was_killed_in_a_write_has_left_goes_with_the_run(directory):
+    for name in (".config.yaml.tmp", "..trace.yaml.json.tmp", ".training.csv.tmp"):
+        (directory / name).touch()
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.others == []
+    removal.carry_out()
+    assert not directory.exists()
+
+
 def test_only_the_checkpoints_are_removed(directory):
     removal = Removal.of(StoredRun(directory), "checkpoints")
     assert 6000 < removal.size < size_below(directory)

@@ -1,6 +1,8 @@
 """The content of a YAML file beside it: it is read while the file has the same text, and never instead of another."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -42,3 +44,27 @@ def test_what_json_would_change_is_left_to_the_parser(file, plain):
     assert file.read_text() == "other"
     assert plain_of(file, "other") is None
     assert json.loads(plain_file(file).read_text())[1] == PLAIN
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_what_a_process_that_was_killed_in_a_write_leaves_is_replaced_by_the_next(tmp_path, nth):
+    place, names = tmp_path / "new" / "config.yaml", []
+    place.parent.mkdir()
+    child = os.fork()
+    if child == 0:
+        real = os.rename
+
+        def rename(*arguments):
+            names.append(arguments)
+            if len(names) == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(*arguments)
+
+        os.rename = rename
+        write_with_plain(place, TEXT, PLAIN)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not place.exists()  # so that whoever begins again writes both
+    write_with_plain(place, TEXT, PLAIN)
+    assert {each.name for each in place.parent.iterdir()} == {"config.yaml", ".config.yaml.json"}
+    assert plain_of(place, TEXT) == PLAIN

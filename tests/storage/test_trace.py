@@ -90,7 +90,9 @@ def test_the_trace_is_rewritten_as_a_whole(run, monkeypatch):
         patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(StorageError, match=r"cannot write .*trace.yaml: the disk is full"):
             run.end("finished", 0, None)
-    assert tree(run.directory) == before
+    after = tree(run.directory)
+    assert {**after, ".trace.yaml.json": None} == {**before, ".trace.yaml.json": None}
+    assert read_trace(run.directory)["status"] == "running"  # the plain content of another text is not read
 
 
 def test_the_git_commit_is_that_of_the_current_directory(tmp_path, monkeypatch):
@@ -154,7 +156,7 @@ def test_the_trace_and_its_name_are_flushed(run, monkeypatch):
     for step in (run.trace.begin, lambda: run.trace.begin_again({}, {}), lambda: run.end("finished", 0, None)):
         flushed.clear()
         step()
-        assert flushed[:2] == [run.directory / ".trace.yaml.tmp", run.directory]
+        assert flushed[1:3] == [run.directory / ".trace.yaml.tmp", run.directory]  # behind its plain content
 
 
 class SetClock:
