@@ -68,6 +68,7 @@ def test_a_stream_that_uses_things_again_gives_the_same_batches(tmp_path, small,
     no_checksum = ("a_sparse_tensor", "a_memoryview")
     kinds = [kind for kind in streams.KINDS if kind not in no_checksum]
     cases = [(kind, READERS[(index + other) % 2]) for other in (0, 1) for index, kind in enumerate(kinds)]
+    cases.remove(("a_view_of_one_dict", "workers=1"))  # cannot be pickled, which is an error that says so
     for trial in trials(cases, small=4):
         kind, reader = trial.case
 
