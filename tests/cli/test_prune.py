@@ -134,7 +134,7 @@ def test_no_command_follows_a_link_or_waits_for_a_pipe_in_a_run(emrun, tmp_path,
             place = tmp_path / "r" / name
             place.unlink(missing_ok=True)
             make(place)
-            done = emrun(*COMMANDS[command], timeout=20)
+            done = emrun(*COMMANDS[command])
             page = tmp_path / "out.html"
             written = page.read_text() if page.exists() else ""
             assert done.returncode in (0, 2, 74), (name, done.stderr)

@@ -205,14 +205,20 @@ def test_what_a_server_that_was_down_has_missed_comes_later(post, caplog):
 
 def test_a_server_that_hangs_does_not_stop_the_run_and_a_resume_sends_the_rest(post, caplog):
     with serving() as (server, url):
-        training = post(url, timeout=0.2)
-        training.main_loop.change_hooks([*training.main_loop.hooks, Calls(lambda name: server.free.clear())])
+        training = post(url)
+        *hooks, tracker = training.main_loop.hooks
+
+        def hang(stream_name):
+            server.free.clear()
+            tracker._timeout = 0.2  # only now: it has been connected in its time
+
+        training.main_loop.change_hooks([*hooks, tracker, Calls(hang)])
         train(training)
         assert training.main_loop.outcome.status == "finished"
         assert "Post: the tracker did not take all rows; `emrun resume" in caplog.text
         server.got.clear()
         server.free.set()
-        again = post(url, timeout=60)
+        again = post(url)
         train(again)
         assert iterations(server)[-4:] == [0, 15, 30, 45]
         assert server.got[-1] == {"finish": "finished"}

@@ -255,7 +255,6 @@ def test_wake_ends_a_wait_that_was_interrupted():
     assert reader.stop()
 
 
-@pytest.mark.timeout(20)
 def test_an_interrupt_that_came_just_before_the_wait_ends_it_soon(monkeypatch):
     """This hangs if the wait has no limit: the handler of such a signal cannot run before the wait ends."""
     monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 0.01)
@@ -322,7 +321,6 @@ class WatchedQueue(deque):
         return length
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_missed(nth):
     """This hangs if the reader is notified after the second look, not before it."""
@@ -356,7 +354,6 @@ def test_a_batch_that_arrives_just_after_the_loop_looked_is_not_missed(nth):
     assert reader.stop()
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_queue_that_is_emptied_just_after_the_reader_looked_is_filled_again(size, nth):
@@ -382,7 +379,6 @@ def test_a_queue_that_is_emptied_just_after_the_reader_looked_is_filled_again(si
     assert reader.stop()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_wake_up_is_ever_lost(size):
@@ -395,7 +391,6 @@ def test_no_wake_up_is_ever_lost(size):
     assert reader.stop()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_stopping_and_starting_at_any_moment_loses_nothing(size):
@@ -412,7 +407,6 @@ def test_stopping_and_starting_at_any_moment_loses_nothing(size):
     assert reader.stop()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 def test_stray_wakes_do_no_harm():
     reader = reader_of(range(2000), 2)

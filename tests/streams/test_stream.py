@@ -234,7 +234,6 @@ def test_seeking_leaves_out_rows_without_reading_them(buffer):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("buffer", "epoch_size"), [(0, -1), (0, 3), (1, 1), (1, -1), (4, 3)])
-@pytest.mark.timeout(20)
 def test_an_empty_stream_ends_instead_of_hanging(buffer, epoch_size, training):
     for function in (lambda: iter(()), list, lambda ctx: ctx.batches(0, 3)):
         with wrapped(function, buffer, epoch_size, training=training) as stream:
@@ -367,7 +366,6 @@ class Stuck:
         self.thread.join()
 
 
-@pytest.mark.timeout(20)
 def test_leaving_the_block_returns_although_the_producer_hangs(monkeypatch, caplog):
     monkeypatch.setattr(read_ahead, "_PATIENCE", 0.01)
     stuck = Stuck(at=1)
@@ -382,7 +380,6 @@ def test_leaving_the_block_returns_although_the_producer_hangs(monkeypatch, capl
     stuck.free()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("leave", ["close", "seek"])
 def test_closing_returns_although_the_producer_hangs(leave, monkeypatch, caplog):
     monkeypatch.setattr(read_ahead, "_PATIENCE", 0.01)
@@ -395,7 +392,6 @@ def test_closing_returns_although_the_producer_hangs(leave, monkeypatch, caplog)
     stuck.free()
 
 
-@pytest.mark.timeout(20)
 def test_an_interrupt_ends_the_wait_for_a_batch():
     interrupted = threading.Event()
     stuck = Stuck(at=2)
@@ -416,7 +412,6 @@ def test_an_interrupt_ends_the_wait_for_a_batch():
         assert list(stream) == [2, 3, 4]  # nothing was lost
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_wait_for_a_batch(number, monkeypatch):
     monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 0.1)  # the signal may come just before the wait begins
@@ -444,7 +439,6 @@ def test_waking_a_stream_that_nobody_waits_for_does_nothing():
         assert len(list(stream)) == 6
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("busy_switching")
 @pytest.mark.parametrize("epoch_size", [-1, 4])
 @pytest.mark.parametrize("buffer", [1, 2, 3])

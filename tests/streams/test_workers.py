@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -387,18 +389,30 @@ def test_a_worker_that_dies_is_an_error_also_when_a_process_that_it_forked_lives
 
 
 class Hanging:
+    def __init__(self, mark):
+        self.mark = mark
+
     def train_stream(self, ctx):
         for rows in ctx.batches(40, 2):
             if 6 in rows:
-                hang_here()
+                hang_here(self.mark)
             yield {"x": rows}
 
 
 RELEASED = threading.Event()
 
 
-def hang_here():
+def hang_here(mark):
+    mark.touch()
     RELEASED.wait()
+
+
+@pytest.fixture
+def mark(tmp_path, monkeypatch):
+    """A file that a stream makes when it hangs: before, however long it takes, no time limit is over."""
+    file, watch = tmp_path / "hangs", StreamWrapper._watch
+    monkeypatch.setattr(StreamWrapper, "_watch", lambda self, seconds: watch(self, seconds) if file.exists() else None)
+    return file
 
 
 @pytest.fixture
@@ -414,28 +428,40 @@ def released():
 
 @pytest.mark.usefixtures("released")
 @pytest.mark.parametrize(("workers", "buffer"), [(2, 0), (1, 4), (0, 2)])
-def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_where(workers, buffer, caplog):
-    stream = wrap(Hanging().train_stream, workers, buffer=buffer, timeout=1)
+def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_where(workers, buffer, mark, caplog):
+    stream = wrap(Hanging(mark).train_stream, workers, buffer=buffer, timeout=1)
     with stream, pytest.raises(StreamError, match=r"yielded no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
         list(stream)
     stream.close()
     assert "in hang_here" in caplog.text
 
 
-def test_stacks_that_are_written_in_many_parts_are_logged_whole(caplog):
+def test_stacks_that_are_written_in_many_parts_are_logged_whole(mark, tmp_path, monkeypatch, caplog):
+    end = tmp_path / "end"
+
     def written(number, frame):
         with Path(multiprocessing.current_process()._config["tempdir"], "0").open("a") as file:
-            for _ in range(20_000):
+            for _ in range(200):
                 file.write("another part\n")
                 file.flush()
             file.write("the last part\n")
+        end.touch()
 
     def stream():
         signal.signal(signal.SIGUSR2, written)  # instead of faulthandler
+        mark.touch()
         while True:
             signal.pause()
         yield
 
+    def until_there_is_more(seconds):
+        file = wrapper._workers._task.stacks_file(0)
+        size = file.stat().st_size
+        while file.stat().st_size == size and not end.exists():
+            os.sched_yield()
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=until_there_is_more)
+    monkeypatch.setattr("emrun.streams.workers.time", clock)
     with wrap(stream, 1, timeout=0.1) as wrapper, pytest.raises(StreamError, match="yielded no batch"):
         list(wrapper)
     assert caplog.text.endswith("the last part\n\n")
@@ -634,9 +660,9 @@ def test_a_signal_of_the_group_does_not_end_a_worker_and_is_not_kept_from_what_i
 
 
 @pytest.mark.parametrize("taken", [1, 3])
-def test_the_reader_ends_with_the_processes_that_it_waits_for(taken):
+def test_the_reader_ends_with_the_processes_that_it_waits_for(taken, tmp_path):
     before = readers()
-    stream = wrap(Hanging().train_stream, 1)
+    stream = wrap(Hanging(tmp_path / "hangs").train_stream, 1)
     with stream:
         list(itertools.islice(iter(stream), taken))
         stream.close()
