@@ -22,10 +22,10 @@ from emrun.cli.sweep import command_of, prepared
 from emrun.cli.trial import arguments
 from emrun.config.config import Config, load_config
 from emrun.config.plan import check_statically
-from emrun.launch.examples import changed_examples
 from emrun.launch.pairs import (
     Pair,
     Verdict,
+    changed_examples,
     check_alike,
     direction_of,
     finished_runs,

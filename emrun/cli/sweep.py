@@ -23,7 +23,6 @@ from emrun.cli.failures import end_by_signal, import_torch, tell_json, users_cod
 from emrun.cli.output import only_json, print_json, so_far, table, with_json
 from emrun.cli.trial import COMMAND, arguments, check_objective, main
 from emrun.config.config import Config, load_config
-from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan, check_statically, with_statistics
 from emrun.launch.jobs import THREADS, Jobs, threads_per_job
 from emrun.launch.parameters import read_parameters
@@ -236,7 +235,7 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
     import emrun.training.resume  # noqa: F401 - here, so that the trials do not
 
     for each in configs:
-        Plan.with_evaluations(each, Imported())
+        Plan.with_evaluations(each)
     keep_sources()  # those that the trials have, whatever happens to the files
     return Jobs(main, COMMAND, settings.devices, share=share_of(settings.jobs)), threads
 

@@ -38,19 +38,19 @@ class Plan:
     hooks: list[Recipe]
 
     @classmethod
-    def of(cls, config: Config, finder: Imported, added: Sequence[str] = ()) -> Plan:
+    def of(cls, config: Config, finder: Imported | None = None, added: Sequence[str] = ()) -> Plan:
         """Check a config and find the classes that it names.
 
         Args:
             config: the config.
-            finder: finds classes by importing them or in their sources.
+            finder: finds classes in their sources; None to import them.
             added: hooks that are added, besides `SaveLatest`, if the config does not list them.
 
         Raises:
             ConfigError: the config has mistakes.
             BaseException: the error that importing a module raises.
         """
-        tree = config.tree
+        tree, finder = config.tree, finder or Imported()
         find_user_modules(*code_directories(tree))
         elsewhere = _elsewhere(tree, finder)
         planner = Planner(finder, elsewhere)
@@ -63,7 +63,7 @@ class Plan:
         return cls(tree, made["dataset"], made["model"], made["hooks"])
 
     @classmethod
-    def with_evaluations(cls, config: Config, finder: Imported) -> Plan:
+    def with_evaluations(cls, config: Config, finder: Imported | None = None) -> Plan:
         """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []

@@ -86,16 +86,7 @@ def _age(row: Row) -> Any:
 
 
 def _class_of(*keys: str) -> Callable[[Row], Any]:
-    return lambda row: next((found for key in keys if (found := value_of(row.run, key)) is not MISSING), MISSING)
-
-
-def value_of(run: StoredRun, key: str) -> Any:
-    """Return a value of the config of a run, `MISSING` if there is none; a config that cannot be read is a problem."""
-    try:
-        return run.value(key)
-    except (ConfigError, StorageError) as error:
-        run.note(str(error).partition("\n")[0])
-        return MISSING
+    return lambda row: next((found for key in keys if (found := row.run.value(key)) is not MISSING), MISSING)
 
 
 FACTS = {
@@ -135,7 +126,7 @@ def column(name: str) -> Column:
     found = _STATISTIC.fullmatch(name)
     if found is None:
         unit: Unit = "class" if name.rpartition(".")[2] == "class" else ""
-        return Column(name, lambda row: value_of(row.run, name), unit)
+        return Column(name, lambda row: row.run.value(name), unit)
     address = found[2]
     which: Which = "min" if found[1] == "min" else "max" if found[1] == "max" else "last"
 

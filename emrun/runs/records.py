@@ -10,7 +10,6 @@ from emrun.base.errors import UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.epoch_data import statistics
 from emrun.record.steps import ITERATION
-from emrun.runs.columns import value_of
 from emrun.runs.stored_run import MISSING, StoredRun, number
 
 RUN = "run"
@@ -66,7 +65,7 @@ class Records:
             of_run: dict[str, Any] = {RUN: name}
             for key in keys:
                 if key not in (RUN, *_OF_EPOCH) and "/" not in key:
-                    value = value_of(run, key)
+                    value = run.value(key)
                     of_run.update({key: value} if value is not MISSING else {})
             for record in _steps_of(run) if self.by_step else map(_record_of, run.epochs()):
                 yield {**of_run, **record}
@@ -79,7 +78,7 @@ class Records:
         """
         there = [RUN, *self.keys()]
         for key in keys:
-            if key not in there and all(value_of(run, key) is MISSING for run in self.runs.values()):
+            if key not in there and all(run.value(key) is MISSING for run in self.runs.values()):
                 why = "is neither recorded nor a key of the config"
                 raise UsageError(f"{in_one_line(key)!r} {why}{did_you_mean(key, there)} (--list-keys lists all)")
 

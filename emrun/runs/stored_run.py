@@ -162,14 +162,16 @@ class StoredRun:
     def value(self, key: str) -> Any:
         """Return a value of the config in plain types; `MISSING` if there is none. Nothing is constructed.
 
+        A config that cannot be read has no values; this is one of `problems`.
+
         Args:
             key: a key path as in overrides: `model.module.channels`, `hooks.StopAfter.epochs`, `hooks.0`.
-
-        Raises:
-            StorageError: the config cannot be read.
-            ConfigError: it is not a config.
         """
-        tree, path = self.final, tuple(key.split("."))
+        try:
+            tree, path = self.final, tuple(key.split("."))
+        except (ConfigError, StorageError) as error:
+            self.note(str(error).partition("\n")[0])
+            return MISSING
         hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
         is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
         whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from emrun.base.errors import ConfigError, StorageError
+from emrun.base.errors import StorageError
 from emrun.runs.stored_run import StoredRun, statistic
 
 Which = Literal["last", "min", "max"]
@@ -52,10 +52,7 @@ class Summaries:
     @cached_property
     def watched(self) -> tuple[str, Which]:
         """The address and the condition by which the hook `SaveBest` of the run chooses; without it, its default."""
-        try:
-            found = self.run.value("hooks.SaveBest")
-        except (ConfigError, StorageError):
-            found = None
+        found = self.run.value("hooks.SaveBest")
         given: dict[Any, Any] = found if isinstance(found, dict) else {}
         condition = given.get("condition", "min")
         parts = [given.get("stream", "valid"), given.get("variable", "loss"), given.get("aggregation", "mean")]

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
@@ -35,7 +37,6 @@ from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.plain import write_with_plain
 from emrun.storage.run import CONFIG, Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.device import device_of, unused_gpu
 from emrun.training.forecasts import kept_forecast
 from emrun.training.members import load_model
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
@@ -84,7 +85,7 @@ def create_training(
     with joined.in_step() as tell:
         drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
-        plan = Plan.of(loaded, Imported(), added=added_hooks)
+        plan = Plan.of(loaded, added=added_hooks)
         check_alike(plan, tell)
         plan.check_trainable()
         if not joined.is_first:
@@ -349,3 +350,28 @@ def warn_of(notes: Sequence[str]) -> None:
     """Log notes about a config as warnings; the terminal shows each note only once."""
     for note in notes:
         _LOG.warning("%s", note, extra={"once": True})
+
+
+def unused_gpu(model: AbstractModel) -> str | None:
+    """Return what to say of a model on the CPU of a machine with a GPU; None for nothing."""
+    device = getattr(model, "device", None)
+    if not isinstance(device, torch.device) or device.type != "cpu" or not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(0)
+    return f"the model is trained on the CPU, and the GPU ({name}) is not used; model.device=auto takes the GPU"
+
+
+def device_of(model: AbstractModel) -> str | None:
+    """Return the device of a model with what its results may depend on: `cpu, 4 threads`, `cuda:0, NVIDIA H200`.
+
+    None if the model does not say.
+    """
+    found = getattr(model, "device", None)
+    if not isinstance(found, torch.device):
+        return None
+    if found.type == "cpu":
+        count = torch.get_num_threads()
+        return f"cpu, {count} thread{'s' * (count > 1)}"
+    if found.type == "cuda":
+        return f"{found}, {torch.cuda.get_device_name(found)}"
+    return str(found)

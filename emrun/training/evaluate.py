@@ -17,7 +17,6 @@ from emrun.base.censor import Censor
 from emrun.base.errors import StorageError, StreamError, UsageError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, from_here, progress
-from emrun.config.import_finder import Imported
 from emrun.config.overrides import copies_left
 from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
@@ -54,7 +53,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         BaseException: an error of the dataset or the model.
     """
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
-    plan = replace(Plan.of(config_of(directory), Imported()), hooks=[])
+    plan = replace(Plan.of(config_of(directory)), hooks=[])
     find_checkpoint(plan, directory, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True, classes=directory)
     load_checkpoint(training, directory / CHECKPOINTS, checkpoint_name)
@@ -104,7 +103,7 @@ def evaluate(
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
         if merged.root.get("hooks") is None:
             merged = with_statistics(merged)
-        plan = Plan.of(merged, Imported())
+        plan = Plan.of(merged)
         check_alike(plan, tell)
         if joined.is_first:
             root = directory / CHECKPOINTS

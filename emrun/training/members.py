@@ -14,7 +14,6 @@ from emrun.base.errors import UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.wording import from_here, progress
 from emrun.config.config import Config, read_config
-from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints import commits
@@ -52,7 +51,7 @@ def load_model(
     directory = expanded(run_directory).absolute()
     if directory in within:
         raise UsageError(f"{directory} is among its own runs")
-    plan = Plan.of(config_of(directory).without("hooks", "eval").overridden(overrides), Imported())
+    plan = Plan.of(config_of(directory).without("hooks", "eval").overridden(overrides))
     place = None if plan.is_made_of_runs else commits.find(directory / CHECKPOINTS, checkpoint_name)
     check_classes(supplied["dataset"], directory)
     inner = partial(load_model, supplied, [*within, directory])

@@ -13,7 +13,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError, UsageError
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.wording import from_here
-from emrun.config.import_finder import Imported, locate
+from emrun.config.import_finder import locate
 from emrun.config.plan import Plan
 from emrun.config.recipe import Recipe
 from emrun.hook import AbstractHook
@@ -147,7 +147,7 @@ def _write(
         if joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{from_here(place)} exists; choose another file, or replace it with --overwrite")
         base = config_of(directory, config)
-        plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]), Imported())
+        plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]))
         check_alike(plan, tell)
         find_checkpoint(plan, directory, checkpoint_name)
         try:

@@ -15,7 +15,6 @@ from emrun.base.censor import Censor
 from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, listed, progress
 from emrun.config.config import Config, read_config
-from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node
@@ -39,8 +38,17 @@ from emrun.storage.plain import plain_of, write_with_plain
 from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run
 from emrun.storage.trace import TRACE, read_trace
 from emrun.training.build import Training, plan_schedule
-from emrun.training.create import DRAWN, FOUND, assemble_alike, check_alike, connected, follow, remove, warn_of
-from emrun.training.device import device_of
+from emrun.training.create import (
+    DRAWN,
+    FOUND,
+    assemble_alike,
+    check_alike,
+    connected,
+    device_of,
+    follow,
+    remove,
+    warn_of,
+)
 from emrun.training.directories import check_run
 from emrun.training.user_code import log_code_directory, record_code
 
@@ -204,7 +212,7 @@ def _leave_finished(plan: Plan, run: Run, reason: str, *, has_page: bool) -> Non
 
 def _plan_of(config: Config, added_hooks: Sequence[str]) -> Plan:
     """Return the plan of a training."""
-    plan = Plan.of(config, Imported(), added=added_hooks)
+    plan = Plan.of(config, added=added_hooks)
     plan.check_trainable()
     return plan
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from emrun.launch.examples import changed_examples
+from emrun.launch.pairs import changed_examples
 
 CONFIG = """\
 seed: 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from emrun.training.device import device_of, unused_gpu
+from emrun.training.create import device_of, unused_gpu
 
 
 class Model:

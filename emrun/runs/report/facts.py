@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 import shlex
@@ -24,10 +23,10 @@ from emrun.shown import Picture, Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
 from emrun.storage.files import opened_regular, read_regular
 from emrun.storage.run import ROWS
+from emrun.storage.sealed import read_seal
 
 _FAILURES = "failures"
 _LOG = "train.log"
-_LARGEST = 2_000_000  # bytes of a file other than a record
 _MOST_ENTRIES = 200  # checkpoints, failures
 _MOST_LOG = 300_000  # bytes of each end of the log
 _MOST_FILES = 20_000  # that are looked at to find pictures
@@ -97,7 +96,9 @@ def failures_of(run: StoredRun) -> list[Failure]:
         names.sort(key=lambda name: (len(name), name))
         for name in names[:_MOST_ENTRIES]:
             place = root / name
-            content = _json(run, place / "failure.json")
+            content: Any = None
+            with suppress(OSError, ValueError, RecursionError):
+                content, _ = read_seal(place / "failure.json")
             if not fitting(content, _FAILURE):
                 run.note(f"{_FAILURES}/{name} is damaged")
                 continue
@@ -218,10 +219,3 @@ def config_text_of(run: StoredRun) -> str:
     except StorageError as error:
         run.note(str(error))
         return ""
-
-
-def _json(run: StoredRun, path: Path) -> Any:
-    try:
-        return json.loads(read_regular(path, _LARGEST, len(path.relative_to(run.directory).parts)))
-    except (StorageError, ValueError, RecursionError):
-        return None

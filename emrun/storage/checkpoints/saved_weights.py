@@ -23,6 +23,7 @@ from emrun.base.wording import in_one_line, listed, nearest
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST, SHARDS, verify
 from emrun.storage.checkpoints.shards import read_tensors
+from emrun.storage.checkpoints.state_file import is_compressed
 from emrun.storage.checkpoints.weights import FILE, INDEX, read_safetensors
 from emrun.storage.files import refuse_timeout, storing
 from emrun.storage.run import CHECKPOINTS, holds_run
@@ -183,7 +184,9 @@ def _of_index(path: Path) -> dict[str, Tensor]:
 def _load(path: Path) -> Any:
     """Return what `torch.save` wrote; nothing in the file is imported or called."""
     try:
-        _check_archive(path)
+        with path.open("rb") as file:  # older versions of torch wrote no archive
+            if zipfile.is_zipfile(file) and is_compressed(file, path.stat().st_size):
+                raise StorageError(errno.EINVAL, f"cannot read {path}: it is compressed, so larger inside than outside")
         return torch.load(path, map_location="cpu", weights_only=True)
     except StorageError:
         raise
@@ -196,21 +199,6 @@ def _load(path: Path) -> Any:
                 f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"
             )
         raise StorageError(errno.EINVAL, f"cannot read {path}: {reason}; {_ALONE}") from error
-
-
-def _check_archive(path: Path) -> None:
-    """Check that an archive, as `torch.save` writes it, is not compressed, so that it needs no more memory than disk.
-
-    Raises:
-        StorageError: a file in the archive is compressed or larger than the archive.
-    """
-    if not zipfile.is_zipfile(path):  # the format of older versions of torch
-        return
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-    is_stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
-    if not is_stored or sum(each.file_size for each in entries) > path.stat().st_size:
-        raise StorageError(errno.EINVAL, f"cannot read {path}: it is compressed, or larger inside than outside")
 
 
 def _state_dict(path: Path, content: Any) -> SavedWeights:

@@ -7,7 +7,7 @@ import io
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -81,10 +81,7 @@ def load_state(directory: Path) -> dict[str, Any]:
     try:
         with opened_regular(path) as file:
             size = path.stat().st_size
-            with zipfile.ZipFile(file) as archive:
-                is_compressed = sum(each.file_size for each in archive.infolist()) > size  # torch does not compress
-            file.seek(0)
-            state = None if is_compressed else torch.load(file, map_location="cpu", weights_only=True)
+            state = None if is_compressed(file, size) else torch.load(file, map_location="cpu", weights_only=True)
         if _unfolded(state, {}) > _MOST * size:
             state = None
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
@@ -100,6 +97,18 @@ def load_state(directory: Path) -> dict[str, Any]:
         with reading(str(path), ANOTHER_CHECKPOINT):
             state["model"] = put_back(state["model"], read_tensors(directory, OF_STATE))
     return state
+
+
+def is_compressed(file: BinaryIO, size: int) -> bool:
+    """Return whether an archive has more inside than its size, as none that torch writes; `file` is at its begin then.
+
+    Raises:
+        zipfile.BadZipFile: it is not an archive.
+    """
+    with zipfile.ZipFile(file) as archive:
+        inside = sum(each.file_size for each in archive.infolist())
+    file.seek(0)
+    return inside > size
 
 
 def _unfolded(value: Any, sizes: dict[int, int]) -> int:
