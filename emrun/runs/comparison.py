@@ -21,7 +21,7 @@ from emrun.runs.code_comparison import compare_code
 from emrun.runs.config_comparison import compare_configs
 from emrun.runs.stored_run import StoredRun, numbers_of
 from emrun.runs.summaries import Summary
-from emrun.storage.code.first_batches import recorded_batches
+from emrun.storage.code.files import recorded_batches
 
 _MOST = 10_000  # entries of a file that are compared
 _Row = tuple[int, int, int, dict[str, Any]]  # iteration, side, distance to the previous one, the values

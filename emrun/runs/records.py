@@ -83,23 +83,20 @@ class Records:
                 raise UsageError(f"{in_one_line(key)!r} {why}{did_you_mean(key, there)} (--list-keys lists all)")
 
     def _is_asked(self, key: str) -> bool:
-        is_of_stream = not self.streams or any(self._is_of(key, stream=each) for each in self.streams)
-        return is_of_stream and (not self.variables or any(self._is_of(key, variable=each) for each in self.variables))
+        asked = (("stream", self.streams), ("variable", self.variables))
+        return all(not names or any(self._is_of(key, what, each) for each in names) for what, names in asked)
 
-    def _is_of(self, key: str, *, stream: str | None = None, variable: str | None = None) -> bool:
-        """Return whether a column is of a stream, or of a variable, whose name may contain slashes."""
+    def _is_of(self, key: str, what: str, name: str) -> bool:
+        """Return whether a column is of a `stream`, or of a `variable`, whose name may contain slashes."""
         own, _, rest = key.partition("/")
-        if stream is not None:
-            return own == stream
-        name = key if self.by_step else rest
-        return name == variable or name.startswith(f"{variable}/")
+        return own == name if what == "stream" else f"{key if self.by_step else rest}/".startswith(f"{name}/")
 
     def _check(self, there: Sequence[str]) -> None:
         if self.by_step and self.streams:
             raise UsageError("--stream: the steps are those of the train stream; leave it out")
         asked = [("stream", each) for each in self.streams] + [("variable", each) for each in self.variables]
         for what, name in asked:
-            if not any(self._is_of(key, **{what: name}) for key in there):
+            if not any(self._is_of(key, what, name) for key in there):
                 parts = [key if self.by_step else key.split("/")[what == "variable"] for key in there]
                 known = [in_one_line(each) for each in dict.fromkeys(parts)]
                 near = did_you_mean(name, known)

@@ -15,8 +15,10 @@ from emrun.base.censor import Censor
 from emrun.base.errors import RunInUse, reason_of
 from emrun.base.wording import listed
 from emrun.storage.code.files import (
+    BATCHES,
     RECORD,
     Code,
+    FirstBatches,
     add_modules,
     changes,
     make_code_directory,
@@ -24,7 +26,6 @@ from emrun.storage.code.files import (
     recorded_files,
     write_code,
 )
-from emrun.storage.code.first_batches import BATCHES, FirstBatches
 from emrun.storage.files import aside_of, check_guards, copy_regular, remove_files, storing
 
 _LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from emrun.base.censor import Censor
-from emrun.storage.code.first_batches import FirstBatches, recorded_batches
+from emrun.storage.code.files import FirstBatches, recorded_batches
 
 
 @pytest.fixture
