@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,17 +104,13 @@ def find_numbers(argument: str, path: str, model: Any) -> list[Number]:
                 raise wrong("model.scheduler sets the learning rate, e.g. scheduler: {class: Cosine, warmup: 5%}")
             for group in named[name].param_groups:
                 own = {key: value for key, value in group.items() if key not in ("params", *_RATES)}
-                found += [_of(group, each) for each in _below(own, parts, root, wrong)]
+                below = _below(own, parts, root, wrong)  # in a copy of the group
+                found += [replace(each, owner=group, is_of_training=True) for each in below]
         elif parts == ["scale"] and not is_one:
             found.append(Number(f"{root}.scale", named[name], "scale", None, False))
         else:
             found += _below(named[name].function, parts, root, wrong)
     return found
-
-
-def _of(group: dict[str, Any], number: Number) -> Number:
-    """Return the number of a parameter group itself, which was found in a copy of it."""
-    return Number(number.path, group, number.key, number.index, True)
 
 
 def _below(owner: Any, parts: list[str], above: str, wrong: Callable[[str], ArgumentError]) -> list[Number]:

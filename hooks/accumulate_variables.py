@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
 from emrun.base.wording import did_you_mean, listed
 from emrun.hooks._parts.columns import Column, column
-from emrun.hooks._parts.streams import OfStreams, Streams
+from emrun.hooks._parts.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +57,11 @@ class AccumulateVariables(OfStreams):
         dataset: Any = None,
         output_dir: Any = None,
     ) -> None:
-        super().__init__(model=model, dataset=dataset, output_dir=output_dir)
         check_names("variables", variables)
         if not variables:
             raise ArgumentError("variables", "the list is empty; name at least one variable")
         self._variables = list(dict.fromkeys(variables))
-        self._streams = Streams(streams)
-        self.reads = self._streams.reads(self._variables)
+        super().__init__(streams, self._variables, model=model, dataset=dataset, output_dir=output_dir)
         self._chunks: dict[str, dict[str, list[Column]]] = {}
 
     @property
@@ -83,7 +81,7 @@ class AccumulateVariables(OfStreams):
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Add the values of a batch."""
-        if stream_name not in self._streams:
+        if not self.looks_at(stream_name):
             return
         chunks = self._chunks.get(stream_name)
         if chunks is None:

@@ -12,7 +12,7 @@ from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
 from emrun.hooks._parts.aggregations import ByVariable, read
-from emrun.hooks._parts.streams import OfStreams, Streams
+from emrun.hooks._parts.streams import OfStreams
 from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)
@@ -73,10 +73,9 @@ class ComputeStats(OfStreams):
         streams: Sequence[str] | None = None,
         on_missing_variable: MissingVariable = "error",
     ) -> None:
-        super().__init__()
+        super().__init__(streams)
         check_choice("on_missing_variable", on_missing_variable, MissingVariable)
         self._asks_model = variables is None
-        self._streams = Streams(streams)
         self._skips = on_missing_variable == "skip"
         self._there: dict[str, list[str]] = {}  # stream -> the variables of its first batch
         self.collected: dict[str, dict[str, RunningStats]] = {}
@@ -87,11 +86,11 @@ class ComputeStats(OfStreams):
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
         of_model = self.main_loop.model.only_in if hasattr(self, "main_loop") else {}
-        both = {name: [self._streams.names, of_model.get(name)] for name in aggregations}
+        both = {name: [self._streams, of_model.get(name)] for name in aggregations}
         limits = {name: [set(each) for each in found if each is not None] for name, found in both.items()}
         self.only_in = {name: sorted(set.intersection(*each)) for name, each in limits.items() if each}
         needed = [name for name in aggregations if name not in self.only_in]
-        self.reads = () if self._asks_model else None if self._skips or self._streams.names else tuple(needed)
+        self.reads = () if self._asks_model else None if self._skips or self._streams else tuple(needed)
         self._named_by_arguments = tuple(each for each in self._named_by_arguments if each[1] in (self.reads or ()))
         self.writes = tuple(f"{name}/{each}" for name, names in self._aggregations.items() for each in names)
 

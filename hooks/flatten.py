@@ -12,7 +12,7 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
-from emrun.hooks._parts.streams import OfStreams, Streams
+from emrun.hooks._parts.streams import OfStreams
 
 
 class Flatten(OfStreams):
@@ -40,7 +40,6 @@ class Flatten(OfStreams):
     every_rank = True
 
     def __init__(self, variables: Mapping[str, str], streams: Sequence[str] | None = None) -> None:
-        super().__init__()
         is_mapping = isinstance(variables, Mapping) and bool(variables)
         if not is_mapping or not all(isinstance(each, str) and each for pair in variables.items() for each in pair):
             raise ArgumentError("variables", f"{variables!r} is not a mapping of names such as {{label: label_flat}}")
@@ -49,14 +48,13 @@ class Flatten(OfStreams):
             if names.count(name) > 1 or name in variables:
                 what = "two variables would get this name" if names.count(name) > 1 else "it is flattened itself"
                 raise ArgumentError("variables", f"{name!r}: {what}; choose another name")
+        super().__init__(streams, tuple(variables))
         self._variables = dict(variables)
-        self._streams = Streams(streams)
-        self.reads = self._streams.reads(tuple(variables))
         self.adds = tuple(names)
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Add the entries of the variables to a batch."""
-        if stream_name not in self._streams:
+        if not self.looks_at(stream_name):
             return
         for name, new in self._variables.items():
             there = list(batch_data)

@@ -36,7 +36,7 @@ _MOST = 256  # examples in a sheet
 
 @dataclass(order=True)
 class _Kept:
-    """An example that is kept; of two, the smaller one is dropped first."""
+    """An example that is kept; the smallest one is dropped first."""
 
     rank: tuple[float, ...]
     id: str = field(compare=False)
@@ -125,7 +125,7 @@ class SaveExamples(SavesExamples):
         self._label, self._prediction, self._id = label, prediction, id_variable
         self._variables = [name for name in needed(*variables) if name not in (show, by, label, prediction)]
         self._classes = classes_names
-        self._kept: list[_Kept] = []
+        self._kept: list[_Kept] = []  # the largest first
 
     def before_stream(self, stream_name: str) -> None:
         """Begin with no examples."""
@@ -139,16 +139,12 @@ class SaveExamples(SavesExamples):
         examples = self.next_batch(batch_data)
         ranks = [(0.0, 0.0)] * examples.count if self._by is None else _ranks(examples, self._by)
         keys = [(*rank, -float(examples.first + row)) for row, rank in enumerate(ranks)]
-        best = heapq.nlargest(self._most, range(examples.count), key=keys.__getitem__)
+        rows = heapq.nlargest(self._most, range(examples.count), key=keys.__getitem__)
         if len(self._kept) >= self._most:
-            best = [row for row in best if keys[row] > self._kept[0].rank]
-        if best:
-            rows = sorted(best)
-            for each in self._read(examples, rows, [keys[row] for row in rows]):
-                if len(self._kept) < self._most:
-                    heapq.heappush(self._kept, each)
-                else:
-                    heapq.heappushpop(self._kept, each)
+            rows = [row for row in rows if keys[row] > self._kept[-1].rank]
+        if rows:
+            new = self._read(examples, rows, [keys[row] for row in rows])
+            self._kept = heapq.nlargest(self._most, [*self._kept, *new])
 
     def after_stream(self, stream_name: str) -> None:
         """Write the folder of the evaluation.
@@ -158,7 +154,7 @@ class SaveExamples(SavesExamples):
         """
         if not self.looks_at(stream_name) or not self._kept:
             return
-        kept, self._kept = sorted(self._kept, reverse=True), []
+        kept, self._kept = self._kept, []
         place = self.root / f"epoch_{self._epoch}" / stream_name
         folder = Aside(place, is_folder=True)
         path = folder.begin()

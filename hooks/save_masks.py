@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,8 +147,6 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
     Raises:
         ValueError: the array has another shape, or values that are not allowed.
     """
-    from PIL import Image
-
     if not isinstance(mask, np.ndarray) or mask.ndim not in (2, 3) or 0 in mask.shape:
         shape = f"shape {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
         raise ValueError(f"{shape}, but a mask has the shape (H, W), (1, H, W), or (C, H, W) for logits")
@@ -170,11 +167,7 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
     else:
         if mask.min() < 0 or mask.max() > 255:
             raise ValueError(f"classes from {mask.min()} to {mask.max()}, but a picture has those from 0 to 255")
-        image = Image.fromarray(mask.astype(np.uint8))
-        image.putpalette(PALETTE)
-        file = io.BytesIO()
-        image.save(file, "png")
-        return file.getvalue()
+        return png(mask.astype(np.uint8), PALETTE)
     return png(gray.astype(np.uint8))
 
 

@@ -17,7 +17,7 @@ from emrun.base.errors import StreamError
 from emrun.base.sources import is_nested
 from emrun.base.wording import did_you_mean, listed
 from emrun.hooks._parts.columns import column, names_of_classes
-from emrun.hooks._parts.streams import OfStreams, Streams
+from emrun.hooks._parts.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,17 +71,15 @@ class ClassHook(OfStreams):
         output_dir: str | Path | None = None,
         most: int = MOST,
     ) -> None:
-        super().__init__(dataset=dataset, output_dir=output_dir)
+        self._variables = [predicted, labels, *([] if mask is None else [mask])]
+        super().__init__(streams, self._variables, dataset=dataset, output_dir=output_dir)
         self._source = "classes_names" + (f" of dataset {type(dataset).__name__}" if names is None else "")
         names = names_of_classes("classes_names", names, dataset, labels)
         # characters that no file can hold are written as in Python, such as \udcff
         self._names = None if names is None else [name.encode(errors="backslashreplace").decode() for name in names]
         self._named = None if names is None else len(names)
-        self._variables = [predicted, labels, *([] if mask is None else [mask])]
         self._most = most
-        self._streams = Streams(streams)
         self._counts: dict[str, _Counts] = {}
-        self.reads = self._streams.reads(self._variables)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the counts of the previous epoch."""
@@ -89,7 +87,7 @@ class ClassHook(OfStreams):
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Count the classes of a batch; those of the first batch are checked at once, others some batches later."""
-        if stream_name in self._streams:
+        if self.looks_at(stream_name):
             with self._counting(stream_name) as counts:
                 self._add(counts, batch_data)
 

@@ -10,7 +10,7 @@ from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval
 from emrun.hook import Loop
 from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.streams import OfStreams, Streams
+from emrun.hooks._parts.streams import OfStreams
 
 
 class SavesExamples(OfStreams):
@@ -41,9 +41,7 @@ class SavesExamples(OfStreams):
         dataset: Any,
         output_dir: str | Path | None,
     ) -> None:
-        super().__init__(dataset=dataset, output_dir=output_dir)
-        self._streams = Streams(streams)
-        self._is_named = streams is not None
+        super().__init__(streams, variables, dataset=dataset, output_dir=output_dir)
         self._every = Interval.parse("every", every)
         if (
             not isinstance(root_dir, str)
@@ -54,7 +52,6 @@ class SavesExamples(OfStreams):
             raise ArgumentError("root_dir", f"{root_dir!r} is not a folder in the run directory")
         self._given_root = root_dir
         self.root = Path(output_dir or ".") / root_dir
-        self.reads = self._streams.reads(variables)
         self._is_due = True
         self._epoch = self._count = self._batches = 0
 
@@ -89,9 +86,9 @@ class SavesExamples(OfStreams):
     def looks_at(self, stream: str) -> bool:
         """Return whether the examples of a stream are saved now."""
         loop = self.main_loop
-        if loop.training or not self._is_due or stream not in self._streams:
+        if loop.training or not self._is_due or not super().looks_at(stream):
             return False
-        return self._is_named or loop.evaluating or stream != loop.train_stream_name
+        return self._streams is not None or loop.evaluating or stream != loop.train_stream_name
 
     def next_batch(self, batch_data: dict[str, Any]) -> Examples:
         """Return the examples of a batch, and count them."""

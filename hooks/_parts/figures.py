@@ -61,10 +61,18 @@ def drawn(figure: Figure) -> np.ndarray[Any, Any]:
     return np.array(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
-def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    """Return pixels, uint8 of shape (H, W, 3) or (H, W), as a PNG file: the same pixels give the same bytes."""
+def png(pixels: np.ndarray[Any, Any], palette: bytes | None = None) -> bytes:
+    """Return pixels, uint8 of shape (H, W, 3) or (H, W), as a PNG file: the same pixels give the same bytes.
+
+    Args:
+        pixels: the pixels.
+        palette: red, green and blue of each value, one byte each, if the values are numbers of colors.
+    """
     from PIL import Image  # matplotlib needs it too
 
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
+    image = Image.fromarray(pixels)
+    if palette is not None:
+        image.putpalette(palette)
+    image.save(file, "png")
     return file.getvalue()

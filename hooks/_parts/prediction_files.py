@@ -38,6 +38,7 @@ class PredictionFile(ABC):
         self.owner = owner
         self.columns: list[str] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._file = path.open("wb")
 
     @classmethod
     def library(cls) -> Any:
@@ -56,13 +57,14 @@ class PredictionFile(ABC):
             OSError: the file cannot be written.
         """
 
-    @abstractmethod
     def finish(self) -> None:
         """Write what is pending and flush the file to disk; call `close` afterwards."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
-    @abstractmethod
     def close(self) -> None:
         """Close the file, which need not be complete."""
+        self._file.close()
 
     def _shape(self, name: str, values: Column) -> tuple[int, ...]:
         """Return the shape of the values of an example, for a format in which all examples must have the same."""
@@ -78,24 +80,7 @@ class PredictionFile(ABC):
         return HookError(f"{self.owner}: {self.ending} cannot hold {name!r}: {why}")
 
 
-class _Stream(PredictionFile):
-    """A file that is written from its beginning to its end."""
-
-    def __init__(self, path: Path, owner: str) -> None:
-        super().__init__(path, owner)
-        self._file = path.open("wb")
-
-    def finish(self) -> None:
-        """Flush the file to disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-class CsvFile(_Stream):
+class CsvFile(PredictionFile):
     """CSV with a header. A value of several dimensions has a column for each number: `logits.0`, `logits.1`, ...
 
     Strings are quoted. Numbers are written with all their digits; a value that is not finite is `nan`, `inf` or `-inf`.
@@ -124,7 +109,7 @@ def _flat(values: Column) -> list[list[Any]]:
     return [[each] for each in values]
 
 
-class JsonLinesFile(_Stream):
+class JsonLinesFile(PredictionFile):
     """A JSON object for each example; a number that is not finite is the string `NaN`, `Infinity` or `-Infinity`."""
 
     ending = ".jsonl"
@@ -156,7 +141,7 @@ def _spelled(value: Any) -> Any:
     return [_spelled(each) for each in value] if isinstance(value, list) else value
 
 
-class ParquetFile(_Stream):
+class ParquetFile(PredictionFile):
     """Parquet, by pyarrow; a value of several dimensions is a list, of lists if there are more than one."""
 
     ending = ".parquet"
@@ -284,13 +269,11 @@ class NpzFile(PredictionFile):
 
     def finish(self) -> None:
         """Write the arrays into the file and flush it to disk."""
-        with self.path.open("wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-                for name, part in self._parts.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        self._copy(part, member, self._shapes[name], self._types[name])
-            file.flush()
-            os.fsync(file.fileno())
+        with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, part in self._parts.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    self._copy(part, member, self._shapes[name], self._types[name])
+        super().finish()
 
     def _copy(self, part: BinaryIO, member: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (self._rows, *shape)}
@@ -301,8 +284,9 @@ class NpzFile(PredictionFile):
             member.write(np.ascontiguousarray(array, dtype=dtype).tobytes())
 
     def close(self) -> None:
-        """Close and so delete the temporary files."""
+        """Close the file, and close and so delete the temporary files."""
         self._open.close()
+        super().close()
 
 
 FILES: Mapping[str, type[PredictionFile]] = {

@@ -10,18 +10,17 @@ from typing import Any
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted, did_you_mean, from_here
-from emrun.hook import AbstractHook, Loop
 from emrun.hooks._parts.aside import Aside
 from emrun.hooks._parts.columns import Column
 from emrun.hooks._parts.examples import Examples
 from emrun.hooks._parts.prediction_files import FILES, PredictionFile
-from emrun.hooks._parts.streams import Streams
+from emrun.hooks._parts.streams import OfStreams
 from emrun.storage.files import storing
 
 _LOG = logging.getLogger(__name__)
 
 
-class WritesRows(AbstractHook):
+class WritesRows(OfStreams):
     """Writes rows to a file at each evaluation of a stream; the file is complete or absent.
 
     Rows are written batch by batch, so that the memory does not grow. Batches that the model is trained on are not
@@ -41,8 +40,6 @@ class WritesRows(AbstractHook):
         MissingExtra: Parquet without pyarrow.
     """
 
-    reads = None  # of one stream only
-
     changes_batches = False
 
     def __init__(
@@ -54,9 +51,9 @@ class WritesRows(AbstractHook):
         dataset: Any,
         output_dir: str | Path | None,
     ) -> None:
-        super().__init__(dataset=dataset, output_dir=output_dir)
         if not isinstance(stream, str):
             raise ArgumentError("stream", f"{stream!r} is not the name of a stream")
+        super().__init__([stream], dataset=dataset, output_dir=output_dir)
         if not isinstance(file, str | Path):
             raise ArgumentError(argument, f"{file!r} is not the name of a file")
         self.path = Path(output_dir or ".") / file
@@ -76,15 +73,6 @@ class WritesRows(AbstractHook):
         self._aside = Aside(self.path)
         self._file: PredictionFile | None = None
         self._count = self._written = 0  # examples, rows
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the stream.
-
-        Raises:
-            HookError: it does not have the stream.
-        """
-        super().register_mainloop(main_loop)
-        Streams([self._stream]).check(self, main_loop)
 
     @abstractmethod
     def rows_of(self, examples: Examples) -> Mapping[str, Column]:

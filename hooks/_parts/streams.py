@@ -10,47 +10,48 @@ from emrun.dataset import check_streams
 from emrun.hook import AbstractHook, Loop
 
 
-class Streams:
-    """The streams whose batches a hook reads.
+class OfStreams(AbstractHook):
+    """Base class of hooks that read some streams only.
 
     Args:
-        streams: their names; None for all.
+        streams: the names of the streams; None for all.
+        variables: what is read of each batch. Streams that are left out need not have it, so it is declared as `reads`
+            only if all streams are read.
+        model: the model.
+        dataset: the dataset.
+        output_dir: the run directory.
 
     Raises:
-        ArgumentError: this is not a list of names.
+        ArgumentError: `streams` is not a list of names.
     """
 
-    def __init__(self, streams: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        streams: Sequence[str] | None,
+        variables: Sequence[str] = (),
+        *,
+        model: Any = None,
+        dataset: Any = None,
+        output_dir: Any = None,
+    ) -> None:
+        super().__init__(model=model, dataset=dataset, output_dir=output_dir)
         is_list = isinstance(streams, list | tuple) and bool(streams)
         if streams is not None and not (is_list and all(isinstance(name, str) for name in streams)):
             raise ArgumentError("streams", f"{streams!r} is not a list of streams such as [valid]")
-        self.names = None if streams is None else frozenset(streams)
-        """Their names; None for all."""
+        self._streams = None if streams is None else frozenset(streams)
+        self.reads = tuple(variables) if streams is None else None
 
-    def __contains__(self, name: str) -> bool:
-        return self.names is None or name in self.names
-
-    def reads(self, variables: Sequence[str]) -> Sequence[str] | None:
-        """Return what the hook declares as `reads`: streams that it leaves out need not have the variables."""
-        return tuple(variables) if self.names is None else None
-
-    def check(self, hook: Any, main_loop: Any) -> None:
-        """Check, when the hook is registered, that the dataset has the streams.
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Check that the dataset has the streams.
 
         Raises:
             HookError: it does not have one of them.
         """
-        index = [each is hook for each in main_loop.hooks].index(True)
-        owner = f"{type(hook).__name__} reads"
-        check_streams(self.names or (), main_loop.dataset, main_loop.extra_streams, owner, index)
-
-
-class OfStreams(AbstractHook):
-    """Base class of hooks that read some streams only; a derived class sets `_streams`."""
-
-    _streams: Streams
-
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that the dataset has the streams."""
         super().register_mainloop(main_loop)
-        self._streams.check(self, main_loop)
+        index = [each is self for each in main_loop.hooks].index(True)
+        owner = f"{type(self).__name__} reads"
+        check_streams(self._streams or (), main_loop.dataset, main_loop.extra_streams, owner, index)
+
+    def looks_at(self, stream: str) -> bool:
+        """Return whether a stream is read."""
+        return self._streams is None or stream in self._streams
