@@ -281,7 +281,7 @@ def warm_with_transformers(warm):
 def emrun(tmp_path, warm):
     """Run the installed command in `tmp_path`, or in `cwd`; return the finished process with its output as text."""
 
-    def run(*arguments, cwd=tmp_path, env=None, timeout=100, ranks=0):
+    def run(*arguments, cwd=tmp_path, env=None, timeout=250, ranks=0):
         """With `env`, start a new Python process, which imports PyTorch again; see `Warm.run` for `ranks`."""
         command = [str(EMRUN), *map(str, arguments)]
         if env is None:
@@ -307,7 +307,7 @@ def emrun_on_terminal(tmp_path, warm):
         terminal = pty.openpty()
         termios.tcsetwinsize(terminal[1], (24, 80))
         command = [str(EMRUN), *map(str, arguments)]
-        status, output, text = warm.run_with(command, tmp_path, 60, terminal, {"TERM": "xterm", **(env or {})})
+        status, output, text = warm.run_with(command, tmp_path, 250, terminal, {"TERM": "xterm", **(env or {})})
         return status, output.decode(), text.decode()
 
     return run

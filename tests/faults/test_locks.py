@@ -296,7 +296,7 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
             for child in children:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()
-            psutil.wait_procs(children, timeout=10)
+            psutil.wait_procs(children, timeout=60)
             with trial.telling():
                 assert done.returncode == 0, done.stderr
             assert small.result(project / "run", NAMES) == expected

@@ -78,7 +78,10 @@ def test_a_rank_that_is_killed_at_a_random_moment_changes_nothing(tmp_path, smal
             with suppress(psutil.TimeoutExpired):
                 command.wait(trial.random.uniform(0.2, 1) * seconds)
             killed = ranks_of(command)
-            ranks = [psutil.Process(each) for each in killed if psutil.pid_exists(each)]
+            ranks = []
+            for each in killed:
+                with suppress(psutil.NoSuchProcess):  # it has ended
+                    ranks.append(psutil.Process(each))
             is_command = trial.case % 4 == 3
             for number in [command.pid] if is_command else trial.random.sample(killed, k=min(1, len(killed))):
                 with suppress(ProcessLookupError):  # it has ended

@@ -137,11 +137,12 @@ def test_outcome_is_there_in_after_training():
 
 
 def test_a_failed_training_can_be_followed_by_a_good_one_in_the_same_process():
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), threading.active_count()
+    before, threads = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)], {*threading.enumerate()}
     with pytest.raises(RuntimeError):
         loop_of(recording_hook(after_batch=RuntimeError("broken")), buffer=2).run_training()
     trained(buffer=2)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), threading.active_count()) == before
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert {*threading.enumerate()} <= threads  # those of other tests may end
 
 
 @pytest.mark.parametrize("event", ["before_batch", "after_batch"])
