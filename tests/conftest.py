@@ -255,6 +255,12 @@ def modules_of_one_test(tmp_path_factory):
 
 
 @pytest.fixture
+def patient(monkeypatch):
+    """Wait for the end of a thread that reads ahead, however busy the machine is."""
+    monkeypatch.setattr("emrun.streams.read_ahead._PATIENCE", 60)
+
+
+@pytest.fixture
 def on_disk():
     """Return an empty directory on a disk, for what differs on a file system in memory."""
     with tempfile.TemporaryDirectory(prefix=memory.PREFIX, dir=memory.DISK) as place:

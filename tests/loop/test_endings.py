@@ -136,7 +136,7 @@ def test_outcome_is_there_in_after_training():
     assert seen == [(True, "1 epoch done (StopAfter epochs: 1)")]
 
 
-def test_a_failed_training_can_be_followed_by_a_good_one_in_the_same_process():
+def test_a_failed_training_can_be_followed_by_a_good_one_in_the_same_process(patient):
     before, threads = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)], {*threading.enumerate()}
     with pytest.raises(RuntimeError):
         loop_of(recording_hook(after_batch=RuntimeError("broken")), buffer=2).run_training()
@@ -165,7 +165,7 @@ def test_a_termination_in_a_batch_ends_the_training_after_the_batch(event):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("buffer", [0, 2])
-def test_a_signal_ends_the_training_after_the_current_batch(number, buffer):
+def test_a_signal_ends_the_training_after_the_current_batch(number, buffer, patient):
     class Interrupt(AbstractHook):
         def before_batch(self):
             if self.main_loop.iterations_done == 1:

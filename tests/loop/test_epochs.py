@@ -157,7 +157,7 @@ def test_an_extra_stream_with_an_interval_is_evaluated_now_and_then():
 
 
 @pytest.mark.parametrize("buffer", [0, 2])
-def test_batches_do_not_depend_on_the_buffer(buffer):
+def test_batches_do_not_depend_on_the_buffer(buffer, patient):
     plain, buffered = trained(epochs=3, fixed_epoch_size=2), trained(epochs=3, fixed_epoch_size=2, buffer=buffer)
     assert plain.model.calls == buffered.model.calls
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("emrun-read")]

@@ -9,9 +9,8 @@ from emrun.streams import read_ahead
 
 
 @pytest.fixture
-def no_reader_is_left(monkeypatch):
-    """Every test ends the threads that it began, however busy the machine is."""
-    monkeypatch.setattr(read_ahead, "_PATIENCE", 60)
+def no_reader_is_left(patient, monkeypatch):
+    """Every test ends the threads that it began."""
     monkeypatch.setattr(read_ahead, "_LOOK_AGAIN", 60)
     before = set(threading.enumerate())
     yield

@@ -277,7 +277,7 @@ class Failing:
 """
 
 
-def test_a_failing_and_a_good_training_leave_nothing_behind_in_the_process(tmp_path, monkeypatch):
+def test_a_failing_and_a_good_training_leave_nothing_behind_in_the_process(tmp_path, monkeypatch, patient):
     (tmp_path / "failing_twice.py").write_text(FAILING_STREAM)
     monkeypatch.syspath_prepend(tmp_path)
     trained(tmp_path / "warm")  # whatever torch opens when it is first used

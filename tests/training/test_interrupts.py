@@ -50,7 +50,9 @@ SWEEPS = [
 
 @pytest.mark.parametrize(("kind", "buffer", "fixed_epoch_size", "first", "step"), SWEEPS)
 @pytest.mark.timeout(600)
-def test_an_interrupt_at_any_event_changes_nothing(project, kind, buffer, fixed_epoch_size, first, step, recwarn):
+def test_an_interrupt_at_any_event_changes_nothing(
+    project, kind, buffer, fixed_epoch_size, first, step, recwarn, patient
+):
     before = readers()
     config = config_of(kind, buffer=buffer, fixed_epoch_size=fixed_epoch_size)
     events = interrupted(config, project / "straight", None)
