@@ -31,7 +31,10 @@ _STEPS = {
 }
 """Methods of a model that other tools call -> what to write."""
 
-_CALLED = ("state_dict", "load_state_dict", "train_step", "forward", "step_values", "stream_values")
+_CALLED = (
+    *("state_dict", "load_state_dict", "train_step", "forward", "step_values", "stream_values"),
+    *("begin", "newest", "write", "flush", "finish"),
+)
 """Methods that emrun calls, beside the events, and that a hook or a model may override."""
 
 
@@ -40,12 +43,15 @@ def check_events(checked: type) -> None:
 
     Raises:
         HookError: a method is one edit away from the name of an event, or from a method that emrun calls, or has the
-            name of one of other tools, and no other method of the class uses it as a helper; or an event requires
-            an argument that it does not have.
+            name of one of other tools, and no other method of the class uses it as a helper; an event requires an
+            argument that it does not have; or a method that a derived class must have is missing.
     """
     ours = set().union(*(vars(each) for each in checked.__mro__ if each.__module__.partition(".")[0] == "emrun"))
     called = [*EVENTS, *(name for name in _CALLED if name in ours)]
     for name in dir(checked):
+        if not name.startswith("_") and getattr(getattr(checked, name), "__isabstractmethod__", False):
+            does = str(inspect.getdoc(getattr(checked, name))).partition("\n")[0]
+            raise HookError(f"{checked.__name__} has no method {name}, which is called to do this: {does}")
         if name in EVENTS:
             if getattr(checked, name) is not getattr(AbstractHook, name):
                 _check_parameters(checked, name)

@@ -69,18 +69,11 @@ class AbstractTracker(AbstractSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the class has no `newest`, the tracker cannot be reached at the start of a new run, or there is no
-            run directory.
+        HookError: the tracker cannot be reached at the start of a new run, or there is no run directory.
     """
 
     def __init__(self, every: str | None = None, timeout: float = 20.0, output_dir: str | Path | None = None) -> None:
         super().__init__(every, output_dir)
-        if type(self).newest is AbstractTracker.newest:
-            raise HookError(
-                f"{type(self).__name__} has no method newest, without which a process that is killed while it sends "
-                "leaves rows that come twice; return the iteration of the last row that the service has of the run, or "
-                "None if the service cannot tell"
-            )
         check_seconds("timeout", timeout)
         self._timeout = timeout
         self._thread: _Sender | None = None
@@ -309,7 +302,7 @@ class _Sender(threading.Thread):
                     self.position.status = self.outcome[0]
                     self.position.write()
                     self._is_done = True
-            except Exception as error:  # a library of a tracker may raise anything
+            except BaseException as error:
                 self._note(error)
                 if self.position.identity is None:  # `before_training` raises it
                     self.connected.set()
@@ -383,7 +376,7 @@ class _Sender(threading.Thread):
                 position.epoch = max(position.epoch, row.epoch)
         position.write()
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException) -> None:
         if self.error is None and self.position.identity is not None:
             name = type(self._tracker).__name__
             _LOG.warning("%s: the tracker cannot be reached: %s; the rows are sent later", name, _why(error))

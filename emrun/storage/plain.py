@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.files import aside_of, check_guards, read_regular, storing, write_atomically, written_aside
+from emrun.storage.files import aside_of, read_regular, storing, write_atomically, written_aside
 
 _MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
@@ -27,27 +27,28 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         text: the text to write.
         plain: the content of the text in plain types; what JSON would change is left out.
     """
-    check_guards(path)
+    place = plain_file(path)
+    with suppress(OSError):
+        place.unlink()  # a kill leaves no content that is older than the file
+    write_atomically(path, text)
     with suppress(TypeError, ValueError):
         found = json.dumps([_digest(text), plain])
         if json.loads(found)[1] == plain:
-            place = plain_file(path)
             with storing(path, "write"), written_aside(place, aside_of(place), flushes=False) as aside:
                 aside.write_text(found, encoding="utf-8")  # not flushed: without it, the YAML file is read
-    write_atomically(path, text)  # last: what is left of a write that was killed is replaced when it is made again
 
 
-def plain_of(path: Path, text: str) -> Any:
+def plain_of(path: Path, text: str | None) -> Any:
     """Return the content of a YAML file as it was written beside it; None if the file was changed since, or by itself.
 
     Args:
         path: the file.
-        text: its text.
+        text: its text; None for the content also of a file that was changed since.
     """
     with suppress(StorageError, ValueError, IndexError, RecursionError):
         content = read_regular(plain_file(path), 4_000_000)
         found = json.loads(content) if content.count(b"[") + content.count(b"{") <= _MOST_BRACKETS else None
-        if isinstance(found, list) and found[0] == _digest(text):
+        if isinstance(found, list) and (text is None or found[0] == _digest(text)):
             return found[1]
     return None
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
-from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.base.errors import Position, StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, listed, progress
 from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
-from emrun.config.yaml_tree import Node
+from emrun.config.yaml_tree import Node, node_of
 from emrun.loop.saving import left_alone
 from emrun.ranks.group import join, ranks
 from emrun.record.record import Record
@@ -118,7 +118,7 @@ def _resumed(
         plan = _plan_of(config, added_hooks)
         censor.add(plan.config.secrets())
         check_alike(plan, tell)
-        changed = _changes(stored.root, config.root)
+        changed = _changes(_as_written(source, stored), config.root)
         trace = read_trace(source)
         if (
             trace.get("status") == "finished"
@@ -159,7 +159,7 @@ def _resumed(
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
-            _store(run, config.root, source, changed, training.dataset)
+            _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
             run.trace.begin_again(
                 trace,
                 {"checkpoint": place.name if place else None, "changed": changed},
@@ -404,14 +404,20 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
     return copied
 
 
-def _store(run: Run, merged: Node, source: Path, changed: Mapping[str, Any], dataset: Any) -> None:
+def _as_written(source: Path, stored: Config) -> Node:
+    """Return the config of a run as emrun has written it: an edit since is a change of this resume."""
+    written = plain_of(source / CONFIG, None)
+    return node_of(written, Position(CONFIG)) if isinstance(written, dict) else stored.root
+
+
+def _store(run: Run, merged: Node, was: Node, source: Path, changed: Mapping[str, Any], dataset: Any) -> None:
     """Save the changed config as the config of the run, the old config as `config-<n>.yaml`, and new classes."""
     record_classes(dataset, run.directory)
     if not changed:
         return
     text = (source / CONFIG).read_text(encoding="utf-8")
     numbers = (number for number in itertools.count(1) if not (run.directory / f"config-{number}.yaml").exists())
-    write_atomically(run.directory / f"config-{next(numbers)}.yaml", text)
+    write_atomically(run.directory / f"config-{next(numbers)}.yaml", dump(was, text))
     write_with_plain(run.directory / CONFIG, dump(merged, text), merged.plain())
     _LOG.info("changed: %s", ", ".join(_shown(changed)))
 

@@ -13,6 +13,7 @@ import pytest
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.errors import ArgumentError, HookError
+from emrun.events import check_events
 from emrun.hooks import AbstractTracker
 from emrun.hooks._parts.figures import png
 from emrun.record.rows import Row
@@ -269,16 +270,19 @@ def test_the_sample_gets_no_row_twice_if_a_kill_comes_before_the_note_of_what_wa
     assert [row["iteration"] for row in told(file)] == [0, 15, 30, 99, 45]
 
 
-def test_a_tracker_that_does_not_say_what_the_service_has_is_refused(digits_config, tmp_path):
-    class Forgets(AbstractTracker):
-        def begin(self, facts, identity):
-            return "it"
-
-        def write(self, row):
-            """Take it."""
-
-    with pytest.raises(HookError, match=r"Forgets has no method newest, .* rows that come twice; return the iteration"):
-        Forgets(output_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (["begin", "write"], "no method newest, which is called to do this: Return the newest iteration"),
+        (["newest", "write"], "no method begin, which is called to do this: Begin, or continue"),
+        (["begin", "newest"], "no method write, which is called to do this: Write a row"),
+        (["begin", "newest", "write", "finnish"], r"finnish is not a method that emrun calls; did you mean 'finish'\?"),
+    ],
+)
+def test_a_tracker_without_a_method_or_with_a_misspelt_one_is_refused(methods, message):
+    mine = type("Mine", (AbstractTracker,), dict.fromkeys(methods, lambda *_: None))
+    with pytest.raises(HookError, match=f"Mine.*{message}"):
+        check_events(mine)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

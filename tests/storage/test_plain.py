@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from emrun.base.errors import StorageError
 from emrun.storage.plain import plain_file, plain_of, write_with_plain
 
 TEXT, PLAIN = "a: 1 # one\nb: [x, null]\n", {"a": 1, "b": ["x", None]}
@@ -43,7 +44,17 @@ def test_what_json_would_change_is_left_to_the_parser(file, plain):
     write_with_plain(file, "other", plain)
     assert file.read_text() == "other"
     assert plain_of(file, "other") is None
-    assert json.loads(plain_file(file).read_text())[1] == PLAIN
+    assert not plain_file(file).exists()
+
+
+def test_the_content_as_it_was_written_outlives_an_edit_and_not_a_newer_file(file):
+    file.write_text("edited")
+    assert plain_of(file, None) == PLAIN
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StorageError):
+        write_with_plain(file, "newer", {"a": 2})
+    assert plain_of(file, None) is None
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -64,7 +75,7 @@ def test_what_a_process_that_was_killed_in_a_write_leaves_is_replaced_by_the_nex
         write_with_plain(place, TEXT, PLAIN)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not place.exists()  # so that whoever begins again writes both
+    assert not plain_file(place).exists()
     write_with_plain(place, TEXT, PLAIN)
     assert {each.name for each in place.parent.iterdir()} == {"config.yaml", ".config.yaml.json"}
     assert plain_of(place, TEXT) == PLAIN

@@ -38,6 +38,22 @@ def test_a_later_end_continues_and_ends_like_a_longer_training(project):
     assert "hooks.StopAfter.epochs" in (directory / "trace.yaml").read_text()
 
 
+def test_an_edited_config_is_a_change_of_the_resume_and_a_comment_is_none(project, caplog):
+    directory = stopped(project)
+    config = directory / "config.yaml"
+    before = config.read_text()
+    caplog.set_level("INFO")
+    config.write_text(f"# mine\n{before}")
+    assert resume_training(directory) is None
+    config.write_text(before.replace("epochs: 1", "epochs: 2"))
+    train(resume_training(directory))
+    key = f"hooks.{len(HOOKS) - 1}.StopAfter.epochs"
+    assert f"changed: {key}: 1 -> 2" in caplog.text
+    assert (directory / "config-1.yaml").read_text() == before
+    (run,) = find_runs(project)
+    assert (run.epochs_done, run.trace["resumes"][0]["changed"]) == (2, {key: [1, 2]})
+
+
 def test_an_end_that_has_passed_is_refused_and_changes_nothing(project):
     directory = stopped(project)
     before = {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.suffix not in (".log", ".json")}
