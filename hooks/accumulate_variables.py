@@ -12,8 +12,7 @@ from emrun.base.arguments import check_names
 from emrun.base.encoding import pack, unpack
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
-from emrun.base.wording import did_you_mean, listed
-from emrun.hooks._parts.columns import Column, column
+from emrun.hooks._parts.columns import Column, column, missing
 from emrun.hooks._parts.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
@@ -91,8 +90,7 @@ class AccumulateVariables(OfStreams):
 
     def _column(self, name: str, stream_name: str, batch_data: dict[str, Any]) -> Column:
         if name not in batch_data:
-            there = list(batch_data)
-            message = f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})"
+            message = missing(name, batch_data)
         elif length(batch_data[name]) < 0:
             message = f"{name!r} is {type(batch_data[name]).__name__}, not a list, an array or a tensor with an axis"
         else:

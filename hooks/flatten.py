@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
-from emrun.base.wording import did_you_mean, listed
+from emrun.hooks._parts.columns import missing
 from emrun.hooks._parts.streams import OfStreams
 
 
@@ -57,10 +57,8 @@ class Flatten(OfStreams):
         if not self.looks_at(stream_name):
             return
         for name, new in self._variables.items():
-            there = list(batch_data)
             if name not in batch_data:
-                near = did_you_mean(name, there)
-                message = f"a batch has no variable {name!r}{near} (it has {listed(there)})"
+                message = missing(name, batch_data)
             elif new in batch_data:
                 message = f"a batch has a variable {new!r} already; choose another name"
             elif isinstance(batch_data[name], Mapping):

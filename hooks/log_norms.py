@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.patterns import patterns
 from emrun.base.types import EpochData, Interval, Units
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, dense, module_of, norms_of, suffix_of
+from emrun.hooks._parts.parameters import check_matches, module_of, norms_of, suffix_of
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
 
@@ -189,11 +189,7 @@ class _Parts:
         Args:
             tensors: one for each parameter; None counts as 0.
         """
-        single: list[Tensor] = [torch.zeros((), device=self._device)] * len(tensors)
-        given = [index for index, tensor in enumerate(tensors) if tensor is not None]
-        found = norms_of([dense(tensor) for tensor in tensors if tensor is not None])
-        for index, norm in zip(given, found, strict=True):
-            single[index] = norm.to(self._device)
+        single = [norm.to(self._device) for norm in norms_of(tensors)]
         if len({each.dtype for each in single}) > 1:
             single = [each.double() for each in single]
         several = torch.stack(single)

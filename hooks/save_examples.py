@@ -18,9 +18,8 @@ from emrun.base.errors import ArgumentError
 from emrun.base.sources import length
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
-from emrun.dataset import classes_of
 from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import csv_of, plain
+from emrun.hooks._parts.columns import csv_of, names_of_classes, plain
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import Examples, file_stem
 from emrun.hooks._parts.figures import check_matplotlib, png
@@ -117,14 +116,10 @@ class SaveExamples(SavesExamples):
         wanted = needed(show, by, label, prediction, *variables, id_variable)
         super().__init__(streams, every, wanted, root_dir, dataset, output_dir)
         check_matplotlib(type(self).__name__)
-        if classes_names is not None:
-            check_names("classes_names", classes_names)
-        elif dataset is not None and label is not None:
-            classes_names = classes_of(dataset, label)
         self._show, self._by, self._most = show, by, count
         self._label, self._prediction, self._id = label, prediction, id_variable
         self._variables = [name for name in needed(*variables) if name not in (show, by, label, prediction)]
-        self._classes = classes_names
+        self._classes = names_of_classes("classes_names", classes_names, dataset if label else None, label or "")
         self._kept: list[_Kept] = []  # the largest first
 
     def before_stream(self, stream_name: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from emrun.hooks._parts.parameters import dense, norms_of
+from emrun.hooks._parts.parameters import norms_of
 
 _RECTIFIER = re.compile("relu|gelu|silu|swish|mish", re.IGNORECASE)  # of class names: units of these can be 0
 _OF_CHANNELS = (_ConvNd, _NormBase, nn.GroupNorm)  # their units are on axis 1, at any number of dimensions
@@ -189,8 +189,9 @@ class _Pending:
         groups = optimizer.param_groups
         found = [(names[id(each)], each, group) for group in groups for each in group["params"] if id(each) in names]
         self._found = found
-        norms = iter(norms_of([dense(each.grad) for _, each, _ in found if each.grad is not None]))
-        self._gradients = [None if each.grad is None else next(norms) for _, each, _ in found]
+        gradients = [each.grad for _, each, _ in found]
+        norms = zip(gradients, norms_of(gradients), strict=True)
+        self._gradients = [None if gradient is None else norm for gradient, norm in norms]
         self._before = [each.detach().clone() for _, each, _ in found]
 
     def changes(self) -> list[Change]:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from emrun.base.errors import StreamError
 from emrun.base.sources import is_nested
-from emrun.base.wording import did_you_mean, listed
-from emrun.hooks._parts.columns import column, names_of_classes
+from emrun.hooks._parts.columns import column, missing, names_of_classes
 from emrun.hooks._parts.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
@@ -193,8 +192,7 @@ class ClassHook(OfStreams):
 
 def _tensor(name: str, batch_data: dict[str, Any]) -> Tensor:
     if name not in batch_data:
-        there = list(batch_data)
-        raise ValueError(f"a batch has no variable {name!r}{did_you_mean(name, there)} (it has {listed(there)})")
+        raise ValueError(missing(name, batch_data))
     value = batch_data[name]
     if isinstance(value, Tensor) and not is_nested(value) and not value.is_complex():
         return value.detach()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import is_nested
+from emrun.base.wording import did_you_mean, listed
 from emrun.dataset import classes_of
 
 Column = np.ndarray[Any, Any] | list[Any]
@@ -60,6 +61,11 @@ def _entry(value: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":
         raise TypeError(f"it has values of the type {type(value).__name__}, which are neither numbers nor strings")
     return array
+
+
+def missing(name: str, batch: Mapping[str, Any]) -> str:
+    """Return the text of the error that a batch does not have a variable."""
+    return f"a batch has no variable {name!r}{did_you_mean(name, list(batch))} (it has {listed(list(batch))})"
 
 
 def csv_of(rows: Iterable[Iterable[Any]], **how: Any) -> str:

@@ -57,21 +57,23 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-def norms_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def norms_of(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """Return the 2-norm of each tensor, on its device; of 16 bits in float32. Nothing waits for the device.
 
     Args:
-        tensors: dense tensors; the norm of an empty one is 0. If they are sharded, all ranks call this.
+        tensors: the tensors, such as gradients; the norm of None and of an empty tensor is 0. If they are sharded, all
+            ranks call this.
     """
-    wholes, tensors = tensors, list(map(piece, tensors))
+    wholes = [torch.zeros(0) if each is None else dense(each) for each in tensors]
+    pieces = list(map(piece, wholes))
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    found = [torch.zeros((), device=each.device) for each in tensors]
-    for index, each in enumerate(tensors):
+    found = [torch.zeros((), device=each.device) for each in pieces]
+    for index, each in enumerate(pieces):
         if each.numel():
             groups.setdefault((each.device, each.dtype), []).append(index)
     for (_, dtype), indices in groups.items():
         exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-        norms = torch._foreach_norm([tensors[index] for index in indices], 2, exact)
+        norms = torch._foreach_norm([pieces[index] for index in indices], 2, exact)
         for index, norm in zip(indices, norms, strict=True):
             found[index] = norm
     return norms_of_all(found, wholes)
