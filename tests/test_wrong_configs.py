@@ -57,6 +57,7 @@ def folder(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield place
+    shutil.rmtree(place / "log", ignore_errors=True)  # of a test that has failed
     for name in [each for each in sys.modules if each.partition(".")[0] == "parts"]:
         del sys.modules[name]
 
