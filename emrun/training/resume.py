@@ -159,13 +159,13 @@ def _resumed(
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
-            _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
-            run.trace.begin_again(
+            run.trace.begin_again(  # before the config: a run with a changed one must not count as finished
                 trace,
                 {"checkpoint": place.name if place else None, "changed": changed},
                 seed=plan.get("seed", 0),
                 device=device_of(training.model),
             )
+            _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
             return training
     except BaseException:
         if run is not None:

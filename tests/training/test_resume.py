@@ -47,11 +47,28 @@ def test_an_edited_config_is_a_change_of_the_resume_and_a_comment_is_none(projec
     assert resume_training(directory) is None
     config.write_text(before.replace("epochs: 1", "epochs: 2"))
     train(resume_training(directory))
-    key = f"hooks.{len(HOOKS) - 1}.StopAfter.epochs"
+    key = "hooks.StopAfter.epochs"
     assert f"changed: {key}: 1 -> 2" in caplog.text
     assert (directory / "config-1.yaml").read_text() == before
     (run,) = find_runs(project)
     assert (run.epochs_done, run.trace["resumes"][0]["changed"]) == (2, {key: [1, 2]})
+
+
+@pytest.mark.parametrize("lost", ["emrun.training.resume.write_with_plain", "emrun.storage.trace.Trace.begin_again"])
+def test_a_later_end_is_trained_to_also_if_the_first_resume_was_killed_in_a_write(project, lost):
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments, **keywords):
+        raise Killed
+
+    directory, longer = stopped(project), ["hooks.StopAfter.epochs=2"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(lost, killed)
+        resume_training(directory, longer)
+    train(resume_training(directory, longer))
+    assert json.loads((directory / "metrics.jsonl").read_text().splitlines()[-1])["epoch"] == 2
+    assert "epochs: 2" in (directory / "config.yaml").read_text()
 
 
 def test_an_end_that_has_passed_is_refused_and_changes_nothing(project):
