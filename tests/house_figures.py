@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_042,
     "base": 1_141,
     "cli": 2_725,
-    "config": 2_787,
+    "config": 2_792,
     "diagnosis": 2_860,
     "launch": 1_236,
     "loop": 3_023,

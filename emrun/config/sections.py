@@ -10,6 +10,7 @@ from emrun.base.errors import ArgumentError, Problem
 from emrun.config.calls import Elsewhere, check_type, nowhere, unknown
 from emrun.config.overrides import hook_entry
 from emrun.config.signatures import Parameters
+from emrun.config.type_hints import mismatch
 from emrun.config.yaml_tree import Node
 from emrun.extra_streams import read_extra_streams
 
@@ -126,7 +127,10 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
         wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
         optional = name not in REQUIRED and node.value is None
         if wrong and not optional:
-            message = f"{'it is empty, and' if node.is_empty else repr(node.shown())} is not {_WORDS[kinds[0]]}"
+            shown = "it is empty, and" if node.is_empty else repr(node.shown())
+            message = f"{shown} is not {_WORDS[kinds[0]]}"
+            if isinstance(node.value, str | int | float) and kinds[0] not in (dict, list):
+                message = mismatch(node, kinds[0]) or message
             if name in REQUIRED and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.shown()):
                 message += f"; write {{class: {node.shown()}}}"
             if name == "hooks" and isinstance(node.value, dict) and node.value:

@@ -21,6 +21,7 @@ Mark = TypeVar("Mark", Units, AtLeast)
 
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 """Words that are texts in YAML 1.2, but were booleans in YAML 1.1 -> the booleans."""
+_QUOTED = {"true": "true", "false": "false"}
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
 _WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
 _NO_TEXT = frozenset(("torch.Tensor", "torch.nn.modules.module.Module", "numpy.ndarray"))
@@ -48,7 +49,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     limit = _mark_in(hint, AtLeast)
     if limit is not None and type(value) in (int, float) and value < limit.minimum:
         return f"must be at least {limit.minimum}, not {value!r}"
-    meant = BOOLEANS.get(value.lower()) if isinstance(value, str) else None
+    meant = (BOOLEANS | _QUOTED).get(value.lower()) if isinstance(value, str) else None
     if meant is not None and _wants_boolean(value, hint, default):
         return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
