@@ -24,7 +24,6 @@ from emrun.config.config import Config, load_config
 from emrun.config.plan import check_statically
 from emrun.launch.pairs import (
     Pair,
-    Verdict,
     changed_examples,
     check_alike,
     direction_of,
@@ -171,7 +170,7 @@ def _train(
     settings: Sweep,
     least: int,
     by: float,
-) -> tuple[Any, list[list[Result]], Verdict | None]:
+) -> tuple[Any, list[list[Result]], dict[str, Any] | None]:
     """Train pair after pair until there is a verdict; PyTorch is imported for all of them here.
 
     Returns:
@@ -203,7 +202,7 @@ def _train(
         if number >= least:
             a, b = worst_for_missing([[each.value for each in side] for side in results], settings.condition)
             verdict = judge(a, b, settings.condition, by)
-            if verdict.word != "undecided":
+            if verdict["verdict"] != "undecided":
                 break
     return None, results, verdict
 
@@ -212,7 +211,7 @@ def _as_dict(
     directory: Path,
     pairs: Sequence[Pair],
     results: Sequence[Sequence[Result]],
-    verdict: Verdict | None,
+    verdict: dict[str, Any] | None,
     settings: Sweep,
     by: float,
 ) -> dict[str, Any]:
@@ -230,15 +229,11 @@ def _as_dict(
     ]
     places = [[each.directory for each in pair.trials] for pair in pairs[: len(runs)]]
     return {
-        "verdict": verdict.word,
+        **verdict,
         "metric": settings.objective,
         "condition": settings.condition,
         "by": by,
         "pairs": len(runs),
-        "means": dict(zip("ab", verdict.means, strict=True)),
-        "difference": verdict.means[1] - verdict.means[0],
-        "interval": verdict.interval,
-        "noise": verdict.noise and dict(zip("ab", verdict.noise, strict=True)),
         "examples": changed_examples(places, *settings.objective.split("/")[:2]),
         "directory": directory,
         "runs": runs,

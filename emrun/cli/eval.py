@@ -9,10 +9,10 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import listed
-from emrun.cli.console import Directory, complete_streams, is_follower, run_argument, with_terminal_log
+from emrun.cli.console import Directory, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
-from emrun.cli.output import only_json, print_json, results, so_far, with_json
-from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
+from emrun.cli.output import only_json, print_json, results, so_far
+from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_config
 from emrun.config.override_keys import streams_of
 from emrun.config.overrides import check_streams_of_eval
@@ -28,15 +28,11 @@ from emrun.training.directories import check_run
     "arguments", metavar="STREAM... [OVERRIDE...]", nargs=-1,
     shell_complete=complete_streams,
 )  # fmt: skip
-@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
-@click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option(
     "--output-dir", metavar="DIR", type=Directory(),
     help="Save the results in DIR/STREAM-N and write nothing into the run directory.",
 )  # fmt: skip
-@with_ranks
-@with_json
-@with_terminal_log
+@evaluates_run
 def evaluate(
     directory: Path,
     arguments: tuple[str, ...],

@@ -8,10 +8,10 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, progress
-from emrun.cli.console import complete_streams, is_follower, run_argument, with_terminal_log
+from emrun.cli.console import complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
-from emrun.cli.output import only_json, print_json, with_json
-from emrun.cli.ranks import end_interrupted, run_ranks, starts_ranks, with_ranks
+from emrun.cli.output import only_json, print_json
+from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_config
 from emrun.config.overrides import check_streams_of_eval
 from emrun.config.plan import check_statically
@@ -30,12 +30,8 @@ from emrun.training.directories import check_run
 )  # fmt: skip
 @click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")
 @click.option("--classes", is_flag=True, help="Add the number and the name of the predicted class.")
-@click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
-@click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
-@with_ranks
-@with_json
-@with_terminal_log
+@evaluates_run
 def predict(
     directory: Path,
     stream: str,

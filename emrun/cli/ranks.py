@@ -17,9 +17,9 @@ import click
 from emrun.base.errors import RankFailed, RunInUse, reason_of
 from emrun.base.terminal import leave_closed_terminal
 from emrun.base.wording import from_here
-from emrun.cli.console import is_follower
+from emrun.cli.console import is_follower, with_terminal_log
 from emrun.cli.failures import end_by_signal, fail, print_error
-from emrun.cli.output import print_json, run_as_json, wants_json
+from emrun.cli.output import print_json, run_as_json, wants_json, with_json
 from emrun.cli.problems import problems_of
 from emrun.ranks.group import cannot_meet, leave, meeting_place, number_of_ranks, rank_of
 
@@ -31,6 +31,15 @@ with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     help="Run in N processes on this machine, which share each batch; one for each GPU, if it has some.",
 )  # fmt: skip
 """Adds the option `--nproc` to a command."""
+
+
+def evaluates_run(command: Callable[..., int]) -> Callable[..., int]:
+    """Add what commands share that evaluate a run: another config, a checkpoint, ranks, JSON and the log."""
+    config = click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
+    checkpoint = click.option("--checkpoint", metavar="NAME", help="By default best, or latest if there is no best.")
+    decorated: Callable[..., int] = config(checkpoint(with_ranks(with_json(with_terminal_log(command)))))
+    return decorated
+
 
 with_restarts: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
     "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N",

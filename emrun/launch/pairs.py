@@ -11,10 +11,10 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import from_here, listed
@@ -37,8 +37,6 @@ _SPREAD = 4.0  # variance of the differences that are expected, in units of thei
 _LARGEST = 500_000_000  # bytes of a file of predictions
 _LOSSES = ("loss", "error", "perplexity", "mae", "mse", "rmse")
 _SCORES = ("accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "map", "r2", "bleu")
-
-Word = Literal["a", "b", "none", "undecided"]
 
 
 class Pair(Trials):
@@ -127,24 +125,7 @@ def direction_of(variable: str) -> Condition | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What pairs of values tell.
-
-    Args:
-        word: which is better, `a` or `b`; `none`: no difference larger than was asked for; or `undecided`.
-        means: the means of A and B.
-        noise: the standard deviations of A and B over the seeds; None with fewer than two pairs.
-        interval: the confidence interval of B minus A; None as long as the pairs are too few.
-    """
-
-    word: Word
-    means: tuple[float, float]
-    noise: tuple[float, float] | None
-    interval: tuple[float, float] | None
-
-
-def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> Verdict:
+def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> dict[str, Any]:
     """Return what the values of two configs on the same seeds tell, with an error of 5 % at most.
 
     Args:
@@ -152,22 +133,32 @@ def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: floa
         b: those of B.
         condition: whether smaller or larger values are better.
         by: a difference up to this one does not matter; 0 if every difference does.
+
+    Returns:
+        `verdict`: which is better, `a` or `b`; `none`: no difference larger than was asked for; or `undecided`.
+        `means`: of `a` and `b`. `difference`: of the means, B minus A. `interval`: the confidence interval of B minus
+        A, None as long as the pairs are too few. `noise`: the standard deviations of `a` and `b` over the seeds, None
+        with fewer than two pairs.
     """
     differences_ = [right - left for left, right in zip(a, b, strict=True)]
-    means = statistics.fmean(a), statistics.fmean(b)
-    noise = (statistics.stdev(a), statistics.stdev(b)) if len(a) > 1 else None
     middle, half = statistics.fmean(differences_), half_width(differences_, resolution((*a, *b)))
-    if not any(differences_):
-        return Verdict("none", means, noise, (0.0, 0.0))
-    if not math.isfinite(half):
-        return Verdict("undecided", means, noise, None)
     low, high = middle - half, middle + half
-    word: Word = "undecided"
-    if by and -by <= low and high <= by:
+    word = "undecided"
+    if not any(differences_):
+        word, low, high, half = "none", 0.0, 0.0, 0.0
+    elif by and -by <= low and high <= by:
         word = "none"
     elif low > 0 or high < 0:
         word = "b" if (low > 0) == (condition == "max") else "a"
-    return Verdict(word, means, noise, (low, high))
+    sides = {"a": a, "b": b}
+    means = {name: statistics.fmean(each) for name, each in sides.items()}
+    return {
+        "verdict": word,
+        "means": means,
+        "difference": means["b"] - means["a"],
+        "interval": (low, high) if math.isfinite(half) else None,
+        "noise": {name: statistics.stdev(each) for name, each in sides.items()} if len(a) > 1 else None,
+    }
 
 
 def half_width(differences_: Sequence[float], step: float = 0.0) -> float:

@@ -34,7 +34,7 @@ def verdicts(effect, runs=500, most=12):
     found = []
     for _ in range(runs):
         b = random.normal(effect, 1.0, most).tolist()
-        words = (judge([0.0] * n, b[:n], "max").word for n in range(3, most + 1))
+        words = (judge([0.0] * n, b[:n], "max")["verdict"] for n in range(3, most + 1))
         found.append(next(((word, n) for n, word in enumerate(words, 3) if word != "undecided"), ("undecided", most)))
     return found
 
@@ -60,27 +60,27 @@ def test_the_interval_is_where_the_e_value_is_20():
 
 def test_too_few_pairs_have_no_interval():
     verdict = judge([1.0, 1.1, 0.9], [2.0, 2.2, 1.9], "max")
-    assert (verdict.word, verdict.interval) == ("undecided", None)
+    assert (verdict["verdict"], verdict["interval"]) == ("undecided", None)
     assert math.isinf(half_width([1.0]))
 
 
 def test_the_better_one_depends_on_the_direction_and_small_differences_may_not_matter():
     a, b = [0.0] * 8, [0.10, 0.11, 0.09, 0.10, 0.12, 0.08, 0.10, 0.10]
-    assert judge(a, b, "max").word == "b"
-    assert judge(a, b, "min").word == "a"
-    assert judge(a, b, "min", by=0.5).word == "none"
-    assert judge(a, b, "min", by=0.01).word == "a"
+    assert judge(a, b, "max")["verdict"] == "b"
+    assert judge(a, b, "min")["verdict"] == "a"
+    assert judge(a, b, "min", by=0.5)["verdict"] == "none"
+    assert judge(a, b, "min", by=0.01)["verdict"] == "a"
 
 
 def test_the_same_values_are_no_difference():
-    assert judge([0.5, 0.25, 0.5], [0.5, 0.25, 0.5], "max").word == "none"
+    assert judge([0.5, 0.25, 0.5], [0.5, 0.25, 0.5], "max")["verdict"] == "none"
 
 
 def test_values_that_can_only_be_some_numbers_widen_the_interval():
     assert resolution([0.5, 0.75, 0.5, 1.0]) == 0.25
     assert resolution([1.0, 1.0]) == 0.0
     same = judge([0.5] * 6, [0.75] * 6, "max")
-    assert same.interval[0] < 0.25 < same.interval[1]
+    assert same["interval"][0] < 0.25 < same["interval"][1]
 
 
 def test_missing_values_are_worse_than_all_others():
@@ -93,8 +93,8 @@ def test_missing_values_are_worse_than_all_others():
 
 @pytest.mark.parametrize(("values", "condition"), [([0.5] * 6, "min"), ([0.0] * 6, "max"), ([1, 2, 1, 3, 2, 1], "max")])
 def test_a_config_whose_runs_all_fail_loses_also_if_the_others_are_equal(values, condition):
-    assert judge(*worst_for_missing([values, [None] * 6], condition), condition).word == "a"
-    assert judge(*worst_for_missing([[math.nan] * 6, values], condition), condition).word == "b"
+    assert judge(*worst_for_missing([values, [None] * 6], condition), condition)["verdict"] == "a"
+    assert judge(*worst_for_missing([[math.nan] * 6, values], condition), condition)["verdict"] == "b"
 
 
 @pytest.mark.parametrize(
