@@ -26,7 +26,7 @@ from emrun.config.config import Config, load_config
 from emrun.config.plan import Plan, check_statically, with_statistics
 from emrun.launch.jobs import THREADS, Jobs, threads_per_job
 from emrun.launch.parameters import read_parameters
-from emrun.launch.results import DONE, Result, Summary, as_dict, ranked, result_of
+from emrun.launch.results import DONE, Result, as_dict, ranked, result_of, summary_of
 from emrun.launch.settings import Sweep
 from emrun.launch.sweep import Ending, SweepLoop, planned
 from emrun.launch.trials import Experiment, Trial, Trials
@@ -267,11 +267,11 @@ def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trial
     for experiment, results in experiments:
         row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
         row.append(_standing(results))
-        found = Summary.of([each.value for each in results if each.value is not None])
-        row += [_short(found.mean)] * (settings.objective is not None)
+        found = summary_of(each.value for each in results)
+        row += [_short(found["mean"])] * (settings.objective is not None)
         if several and settings.objective is not None:
-            interval = f"± {_short(found.interval)}" if found.interval else ""  # equal values do not tell it
-            row += [_short(found.deviation), interval, f"{found.count} of {len(results)}"]
+            interval = f"± {_short(found['interval'])}" if found["interval"] else ""  # equal values do not tell it
+            row += [_short(found["deviation"]), interval, f"{found['count']} of {len(results)}"]
         row += [", ".join(_changed(results))] * is_changed
         rows_.append([*row, *([] if several else [experiment.trials[0].directory.name])])
     click.echo(table(rows_, headers if several else [*headers, f"trial in {from_here(trials.directory)}"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,35 +100,20 @@ def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | No
     return best(numbers) if numbers else (math.nan if trained else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The values of an experiment.
+def summary_of(values: Iterable[float | None]) -> dict[str, Any]:
+    """Return a summary of the values of an experiment's runs; None stands for a run without a value.
 
-    Args:
-        count: the number of runs that are finished and have a value.
-        mean: their mean; None without values.
-        deviation: their standard deviation, with N - 1; None for fewer than two values.
-        interval: half the width of the 95 % confidence interval of the mean, by Student's t distribution with N - 1
-            degrees of freedom; None for fewer than two values.
+    Returns:
+        `count`: the number of values. `mean`: None without values. `deviation`: the standard deviation, with N - 1, and
+        `interval`: half the width of the 95 % confidence interval of the mean, by Student's t distribution with N - 1
+        degrees of freedom; both None for fewer than two values, or if one is not finite.
     """
-
-    count: int
-    mean: float | None
-    deviation: float | None
-    interval: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Summary:
-        """Return the summary of values."""
-        if not values:
-            return cls(0, None, None, None)
-        if not all(map(math.isfinite, values)):
-            return cls(len(values), sum(values) / len(values), None, None)
-        mean = statistics.fmean(values)
-        if len(values) < 2:
-            return cls(1, mean, None, None)
-        deviation = statistics.stdev(values, mean)
-        return cls(len(values), mean, deviation, t_quantile(len(values) - 1) * deviation / math.sqrt(len(values)))
+    found = [each for each in values if each is not None]
+    count, is_finite = len(found), all(map(math.isfinite, found))
+    mean = statistics.fmean(found) if found and is_finite else sum(found) / count if found else None
+    deviation = statistics.stdev(found) if count > 1 and is_finite else None
+    interval = None if deviation is None else t_quantile(count - 1) * deviation / math.sqrt(count)
+    return {"count": count, "mean": mean, "deviation": deviation, "interval": interval}
 
 
 def t_quantile(degrees: int) -> float:
@@ -151,7 +136,7 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
 
     def place(entry: Ranked) -> tuple[bool, float, str]:
         name = entry[0].trials[0].directory.name
-        mean = Summary.of([each.value for each in entry[1] if each.value is not None]).mean
+        mean = summary_of(each.value for each in entry[1])["mean"]
         if mean is None or math.isnan(mean):
             return True, 0.0, name
         return False, mean if settings.condition == "min" else -mean, name
@@ -161,7 +146,7 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
 
 def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> dict[str, Any]:
     """Return an experiment and its results as plain values, for JSON."""
-    found = Summary.of([each.value for each in results if each.value is not None])
+    found = summary_of(each.value for each in results)
     settings = {each.name: each.setting(experiment.values[each.name]) for each in parameters}
     values = {name: each[name] if list(each) == [name] else dict(each) for name, each in settings.items()}
     runs = [
@@ -177,10 +162,4 @@ def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Seque
         }
         for trial, result in zip(experiment.trials, results, strict=True)
     ]
-    of_all = {"mean": found.mean, "deviation": found.deviation, "interval": found.interval}
-    return {
-        "values": values,
-        "count": found.count,
-        **{name: numbers(each) for name, each in of_all.items()},
-        "runs": runs,
-    }
+    return {"values": values, **{name: numbers(each) for name, each in found.items()}, "runs": runs}

@@ -15,7 +15,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.randomness import derived_seed
 from emrun.base.wording import did_you_mean, normalised
 from emrun.launch.parameters import Parameter, Value
-from emrun.launch.results import Result, Summary
+from emrun.launch.results import Result, summary_of
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment
 
@@ -113,9 +113,8 @@ def _outcome(results: Sequence[Result]) -> tuple[TrialState, float | None]:
     """Return how an experiment ended, as Optuna has it."""
     if any(each.status == "pruned" for each in results):
         return TrialState.PRUNED, None
-    values = [each.value for each in results if each.value is not None]
-    mean = Summary.of(values).mean
-    is_whole = len(values) == len(results) and mean is not None and not math.isnan(mean)
+    found = summary_of(each.value for each in results)
+    mean, is_whole = found["mean"], found["count"] == len(results) and not math.isnan(found["mean"])
     return (TrialState.COMPLETE, mean) if is_whole else (TrialState.FAIL, None)
 
 

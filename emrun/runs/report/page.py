@@ -169,7 +169,7 @@ def _nothing(part: RunPart) -> Html:
 
 
 def _of_several(parts: Sequence[RunPart], charts: Sequence[Line]) -> Html:
-    differences = several_runs.Differences.of(parts)
+    differences = several_runs.differences_of(parts)
     rest = []
     for index, part in enumerate(parts):
         log = log_of(part.run) if len(parts) <= _LOGS or part.run.status == "failed" else ()

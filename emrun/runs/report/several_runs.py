@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
@@ -26,39 +25,30 @@ _MOST_VALUES = 12
 _FEWEST = 3  # values of a statistic that are drawn
 _LONGEST = 40
 _MISSING = "(not there)"
+Differences = Mapping[str, Sequence[Any]]
+"""A key of which the configs of runs have different values -> the value of each run; `(not there)` for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """What differs between the configs of runs.
+def differences_of(parts: Sequence[RunPart]) -> Differences:
+    """Return what differs between the configs of runs."""
+    configs = [values_of(part.run) for part in parts]
+    found: dict[str, Sequence[Any]] = {}
+    for key in dict.fromkeys(key for config in configs for key in config):
+        values = [config.get(key, _MISSING) for config in configs]
+        if key not in _NOT_OF_IDENTITY[1:] and len({key_of(value) for value in values}) > 1:
+            found[key] = values
+    return found
 
-    Args:
-        values: key -> the value of each run; `(not there)` for none.
-    """
 
-    values: Mapping[str, Sequence[Any]]
-
-    @classmethod
-    def of(cls, parts: Sequence[RunPart]) -> Differences:
-        """Compare the configs of runs."""
-        configs = [values_of(part.run) for part in parts]
-        found: dict[str, Sequence[Any]] = {}
-        for key in dict.fromkeys(key for config in configs for key in config):
-            values = [config.get(key, _MISSING) for config in configs]
-            if key not in _NOT_OF_IDENTITY[1:] and len({key_of(value) for value in values}) > 1:
-                found[key] = values
-        return cls(found)
-
-    @property
-    def parameters(self) -> Mapping[str, Sequence[Any]]:
-        """Those that are not the seed or the fold of a repeat."""
-        return {key: values for key, values in self.values.items() if key not in _OF_REPEATS}
+def _parameters(differences: Differences) -> Differences:
+    """Return those that are not the seed or the fold of a repeat."""
+    return {key: values for key, values in differences.items() if key not in _OF_REPEATS}
 
 
 def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return the table of the runs, with the parameters that differ, and how many runs ended in which way."""
     by = parts[0].by
-    parameters = list(differences.parameters)[:_MOST_IN_TABLE]
+    parameters = list(_parameters(differences))[:_MOST_IN_TABLE]
     headers = ["run", "status", "epochs", in_words(by), "in epoch", *_headings(parameters), "took"]
     order = sorted(range(len(parts)), key=lambda index: _order(parts[index]))
     rows = []
@@ -72,11 +62,11 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
                 part.run.epochs_done,
                 None if best is None else best[0],
                 None if best is None else int(best[1]),
-                *(_cell(differences.values[key][index]) for key in parameters),
+                *(_cell(differences[key][index]) for key in parameters),
                 None if part.seconds is None else tag("span", span(part.seconds), data_value=f"{part.seconds:.3f}"),
             ]
         )
-    numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences.values[key]))]
+    numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences[key]))]
     numeric.append(5 + len(parameters))
     counts = Counter(part.run.status for part in parts)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -91,10 +81,10 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
 def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return the mean and the spread of runs whose configs differ only in the seed or the fold."""
     groups: dict[str, list[int]] = {}
-    parameters = differences.parameters
+    parameters = _parameters(differences)
     for index in range(len(parts)):
         groups.setdefault(key_of([values[index] for values in parameters.values()]), []).append(index)
-    if len(groups) == len(parts) or all(key not in differences.values for key in _OF_REPEATS):
+    if len(groups) == len(parts) or all(key not in differences for key in _OF_REPEATS):
         return Html("")
     shown = list(parameters)[:_MOST_IN_TABLE]
     rows = []
@@ -124,7 +114,7 @@ def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
     with_result = [i for i, part in enumerate(parts) if (best := part.best) is not None and math.isfinite(best[0])]
     parameters = {
         key: [values[i] for i in with_result]
-        for key, values in differences.parameters.items()
+        for key, values in _parameters(differences).items()
         if len({key_of(values[i]) for i in with_result}) > 1
     }
     if len(with_result) < _FEWEST or not parameters:
@@ -148,14 +138,14 @@ def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
 
 def differing(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return a table with the values that differ between configs, a row for each key."""
-    keys = list(differences.values)[:_MOST_DIFFERENCES]
+    keys = list(differences)[:_MOST_DIFFERENCES]
     if len(parts) <= _MOST_COLUMNS:
         headers = ["key", *(in_one_line(part.name, _LONGEST) for part in parts)]
-        rows = [[in_one_line(key, 80), *map(_text, differences.values[key])] for key in keys]
+        rows = [[in_one_line(key, 80), *map(_text, differences[key])] for key in keys]
     else:
         headers = ["key", "values"]
-        rows = [[in_one_line(key, 80), _counts(differences.values[key])] for key in keys]
-    left = len(differences.values) - len(rows)
+        rows = [[in_one_line(key, 80), _counts(differences[key])] for key in keys]
+    left = len(differences) - len(rows)
     return section(
         "What differs in the configs",
         table(headers, rows, label="What differs in the configs") or tag("p", "Nothing: the configs are equal."),
