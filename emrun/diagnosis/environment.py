@@ -69,9 +69,13 @@ def inspect_environment(folder: Path) -> Environment:
 
 
 def _inspect_versions(found: Environment) -> None:
-    found.facts["emrun"] = metadata.version("emrun")
-    found.facts["Python"] = f"{platform.python_version()}, {sys.executable}"
-    found.facts["PyTorch"] = f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'no CUDA'}"
+    found.facts.update(
+        {
+            "emrun": metadata.version("emrun"),
+            "Python": f"{platform.python_version()}, {sys.executable}",
+            "PyTorch": f"{torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'no CUDA'}",
+        }
+    )
     extras: dict[str, dict[str, str]] = {}
     for requirement, _, marker in (line.partition(";") for line in metadata.requires("emrun") or ()):
         extra = marker.partition('"')[2].rstrip('"')

@@ -75,10 +75,11 @@ def memory(model: AbstractModel) -> dict[str, int]:
     found: dict[str, int] = {}
     module = getattr(model, "module", None)
     if isinstance(module, torch.nn.Module):
-        parameters = list(module.parameters())
-        found["parameters"] = sum(map(_bytes, parameters))
-        found["buffers"] = sum(map(_bytes, module.buffers()))
-        found["gradients"] = sum(_bytes(each.grad) for each in parameters if each.grad is not None)
+        found = {
+            "parameters": sum(map(_bytes, module.parameters())),
+            "buffers": sum(map(_bytes, module.buffers())),
+            "gradients": sum(_bytes(each.grad) for each in module.parameters() if each.grad is not None),
+        }
     for name, optimizer in optimizers(model).items():
         states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
         found["optimizer" if name == "optimizer" else f"optimizer {name}"] = sum(

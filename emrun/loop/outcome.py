@@ -59,11 +59,6 @@ class Outcome:
 
 def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:
     """Log a warning if no hook can end the training."""
-    if not any(_can_end(hook) for hook in hooks):
+    methods = [each for hook in hooks for cls in type(hook).__mro__ for each in vars(cls).values()]
+    if not any("TrainingTerminated" in each.__code__.co_names for each in methods if inspect.isfunction(each)):
         _LOG.warning("no hook ends this run; Ctrl-C does, or add `StopAfter: {epochs: 20}`")
-
-
-def _can_end(hook: AbstractHook) -> bool:
-    """Return whether the code of a hook contains the name `TrainingTerminated`."""
-    functions = [each for cls in type(hook).__mro__ for each in vars(cls).values() if inspect.isfunction(each)]
-    return any("TrainingTerminated" in function.__code__.co_names for function in functions)

@@ -96,9 +96,8 @@ class Prefetcher:
                         if self._inputs.is_list(name, value):
                             continue
                         tensor, dtype = self._inputs.read(name, value)
-                        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested:
-                            continue
-                        if tensor.requires_grad:
+                        is_plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.requires_grad)
+                        if tensor.device.type != "cpu" or not is_plain:
                             continue
                         widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
                         copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there

@@ -83,12 +83,6 @@ class SynchronisedBatchNorm:
                 part.__dict__[_COUNTS] = self._counts
 
 
-def _of_all_ranks(own: Tensor) -> Tensor:
-    """Return the rows that the ranks have, of shape (ranks, len(own))."""
-    rows = [own if rank == ranks().rank else torch.zeros_like(own) for rank in range(ranks().size)]
-    return summed(torch.stack(rows))
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # what is compiled ends before a message
 def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
     """Normalise an input of shape (B, C, ...); in evaluation mode as BatchNorm itself."""
@@ -100,7 +94,9 @@ def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
     dims = [0, *range(2, input.dim())]
     count = input.numel() // input.size(1) * self.__dict__.get(_COUNTS, True)
     variance, mean = torch.var_mean(values, dims, correction=0)
-    found = _of_all_ranks(torch.cat([mean, variance, mean.new_full((1,), count)]))
+    own = torch.cat([mean, variance, mean.new_full((1,), count)])
+    rows = [own if rank == ranks().rank else torch.zeros_like(own) for rank in range(ranks().size)]
+    found = summed(torch.stack(rows))  # of shape (ranks, 2 C + 1)
     means, variances, counts = found[:, : len(mean)], found[:, len(mean) : -1], found[:, -1:]
     total = counts.sum()
     mean = (counts * means).sum(0) / total
