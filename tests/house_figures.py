@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_855,
     "launch": 1_215,
     "loop": 3_021,
-    "models": 5_211,
+    "models": 5_208,
     "ranks": 562,
     "record": 1_302,
     "runs": 2_150,

@@ -146,19 +146,15 @@ class InverseSqrt(ClosedForm):
     depends_on_end = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, timescale: float | str | None = None, **kwargs: Any) -> None:
-        self._own = [] if timescale is None else [Length.parse("timescale", timescale)]
+        self.own_lengths = () if timescale is None else (Length.parse("timescale", timescale),)
         super().__init__(optimizer, **kwargs)
         if timescale is None and self.warmup is None:
             raise ArgumentError("timescale", "give a timescale or a warmup, such as '500 updates'")
         self._configured["timescale"] = timescale
 
-    def lengths(self) -> list[Length]:
-        """Return all lengths among the arguments."""
-        return super().lengths() + self._own
-
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 / sqrt(1 + t / timescale)."""
-        timescale = (*self._own, self.warmup)[0]
+        timescale = (*self.own_lengths, self.warmup)[0]
         assert timescale is not None  # one of them is given
         scale, sqrt = timescale.updates(horizon), math.sqrt
         if scale == 0:
@@ -190,19 +186,15 @@ class Steps(ClosedForm):
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")
         if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
             raise ArgumentError("gamma", f"{gamma!r} is not a number of at least 0")
-        self._milestones = [Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones)]
+        self.own_lengths = tuple(Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones))
         super().__init__(optimizer, **kwargs)
         self._configured.update(milestones=list(milestones), gamma=gamma)
         self._gamma = float(gamma)
 
-    def lengths(self) -> list[Length]:
-        """Return all lengths among the arguments."""
-        return super().lengths() + self._milestones
-
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return gamma ** n after n milestones."""
-        places = [each.updates(horizon) - warmup for each in self._milestones]
-        for index, (place, each) in enumerate(zip(places, self._milestones, strict=True)):
+        places = [each.updates(horizon) - warmup for each in self.own_lengths]
+        for index, (place, each) in enumerate(zip(places, self.own_lengths, strict=True)):
             wrong = None
             if place <= 0:
                 wrong = f"is not after the {warmup} updates of warm-up" if warmup else "is the beginning of the run"
@@ -211,7 +203,7 @@ class Steps(ClosedForm):
                     f"is not before {'the cool-down' if self.cooldown else 'the end'}, after {warmup + length} updates"
                 )
             elif index and place <= places[index - 1]:
-                wrong = f"is not after the milestone before it, {self._milestones[index - 1]}"
+                wrong = f"is not after the milestone before it, {self.own_lengths[index - 1]}"
             if wrong is not None:
                 raise ArgumentError(f"scheduler.milestones[{index}]", f"{each} {wrong}")
         gamma = self._gamma

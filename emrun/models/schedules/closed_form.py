@@ -60,6 +60,8 @@ class ClosedForm(ABC):
     """Whether the part between warm-up and cool-down depends on where it ends."""
     largest_final = 1.0
     """The largest share of the rate that a run may end with."""
+    own_lengths = tuple[Length, ...]()
+    """The lengths among the arguments that only this schedule has; set before this class is constructed."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class ClosedForm(ABC):
 
     def lengths(self) -> list[Length]:
         """Return all lengths among the arguments."""
-        return [each for each in (self.warmup, self.cooldown) if each is not None]
+        return [each for each in (self.warmup, self.cooldown, *self.own_lengths) if each is not None]
 
     @property
     def needs_horizon(self) -> bool:
