@@ -447,13 +447,11 @@ def apart() -> Iterator[list[str]]:
             found.append(record.getMessage())
 
     before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
-    propagates, log.propagate = log.propagate, False  # the report shows the warnings
     log.addHandler(handler)
     try:
-        with preserved_randomness():
+        with preserved_randomness(), switched_on(log, "propagate", False):  # the report shows the warnings
             yield found
     finally:
         log.removeHandler(handler)
-        log.propagate = propagates
         for name in os.environ.keys() - before:
             del os.environ[name]

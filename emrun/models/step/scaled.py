@@ -15,16 +15,25 @@ from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, Trai
 from emrun.models.step.windows import Windows
 
 
-class Scaled(Plain):
-    """Makes an update with each batch, with a scaled loss.
+class _WithScale(Plain):
+    """Has a scale of the loss, which is forgotten with the gradients.
 
     Args:
         scale: the scale of the loss.
     """
 
-    def __init__(self, *arguments: Any, scale: LossScale) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, scale: LossScale, **others: Any) -> None:
+        super().__init__(*arguments, **others)
         self._scale = scale
+
+    def clear(self) -> None:
+        """Clear the gradients."""
+        super().clear()
+        self._scale.clear()
+
+
+class Scaled(_WithScale):
+    """Makes an update with each batch, with a scaled loss."""
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch."""
@@ -43,22 +52,9 @@ class Scaled(Plain):
         self.is_skipping = not self._scale.unscale(optimizer)
         super().update(optimizer, reason=NOT_FINITE if self.is_skipping else reason)
 
-    def clear(self) -> None:
-        """Clear the gradients."""
-        super().clear()
-        self._scale.clear()
 
-
-class ScaledWindows(Windows):
-    """Adds up the gradients of scaled losses, and divides them by the scale and by the weight of the window.
-
-    Args:
-        scale: the scale of the loss.
-    """
-
-    def __init__(self, *arguments: Any, accumulate: int, scale: LossScale) -> None:
-        super().__init__(*arguments, accumulate=accumulate)
-        self._scale = scale
+class ScaledWindows(_WithScale, Windows):
+    """Adds up the gradients of scaled losses, and divides them by the scale and by the weight of the window."""
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted and scaled loss to those of some parameters; of all by default."""
@@ -75,8 +71,3 @@ class ScaledWindows(Windows):
         """Step the schedules at the end of a window, and change the scale."""
         self._scale.end()
         super().step_schedules()
-
-    def clear(self) -> None:
-        """Clear the gradients."""
-        super().clear()
-        self._scale.clear()
