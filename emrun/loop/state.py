@@ -17,6 +17,7 @@ from emrun.base.encoding import Rows, decode, encode, random_state, set_random_s
 from emrun.base.wording import listed
 from emrun.events import may_change_batches
 from emrun.hook import AbstractHook, Loop
+from emrun.loop.endings import switched_on
 from emrun.loop.horizon import RunLength
 from emrun.loop.rank_states import RankStates, occurrences
 from emrun.loop.steps import StepRecord
@@ -96,9 +97,12 @@ class TrainingState:
         """Record the counters and random states at the beginning of a training epoch, for `resume` in its middle."""
         self.kept.copy = self.kept.before_end = None
         if self._loop.has_run:
-            loop = self._loop
-            done = {"iterations_done": loop.iterations_done, "updates_done": loop.updates_done}
-            self._epoch_began = {**done, "random": random_state()}
+            self._epoch_began = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        """Return the counters and random states."""
+        done = {"iterations_done": self._loop.iterations_done, "updates_done": self._loop.updates_done}
+        return {**done, "random": random_state()}
 
     def begin_train_streams(self) -> bool:
         """Enter the train stream of an epoch; return False if the epoch is resumed after the train stream."""
@@ -324,16 +328,11 @@ class TrainingState:
 
     def _begin_again(self, before_epoch: Callable[[int], None]) -> None:
         """Begin the current epoch again, with the counters and random states of its first beginning."""
-        loop = self._loop
-        done = loop.iterations_done, loop.updates_done
-        if self._epoch_began is not None:
-            loop.iterations_done = self._epoch_began["iterations_done"]
-            loop.updates_done = self._epoch_began["updates_done"]
-            set_random_state(self._epoch_began["random"])
-        try:
-            before_epoch(loop.training_epochs_done + 1)
-        finally:
-            loop.iterations_done, loop.updates_done = done
+        began = self._epoch_began or self._now()
+        iterations, updates = (switched_on(self._loop, key, began[key]) for key in ("iterations_done", "updates_done"))
+        with iterations, updates:
+            set_random_state(began["random"])
+            before_epoch(self._loop.training_epochs_done + 1)
 
 
 @dataclass(eq=False)
