@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,22 +37,18 @@ class Ways:
     @contextmanager
     def without(self, keys: Collection[str]) -> Iterator[None]:
         """Run the model without some of the ways in the block; keys that it does not use have no effect."""
-        model, replaced = self.model, list[tuple[Any, str, Any]]()
-        off = {*keys} & {*self.used}
-        if "compile" in off:
-            replaced += [(model, "_call", model._inputs.passing.call), (model.module, "_compiled_call_impl", None)]
-        if "precision" in off:
-            replaced.append((model._autocast, "enabled", False))
-        if "micro_batch_size" in off:
-            replaced.append((model._parts, "size", None))
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+        model, off = self.model, {*keys} & {*self.used}
+        replaced: dict[str, list[tuple[Any, str, Any]]] = {
+            "compile": [(model, "_call", model._inputs.passing.call), (model.module, "_compiled_call_impl", None)],
+            "precision": [(model._autocast, "enabled", False)],
+            "micro_batch_size": [(model._parts, "size", None)],
+        }
         with ExitStack() as stack:
             if "recompute" in off:
                 stack.enter_context(keeps_activations(model.module))
-            for each in before:
-                stack.callback(setattr, *each)
-            for each in replaced:
-                setattr(*each)
+            for owner, name, value in chain.from_iterable(replaced[key] for key in replaced if key in off):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
             yield
 
     @contextmanager
