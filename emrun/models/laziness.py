@@ -46,7 +46,7 @@ def without_traces(module: torch.nn.Module) -> Iterator[None]:
     missing = uninitialised(module)
     buffers = {name: each.clone() for name, each in module.named_buffers() if name not in missing}
     try:
-        with in_evaluation_mode(module), preserved_randomness(), torch.no_grad():
+        with in_mode(module, train=False), preserved_randomness(), torch.no_grad():
             yield
     finally:
         with torch.no_grad():
@@ -96,10 +96,10 @@ def modes(module: torch.nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def in_evaluation_mode(module: torch.nn.Module) -> Iterator[None]:
-    """A block in which a module is in evaluation mode."""
+def in_mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    """A block in which a module is in training or in evaluation mode."""
     before = modes(module)
-    module.eval()
+    module.train(train)
     try:
         yield
     finally:

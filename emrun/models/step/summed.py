@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Batch
-from emrun.models.laziness import in_evaluation_mode
+from emrun.models.laziness import in_mode
 from emrun.models.optimizer import parameters_of
 from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
@@ -69,7 +69,7 @@ class SummedWindows(Windows):
         """Run the train step on the rows of this rank."""
         if self.exchanges or rows_in(batch):
             return super().run(train_step, inputs, batch)
-        with in_evaluation_mode(self._model.module):  # no statistics of a row that counts nothing
+        with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
             return super().run(train_step, inputs, batch)
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
@@ -124,7 +124,7 @@ class SummedBatches(SummedWindows):
         if rows or self.exchanges:
             outputs = train_step(inputs)
         else:
-            with in_evaluation_mode(self._model.module):  # no statistics of a row that counts nothing
+            with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
                 outputs = train_step(inputs)
         if self.scheduled:
             self.step_schedules()

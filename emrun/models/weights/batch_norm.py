@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from emrun.models.laziness import modes, set_modes
+from emrun.models.laziness import in_mode
 
 
 @contextmanager
@@ -19,26 +19,22 @@ def calculated_anew(module: torch.nn.Module) -> Iterator[None]:
     the rest is trained, because it is frozen, keeps its statistics. Afterwards, all other buffers are as before;
     the statistics are too after an error, and in parts that the module did not use.
     """
-    mode = None if module.training else modes(module)
-    if mode is not None:
-        module.train()
-    found = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-    parts = [(part, part.momentum) for part in found if part.training]
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    new: set[int] = set()
-    try:
-        for part, _ in parts:
-            part.reset_running_stats()
-            part.momentum = None  # the mean of all batches, with equal weights
-        yield
-        used = [part for part, _ in parts if part.num_batches_tracked]
-        new = {id(buffer) for part in used for buffer in part.buffers(recurse=False)}
-    finally:
-        for part, momentum in parts:
-            part.momentum = momentum
-        with torch.no_grad():
-            for buffer, values in before:
-                if id(buffer) not in new:
-                    buffer.copy_(values)
-        if mode is not None:
-            set_modes(module, mode)
+    with nullcontext() if module.training else in_mode(module, train=True):
+        found = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+        parts = [(part, part.momentum) for part in found if part.training]
+        before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        new: set[int] = set()
+        try:
+            for part, _ in parts:
+                part.reset_running_stats()
+                part.momentum = None  # the mean of all batches, with equal weights
+            yield
+            used = [part for part, _ in parts if part.num_batches_tracked]
+            new = {id(buffer) for part in used for buffer in part.buffers(recurse=False)}
+        finally:
+            for part, momentum in parts:
+                part.momentum = momentum
+            with torch.no_grad():
+                for buffer, values in before:
+                    if id(buffer) not in new:
+                        buffer.copy_(values)
