@@ -81,10 +81,11 @@ class Events:
         for event in EVENTS:
             all_hooks = [] if event == "register_mainloop" else [*self._loop.hooks, *self.last]
             hooks_called = [(each, self._listener(each, event)) for each in all_hooks]
-            if self.of_ranks is not None:
-                called = self.of_ranks.called(event, hooks_called)
-            else:
-                called = [call for _, call in hooks_called if call is not None]
+            called = (
+                [call for _, call in hooks_called if call is not None]
+                if self.of_ranks is None
+                else self.of_ranks.called(event, hooks_called)
+            )
             called += filter(None, [listener(each, event, object) for each in self.parts])
             of_model = listener(self._loop.model, event, AbstractModel)
             self.listeners[event] = called if of_model is None else [*called, of_model]

@@ -54,12 +54,10 @@ class RankStates:
         """
         self._later = []
         others, rank = state.get("ranks") or [], self._ranks.rank
-        if len(others) + 1 == self._ranks.size:
-            own = others[rank - 1] if rank else None
-        else:
-            own = self._new_part(state, others)
-        if own is None:
+        is_same_size = len(others) + 1 == self._ranks.size
+        if is_same_size and not rank:
             return state
+        own = others[rank - 1] if is_same_size else self._new_part(state, others)
         began = state["epoch_began"]
         if began is not None and own["epoch_began"] is not None:
             state = {**state, "epoch_began": {**began, "random": own["epoch_began"]}}

@@ -41,10 +41,7 @@ def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: s
     if options.get("match") is not None:
         parameters = _matching(parameters, options["match"], f"{key}.match")
     groups = options.get("groups") or []
-    if callable(groups):
-        found = _returned(module, parameters, groups, key)
-    else:
-        found = _configured(parameters, groups, key)
+    found = _returned(module, parameters, groups, key) if callable(groups) else _configured(parameters, groups, key)
     held = {id(each) for group in found for each in group["params"]}
     rest = [each for each in _once(parameters) if id(each) not in held]
     found = [{"params": rest}, *found] if rest else found

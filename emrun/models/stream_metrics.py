@@ -186,13 +186,11 @@ class StreamMetrics:
         """
         self._reset()
         self._set_open(state["open"])
-        changed = []
-        for name, each in self._states.items():
-            saved = state["metrics"].get(name)
-            if saved is not None and each.fits(saved):
-                each.restore(saved)
-            else:
-                changed.append(name)
+        saved = {name: state["metrics"][name] for name in self._states if state["metrics"].get(name) is not None}
+        fitting = {name: each for name, each in saved.items() if self._states[name].fits(each)}
+        for name, each in fitting.items():
+            self._states[name].restore(each)
+        changed = [name for name in self._states if name not in fitting]
         if changed and self._open is not None:
             _LOG.warning(
                 "model.metrics: %s is not that of the checkpoint; its value for this epoch covers only the batches "

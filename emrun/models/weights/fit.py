@@ -71,13 +71,11 @@ class Fit:
         """Fit a tensor of the module, which has several names if it is tied."""
         self.values.update(dict.fromkeys(names, 0))
         self.values[names[0]] = 0 if is_lazy(here[names[0]]) else here[names[0]].numel()
-        fitting = []
-        for name in [each for each in selected if each in there]:
-            wrong = _mismatch(module, name, here[name], there[name])
-            if wrong is None:
-                fitting.append(name)
-            else:
+        found = {each: _mismatch(module, each, here[each], there[each]) for each in selected if each in there}
+        for name, wrong in found.items():
+            if wrong is not None:
                 self._leave(wrong[0], name, f"{name} is {wrong[1]} in the file, {wrong[2]} in the module")
+        fitting = [name for name, wrong in found.items() if wrong is None]
         first = next(iter(fitting), None)
         if first is None:
             for name in [each for each in selected if each not in there]:
