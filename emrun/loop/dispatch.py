@@ -80,9 +80,10 @@ class Events:
         self.profiling = Profiling(loop, self.examples) if is_profiled else None
         for event in EVENTS:
             all_hooks = [] if event == "register_mainloop" else [*self._loop.hooks, *self.last]
-            hooks_called = [(each, self._listener(each, event)) for each in all_hooks]
+            listening = ((each, self._listener(each, event)) for each in all_hooks)
+            hooks_called = [(each, call) for each, call in listening if call is not None]
             called = (
-                [call for _, call in hooks_called if call is not None]
+                [call for _, call in hooks_called]
                 if self.of_ranks is None
                 else self.of_ranks.called(event, hooks_called)
             )

@@ -87,11 +87,8 @@ class RunLength:
         Args:
             units: the units that are compared; all by default.
         """
-        for index, unit, limit in self._declared():
-            if not self.ends or unit not in (units or UNITS):
-                continue
-            done = getattr(self._loop, _COUNTERS[unit])
-            if done >= limit:
+        for index, unit, limit in self._declared() if self.ends else ():
+            if unit in (units or UNITS) and (done := getattr(self._loop, _COUNTERS[unit])) >= limit:
                 what = counted(done, _SINGULAR[unit], "es" if unit == "passes" else "s")
                 return TrainingTerminated(
                     f"{what} done ({type(self._loop.hooks[index]).__name__} {unit}: {limit})", limit=True

@@ -55,7 +55,7 @@ class RankEvents:
         batch, length = self._batch, self.loop.batch_length
         return (length * batch.counts, batch.total) if isinstance(batch, Share) else (length, length)
 
-    def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call | None]]) -> list[Call]:
+    def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call]]) -> list[Call]:
         """Return what to call at an event, for the hooks and their methods, in their order."""
         found: list[Call] = []
         collected: list[Call] = []
@@ -68,8 +68,6 @@ class RankEvents:
         if event == "after_epoch" and not self.ranks.is_first:
             found.append(self._exchange)
         for hook, call in hooks:
-            if call is None:
-                continue
             everywhere = runs_on_every_rank(hook)
             if event == "after_batch" and not everywhere and reads_batches(hook):
                 collected.append(call)

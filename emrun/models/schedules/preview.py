@@ -42,10 +42,8 @@ def on_dummy(scheduler: Any) -> Any:
     optimizer = scheduler.optimizer
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.0)
     dummy._opt_called = True  # type: ignore[attr-defined]  # otherwise torch warns
-    shared: dict[int, Any] = {id(optimizer): dummy}
-    for each in all_in(scheduler):
-        functions = [*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)]
-        shared |= {id(function): function for function in functions}
+    own = ((*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)) for each in all_in(scheduler))
+    shared = {id(optimizer): dummy, **{id(function): function for functions in own for function in functions}}
     try:
         dummy.param_groups = [
             {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} | {"params": []}

@@ -179,12 +179,11 @@ def build_scheduler(
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
             raise ArgumentError(f"scheduler.{name}", message, "delete")
         return scheduler
-    for each in all_in(scheduler):
-        later = each._schedulers[1:] if isinstance(each, torch.optim.lr_scheduler.SequentialLR) else []
-        for part in later:
-            if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
-                message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
-                raise ArgumentError("scheduler", message)
+    sequences = (each for each in all_in(scheduler) if isinstance(each, torch.optim.lr_scheduler.SequentialLR))
+    for part in (part for each in sequences for part in each._schedulers[1:]):
+        if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
+            message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
+            raise ArgumentError("scheduler", message)
     needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if needs_metric and metric is None:
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
