@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_853,
     "launch": 1_215,
     "loop": 3_009,
-    "models": 5_182,
+    "models": 5_176,
     "ranks": 562,
     "record": 1_302,
     "runs": 2_150,

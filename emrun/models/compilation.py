@@ -24,6 +24,12 @@ _LOG = logging.getLogger(__name__)
 
 _KEY = "compile"
 _OFF = "set compile: false"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "mode": (str | None, "is not the name of a mode"),
+    "backend": (str | Callable, "is neither the name of a backend nor a function"),
+    "options": (Mapping | None, "is not a mapping from options to values"),
+}
+"""Argument of torch.compile -> its types, and what is wrong with a value of another type."""
 _GRAPHS = ("reduce-overhead", "max-autotune")  # the modes that replay CUDA graphs, which reuse the memory of outputs
 
 
@@ -158,12 +164,9 @@ def _options(value: object) -> dict[str, Any]:
             raise ArgumentError(argument, f"torch.compile has no such option here{hint} (allowed: {', '.join(known)})")
         if key == "fullgraph" or (key == "dynamic" and each is not None):
             check_flag(argument, each)
-        if key == "mode" and not isinstance(each, str | None):
-            raise ArgumentError(argument, f"{each!r} is not the name of a mode")
-        if key == "backend" and not isinstance(each, str) and not callable(each):
-            raise ArgumentError(argument, f"{each!r} is neither the name of a backend nor a function")
-        if key == "options" and each is not None and not isinstance(each, Mapping):
-            raise ArgumentError(argument, f"{each!r} is not a mapping from options to values")
+        kinds, wrong = _KINDS.get(key, (object, ""))
+        if not isinstance(each, kinds):
+            raise ArgumentError(argument, f"{each!r} {wrong}")
     return dict(value)
 
 

@@ -135,9 +135,8 @@ class Own:
         if model._minimised is None and isinstance(loss, Tensor) and not loss.dim():
             model._minimised = loss.detach()
         if isinstance(model._updates, Windows) and self._traces.has_updated() and not model._updates.has_updated:
-            key, parts = ("accumulate" if model.iterations_per_update > 1 else "micro_batch_size"), "parts"
-            if ranks().several:
-                key, parts = "class", "ranks"
+            one = "accumulate" if model.iterations_per_update > 1 else "micro_batch_size"
+            key, parts = ("class", "ranks") if ranks().several else (one, "parts")
             message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
             raise ArgumentError(key, f"{message}: an update has the gradients of several {parts}")
         return outputs

@@ -113,10 +113,9 @@ def advise(error: BaseException, size: int | None, examples: int) -> None:
     if not is_out_of_memory(error):
         return
     largest = examples if size is None else -(-examples // -(-examples // size))  # of parts that are nearly equal
-    if largest > 1:
-        error.add_note(
-            f"the train step ran on {largest} examples at once; with model.micro_batch_size={largest // 2} it needs "
-            "less memory, and the gradients are those of the whole batch"
-        )
-    else:
-        error.add_note(f"not even one example fits into the memory; {_ADVICE}")
+    error.add_note(
+        f"the train step ran on {largest} examples at once; with model.micro_batch_size={largest // 2} it needs "
+        "less memory, and the gradients are those of the whole batch"
+        if largest > 1
+        else f"not even one example fits into the memory; {_ADVICE}"
+    )
