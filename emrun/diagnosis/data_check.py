@@ -132,9 +132,8 @@ class _Look:
             stream.tokens = TokenCheck(self._tokenizer)
         self.store.begin(name)
         limit = _plain(self._config, "main_loop", "fixed_epoch_size") if name == self._train else None
-        is_endless = name not in self._lengths and isinstance(limit, int)
-        stream.is_whole = not is_endless
-        limit = limit if is_endless else None
+        stream.is_whole = name in self._lengths or not isinstance(limit, int)
+        limit = None if stream.is_whole else limit
         total = limit or self._lengths.get(name)
         with self._wrapped(name, limit, training=False) as batches, self._bar(name, total) as advance:
             for batch in batches:

@@ -153,8 +153,8 @@ class RunLength:
         )
         missing = (
             f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; {_LENGTHS}{told}"
+            f"{'' if self.has_zeroth_epoch or self._epoch else ', or do not skip the zeroth epoch'}"
         )
-        missing += "" if self.has_zeroth_epoch or self._epoch else ", or do not skip the zeroth epoch"
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
 
     @property

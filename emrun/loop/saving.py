@@ -339,12 +339,10 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
         for earlier, other in saved[:number]:
             if earlier != index and _may_be_one(_as_saved(name), _as_saved(other)):
                 who = f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}])"
-                if name == other:
-                    what = f"save under the name {name!r}"
-                else:
-                    what = f"save under conflicting names, {other!r} and {name!r}"
-                    what += " (the same name on disk)" if _as_saved(name) == _as_saved(other) else ""
-                raise HookError(f"{who} {what}; give one of the hooks another model_name", index)
+                on_disk = " (the same name on disk)" if _as_saved(name) == _as_saved(other) else ""
+                both = f"conflicting names, {other!r} and {name!r}{on_disk}"
+                what = f"the name {name!r}" if name == other else both
+                raise HookError(f"{who} save under {what}; give one of the hooks another model_name", index)
 
 
 def left_alone(names: Iterable[str], hooks: Sequence[AbstractHook]) -> list[str]:

@@ -176,9 +176,11 @@ class StepRecord:
         names = next((each for each in pending.rates if isinstance(each, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
-        losses = [each if isinstance(each, Tensor) else self._number(each) for each in pending.losses]
-        numbers = {"loss": losses, **{name: [*map(self._number, values)] for name, values in by_name.items()}}
-        numbers |= {name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()}
+        numbers = {
+            "loss": [each if isinstance(each, Tensor) else self._number(each) for each in pending.losses],
+            **{name: [*map(self._number, values)] for name, values in by_name.items()},
+            **{name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()},
+        }
         columns = pending.joined({name: read(values) for name, values in numbers.items()}, count)
         columns = {name: values for name, values in columns.items() if values.count(None) < len(values)}
         if not columns:
