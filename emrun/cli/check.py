@@ -17,7 +17,7 @@ from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import complete_configs, overrides_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
 from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
-from emrun.config.config import load_config
+from emrun.config.config import Config, load_config
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import check_statically, with_statistics
 from emrun.epoch_data import statistics
@@ -85,15 +85,14 @@ def check(
         sys.dont_write_bytecode = True
         try:
             with only_json(as_json), unwound_by_sigterm():
-                contract = _check(
-                    config, overrides, static, 1 if numerics else nproc
-                )  # so that what the user's code prints is not in the JSON
-                looked = _look(config, overrides, with_bar=not as_json) if data else None
+                loaded = load_config(config, overrides)
+                contract = _check(loaded, static, 1 if numerics else nproc)
+                looked = _look(loaded, with_bar=not as_json) if data else None
                 rows = None
                 if numerics:
                     from emrun.diagnosis.numerics.proof import prove
 
-                    rows = prove(with_statistics(load_config(config, overrides)), nproc)
+                    rows = prove(with_statistics(loaded), nproc)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
@@ -155,7 +154,7 @@ def _check_environment(as_json: bool) -> int:
     return 1 if found.problems else 0
 
 
-def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str, Any]:
+def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
     """Read all data, with a bar on a terminal for each stream."""
     from tqdm import tqdm
 
@@ -169,7 +168,7 @@ def _look(path: Path, overrides: tuple[str, ...], *, with_bar: bool) -> dict[str
         ) as bar:
             yield bar.update
 
-    return look_at_data(load_config(path, overrides), bar)
+    return look_at_data(config, bar)
 
 
 def _show_data(looked: dict[str, Any]) -> None:
@@ -220,8 +219,7 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     return table(rows, [in_one_line(source, 40), *having], ("left", *("right" for _ in having)))
 
 
-def _check(path: Path, overrides: tuple[str, ...], static: bool, ranks: int) -> dict[str, Any] | None:
-    config = load_config(path, overrides)
+def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     check_statically(config, evaluations=True)
     if not static:
         import_torch()

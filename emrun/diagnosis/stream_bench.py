@@ -176,7 +176,7 @@ def bench(
         present = replace(usual, buffer=usual.of(dataset).buffer)
         most = 0 if asks_model(dataset) else cores()
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method, most)
-        as_bytes = load_config(config, [*overrides, "dataset.dtype=uint8"])
+        as_bytes = loaded.overridden(["dataset.dtype=uint8"])
         changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
         others = {names[0]: [(present, functions[names[0]]), *changes]}
         streams = [

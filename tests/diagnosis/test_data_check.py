@@ -9,6 +9,8 @@ from emrun.config.config import load_config
 from emrun.diagnosis.data_check import look_at_data
 
 DATA = """\
+import os
+
 import numpy as np
 import torch
 
@@ -37,6 +39,8 @@ class Data:
             train["x"][33, 2], train["x"][250, 3] = np.nan, np.inf
         elif plant == "label":
             valid["y"][5] = 7
+        elif plant == "directory":  # of the process
+            os.chdir(os.sep)
         elif plant == "sorted":
             order = np.argsort(train["y"], kind="stable")
             self.rows["train"] = {source: values[order] for source, values in train.items()}
@@ -158,7 +162,7 @@ def test_the_command_prints_what_is_found_and_fails(looked, emrun, tmp_path):
         "valid9 (train train50)\n"
     ) in done.stdout
     assert "nothing is wrong" not in done.stdout
-    fine = emrun("check", "config.yaml", "--data")
+    fine = emrun("check", "config.yaml", "--data", "dataset.plant=directory")
     assert fine.returncode == 0
     assert "nothing is wrong; tried a short epoch with all hooks, saving and loading, and read all data" in fine.stdout
     as_json = emrun("check", "config.yaml", "--data", "--json", "dataset.plant=duplicate")
