@@ -51,8 +51,7 @@ class ExampleStore:
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add the next examples of the stream."""
-        number = len(self._streams) - 1
-        rows = ((number, name[:_LONGEST], content, labels) for name, content, labels in entries)
+        rows = ((len(self._streams) - 1, name[:_LONGEST], *checksums) for name, *checksums in entries)
         self._data.executemany("INSERT INTO examples VALUES (?, ?, ?, ?)", rows)
 
     def end(self) -> None:

@@ -178,12 +178,13 @@ def bench(
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method, most)
         as_bytes = loaded.overridden(["dataset.dtype=uint8"])
         changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
-        others = {names[0]: [(present, functions[names[0]]), *changes]}
+        trained, no_step = names[0], None
         streams = [
-            reader.read(function, StreamBench(name, name == names[0]), others.get(name, []))
+            reader.read(
+                function, StreamBench(name, name == trained), [(present, function), *changes] * (name == trained)
+            )
             for name, function in functions.items()
         ]
-        trained, no_step = names[0], None
         if reader.first_batch is None:
             step, no_step = None, f"stream {trained!r} has no batches"
         elif step is None and whole.get("model") is None:

@@ -104,6 +104,5 @@ def occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], Abstract
     found: dict[tuple[str, int], AbstractHook] = {}
     for hook in hooks:
         name = f"{type(hook).__module__}.{type(hook).__qualname__}"
-        occurrence = sum(each == name for each, _ in found)
-        found[name, occurrence] = hook
+        found[name, sum(each == name for each, _ in found)] = hook
     return found

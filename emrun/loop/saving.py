@@ -353,8 +353,7 @@ def left_alone(names: Iterable[str], hooks: Sequence[AbstractHook]) -> list[str]
 
 def _as_saved(name: str) -> str:
     """Return a name as it is used on disk, with `-*` at its end unchanged."""
-    is_numbered = name.endswith("-*")
-    return safe_component("saves", name.removesuffix("-*")) + ("-*" if is_numbered else "")
+    return safe_component("saves", name.removesuffix("-*")) + "-*" * name.endswith("-*")
 
 
 def _may_be_one(one: str, other: str) -> bool:

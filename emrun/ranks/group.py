@@ -127,8 +127,7 @@ class Ranks:
             own = self._packed(value)
             sizes = torch.zeros(self.size, dtype=torch.int64)
             dist.all_gather([*sizes.unsqueeze(1)], torch.tensor([len(own)]), group=group)
-            longest = int(sizes.max())
-            padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+            padded = torch.nn.functional.pad(own, (0, int(sizes.max()) - len(own)))
             found = [torch.empty_like(padded) for _ in range(self.size if receives is not False else 0)]
             if receives is None:
                 dist.all_gather(found, padded, group=group)

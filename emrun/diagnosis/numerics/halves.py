@@ -105,10 +105,9 @@ def _are_apart(whole: list[Tensor], *halves: list[Tensor]) -> bool:
 
 
 def _sum(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
-    names = dict.fromkeys(name for each in gradients for name in each)
     return {
         name: sum(weight * each[name] for weight, each in zip(weights, gradients, strict=True) if name in each)  # type: ignore[misc]
-        for name in names
+        for name in dict.fromkeys(name for each in gradients for name in each)
     }
 
 

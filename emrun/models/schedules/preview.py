@@ -162,8 +162,7 @@ class Ahead:
         self._check_end(run)
         self._check_parts(run)
         highest = max(max(each) for each in self.rates)
-        used = self.rates[0][:-1]
-        tiny = sum(each < _NOTHING * highest for each in used)
+        tiny = sum(each < _NOTHING * highest for each in self.rates[0][:-1])
         if steps - tiny < steps / _LONG_BEFORE:
             message = f"{name} decays the rate to less than a millionth after {steps - tiny} of {run}{self._hint()}"
             raise ArgumentError("scheduler", message)

@@ -39,8 +39,7 @@ class LossScale:
         Otherwise a weight such as a number of tokens would use up the range of float16.
         """
         if self.unit is None:
-            weights = torch.as_tensor(weight, dtype=torch.float32)
-            self.unit = weights.clamp_min(1.0).log2().floor().exp2()
+            self.unit = torch.as_tensor(weight, dtype=torch.float32).clamp_min(1.0).log2().floor().exp2()
         return loss * (weight / self.unit.to(loss.device))
 
     def scaled(self, loss: Tensor) -> Tensor:

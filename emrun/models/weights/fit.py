@@ -52,12 +52,11 @@ class Fit:
         for names in same_tensors(module, here):
             found._fit_one([each for each in names if selects(each)], names, here, there, module)
         found._leave_incomplete(module, here)
-        for name in [each for each in there if each not in here]:
-            found.values[name] = there[name].numel()
-            if selects(name):
-                found._leave("only in the file", name)
-            else:
-                found.only_there.append(name)
+        beside = [each for each in there if each not in here]
+        found.values |= {name: there[name].numel() for name in beside}
+        found.only_there = [name for name in beside if not selects(name)]
+        for name in filter(selects, beside):
+            found._leave("only in the file", name)
         return found
 
     def _fit_one(

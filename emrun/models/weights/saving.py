@@ -105,15 +105,17 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
     """
     state = read_tensors(directory, name)
     expected = own_tensors(module)
-    missing = sorted(expected.keys() - state.keys())
-    extra = sorted(state.keys() - expected.keys())
     wrong = [
         f"{each} is {tuple(state[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
         for each, tensor in expected.items()
         if each in state and not is_lazy(tensor) and state[each].shape != tensor.shape
     ]
-    lists = (("", wrong), ("only in the module: ", missing), ("only in the checkpoint: ", extra))
-    found = [f"{head}{few(names, 200)}" for head, names in lists if names]
+    lists = {
+        "": wrong,
+        "only in the module: ": sorted(expected.keys() - state.keys()),
+        "only in the checkpoint: ": sorted(state.keys() - expected.keys()),
+    }
+    found = [f"{head}{few(names, 200)}" for head, names in lists.items() if names]
     if found:
         raise StateError(
             f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
