@@ -1,5 +1,6 @@
 """Replays in this process: which examples are named, and how the repeated step may differ from the original."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun import create_training
+from emrun import AbstractHook, create_training
 from emrun.base.errors import StateError, StorageError, UsageError
 from emrun.cli.replay import report
 from emrun.diagnosis.replay import halve, replay
@@ -211,6 +212,16 @@ def test_a_hook_that_fails_is_called_again(fail):
     assert found.capsule.facts["weights"] == "before the step"
     assert found.reproduced
     assert "now: KeyError: 'the first is train-2-0'" in report(found)
+
+
+def test_a_hook_that_changes_the_directory_is_called_again(fail, monkeypatch):
+    def moves(self, **kwargs):
+        os.chdir(os.sep)
+        AbstractHook.__init__(self, **kwargs)
+
+    fail("hooks=[StopOnNaN, parts.Faulty, {StopAfter: {epochs: 1}}]")
+    monkeypatch.setattr(sys.modules["parts"].Faulty, "__init__", moves)
+    assert replay("run").reproduced
 
 
 def test_another_hook_in_its_place_is_refused(fail):
