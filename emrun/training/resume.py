@@ -78,7 +78,7 @@ def resume_training(
         added_hooks: see `create_training`.
 
     Returns:
-        The training, or None if the run is finished and nothing was changed.
+        The training, or None if the run is finished, nothing was changed, and no checkpoint is named.
 
     Raises:
         UsageError: there is no such run or checkpoint, the run has lost its checkpoints, or the ranks cannot meet.
@@ -127,7 +127,7 @@ def _resumed(
             and checkpoint_name is None
             and run is not None
         ):
-            _leave_finished(plan, run, str(trace.get("reason")), has_page=plan.get("main_loop", {}).get("report", True))
+            _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
             tell(None)
             return None
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -185,7 +185,7 @@ def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
         raise
 
 
-def _complete_sinks(plan: Plan, run: Run, reason: str) -> None:
+def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     """Write what sinks do not have of a finished run."""
     recipes = [each for each in plan.hooks if isinstance(each.target, type) and issubclass(each.target, AbstractSink)]
     supplied = {"output_dir": run.directory, "model": None, "dataset": None}
@@ -197,9 +197,9 @@ def _complete_sinks(plan: Plan, run: Run, reason: str) -> None:
             sink.complete(record, "finished", reason, [each for each in sinks if type(each) is type(sink)])
 
 
-def _leave_finished(plan: Plan, run: Run, reason: str, *, has_page: bool) -> None:
+def _leave_finished(plan: Plan, run: Run, reason: str | None, *, has_page: bool) -> None:
     """Say that a run is finished, and how to train it longer; write its page if the process was killed before."""
-    _LOG.info("nothing to do: the run is finished: %s", reason)
+    _LOG.info("nothing to do: the run is finished%s", f": {reason}" if reason else "")
     if is_of_earlier_version((run.checkpoints / "latest").resolve()):
         _LOG.info("an earlier version of emrun has made the run, which alone can train it longer")
     else:
@@ -254,8 +254,10 @@ def _tell_of_ranks(before: int) -> None:
         )
 
 
-def _way_on(reason: str) -> str:
-    """Return what changes let a run continue that ended for this reason."""
+def _way_on(reason: str | None) -> str:
+    """Return what lets a run continue that ended for this reason; None if its epochs were run by hand."""
+    if reason is None:
+        return "its checkpoint: --checkpoint latest"
     match = re.search(r"\((\w+)(?: \w+: [^()]*)?\)$", reason)  # emrun's hooks name themselves there
     name = match[1] if match is not None else "the hook that ended it"
     if name == "StopAfter":

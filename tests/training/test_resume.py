@@ -353,6 +353,19 @@ def test_a_finished_run_says_how_to_train_longer(project, caplog):
         assert caplog.messages[-1] == f"to train longer, resume with {way}"
 
 
+def test_a_run_whose_block_has_simply_ended_continues_from_its_checkpoint(project, caplog):
+    directory = project / "run"
+    with create_training(config_of(), output_dir=directory).main_loop:
+        pass
+    caplog.set_level("INFO")
+    assert resume_training(directory) is None
+    said = ["nothing to do: the run is finished", "to train longer, resume with its checkpoint: --checkpoint latest"]
+    assert caplog.messages[-2:] == said
+    train(resume_training(directory, checkpoint_name="latest"))
+    train(create_training(config_of(), output_dir=project / "straight"))
+    assert result(directory) == result(project / "straight")
+
+
 def test_another_architecture_is_refused_with_the_values_that_the_resume_changes(project):
     directory = stopped(project)
     with pytest.raises(StateError, match=r"does not fit the module: .* in the checkpoint, .* in the module") as caught:
