@@ -401,6 +401,11 @@ def test_a_loss_that_depends_on_no_parameter_is_an_error():
         run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
 
 
+def test_gradients_that_the_users_code_has_disabled_are_an_error_that_says_so():
+    with torch.no_grad(), pytest.raises(ArgumentError, match=r"loss: your code has called torch\.set_grad_enabled"):
+        run(TorchModel(Affine(), optimizer=SGD), [{"x": X, "y": Y}])
+
+
 def test_a_loss_form_beside_an_output_loss_is_an_error():
     loss = Factory(nn.MSELoss, options={"inputs": ["predicted", "y"]})
     with pytest.raises(ArgumentError, match=r"forward returns an output 'loss' already; remove one of them"):

@@ -46,6 +46,8 @@ def backward(loss: Tensor, of: Parameters = None) -> None:
         if loss.requires_grad:
             raise
         message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
+        if not torch.is_grad_enabled():
+            message = "your code has called torch.set_grad_enabled(False); enable gradients again"
         raise ArgumentError("loss", message) from error
 
 
