@@ -48,7 +48,7 @@ class Events:
         self.profiling: Profiling | None = None
         """Times an epoch; None if no hook listens to `after_epoch_profile`."""
         self.last: list[Any] = []
-        """What listens like hooks, after the hooks."""
+        """What listens like hooks, after them: the rows of means between epochs."""
         self.parts: list[Any] = []
         """Parts of the loop, which listen to events on every rank, after the hooks and before the model; to batches, if
         they have `begin_batches`; and to the end of an epoch, with the names of its train streams, as `end_epoch`."""

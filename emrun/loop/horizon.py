@@ -24,12 +24,12 @@ UNITS = ("epochs", "passes", "updates", "iterations")
 _COUNTERS = {"epochs": "training_epochs_done", **{unit: f"{unit}_done" for unit in UNITS[1:]}}
 _SINGULAR = {"epochs": "epoch", "passes": "pass", "updates": "update", "iterations": "iteration"}
 
-_SAME = {
+_WHY_SAME = {
     "updates": ", as every iteration makes an update",
     "epochs": ", as every epoch is a pass without main_loop.fixed_epoch_size",
 }
-_LENGTHS = "give StopAfter a number of updates, set main_loop.fixed_epoch_size, or "
-_TOLD = "add num_batches to the dataset"
+_OTHER_WAYS = "give StopAfter a number of updates, set main_loop.fixed_epoch_size, or "
+_ADD_LENGTH = "add num_batches to the dataset"
 
 
 class RunLength:
@@ -147,12 +147,12 @@ class RunLength:
         if len(ends) == len(limits):
             return Horizon(min(ends), of_pass, "", is_awaited)
         told = (
-            _TOLD
+            _ADD_LENGTH
             if self._events.checks.fixed_batch_size is None
             else f"make the batches of {self._events.checks.fixed_batch_size} with ctx.batches"
         )
         missing = (
-            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; {_LENGTHS}{told}"
+            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; {_OTHER_WAYS}{told}"
             f"{'' if self.has_zeroth_epoch or self._epoch else ', or do not skip the zeroth epoch'}"
         )
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
@@ -182,7 +182,7 @@ class RunLength:
             before, other, earlier = first.setdefault(same.get(unit, unit), (index, unit, limit))
             if limit != earlier:
                 whose = f" of {type(self._loop.hooks[before]).__name__}" if before != index else ""
-                reason = "" if unit == other else _SAME[same.get(unit, unit)]
+                reason = "" if unit == other else _WHY_SAME[same.get(unit, unit)]
                 message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
                 raise HookError(f"{message}; the larger limit is never reached, remove it", index)
             if unit == "passes" and self._epoch is not None:

@@ -219,7 +219,7 @@ class RankEvents:
                     joined.counts.append(count)
                     joined.add(data, weight_of(data, count))
             if not joined.counts:
-                return  # see `noting`
+                return  # a batch that is empty on all ranks: an error at the end of the stream
             whole, ended = joined.on_demand(), list[TrainingTerminated]()
             length = switched_on(self.loop, "batch_length", sum(joined.counts))
             with switched_on(self.endings, "is_alone"), length:

@@ -32,6 +32,7 @@ _USED = {
     _LATEST: "SaveLatest and the end of every training use",
     BEFORE_COOLDOWN: "schedules with a cool-down use",
 }
+"""Names under which no hook may save -> who saves under them."""
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""

@@ -35,7 +35,7 @@ class IntervalRows:
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
         self.before_training: Any = None
-        """Starts the clocks. As the other two, an event that the loop calls after the hooks'; None: nobody needs it."""
+        """Starts the clocks. The loop calls this event and the next two after those of the hooks, unless it is None."""
         self.after_batch: Any = None
         """Adds the values of a batch, and makes rows."""
         self.after_stream: Any = None

@@ -57,7 +57,7 @@ class AbstractSink(AbstractHook):
             identity: what was returned in an earlier process of the run; None in a new run.
 
         Returns:
-            By what to find again what was written.
+            What identifies the written rows: a later process of the run gets it as `identity`.
         """
 
     @abstractmethod
@@ -103,7 +103,7 @@ class FileSink(AbstractSink):
     content at the checkpoint, and makes a file that was damaged, or that has other arguments now, from the rows again.
     What cannot be written is a warning: the run goes on, and the next start completes the file.
 
-    A derived class overrides `begin`, `write`, `place` and `is_free`.
+    A derived class overrides `begin`, `write` and `place`, and perhaps `flush`.
 
     Args:
         path: the file.

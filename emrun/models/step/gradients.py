@@ -74,7 +74,7 @@ def parameters_beside(
 
 
 class Cleared:
-    """Whose gradients are cleared before a step.
+    """What is cleared before a step: the gradients of parameters, and optimizers that clear theirs in their own way.
 
     Args:
         parameters: the parameters of the module.
@@ -91,7 +91,7 @@ class Cleared:
         self.gradients = partial(map, setattr, self.parameters, _GRAD, _NONE)
         """Returns an iterator that sets them to None, a gradient with each item."""
         self.more = [each.zero_grad for each in own]
-        """Clear the gradients of optimizers that do it in their own way."""
+        """Methods that clear the gradients of optimizers which do it in their own way."""
 
 
 class Traces:

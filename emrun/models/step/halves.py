@@ -22,7 +22,7 @@ _ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences th
 
 
 def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool:
-    """Warn if a loss of two halves of a batch is another one than that of the batch; return whether forward gathers.
+    """Warn if the loss of a batch is not the mean of those of its halves; return whether forward gathers rows of ranks.
 
     The module runs three times in evaluation mode, on a rank without rows too, so that all ranks exchange the same
     messages.

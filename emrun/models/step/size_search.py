@@ -17,8 +17,9 @@ from emrun.models.optimizer import Step
 _LOG = logging.getLogger(__name__)
 
 _STEPS = 2  # an optimizer makes its state in the first step, so the second one needs more memory
+# attributes of a model that its copy for the search does not have
 _NOT_COPIED = ("_main_loop", "write_setting", "_stream_metrics", "_evaluation_weights", "load_initial", "_before")
-_FULL = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
+_FULL = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")  # in errors of PyTorch
 _ADVICE = "set model.recompute, take a smaller module, or shorten the examples"
 
 

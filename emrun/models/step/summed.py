@@ -110,7 +110,7 @@ class SummedWindows(Windows):
 
 
 class SummedBatches(SummedWindows):
-    """The same if each batch is a window, and `train_step` makes one update, of the only optimizer."""
+    """Sums the gradients of each batch, which is a window; `train_step` makes one update, of the only optimizer."""
 
     is_ending = True
 
