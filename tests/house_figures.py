@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_042,
     "base": 1_141,
     "cli": 2_722,
-    "config": 2_792,
+    "config": 2_794,
     "diagnosis": 2_849,
     "launch": 1_215,
     "loop": 3_002,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.errors import ConfigError, Position, Problem
+from emrun.base.errors import ConfigError, Problem
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import NO_OPTIMIZER, meant_of, normalised, same
 from emrun.config.calls import Elsewhere
@@ -19,7 +19,7 @@ from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry, is_hook
-from emrun.config.planner import Planner
+from emrun.config.planner import ADDED, Planner
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
 from emrun.config.source_finder import Unimported
@@ -164,8 +164,7 @@ def with_statistics(config: Config) -> Config:
     is_plain = model is None or any(same_class(model.value, each) for each in (DEFAULT_MODEL, "Ensemble", "Sequence"))
     if not (is_plain and isinstance(entries, list)) or _lists(entries, "ComputeStats"):
         return config
-    place = Position("emrun")
-    changed = replace(hooks or Node(None, place, place), value=[Node("ComputeStats", place), *entries])
+    changed = replace(hooks or Node(None, ADDED, ADDED), value=[Node("ComputeStats", ADDED), *entries])
     return config.with_root(replace(config.root, value={**config.root.value, "hooks": changed}))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from emrun.base.errors import HookError, MissingExtra, Problem
+from emrun.base.errors import HookError, MissingExtra, Position, Problem
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import Elsewhere, check_call, nowhere
@@ -33,6 +33,8 @@ from emrun.events import check_events
 _KEYS = ("class", "import", "args")
 SWEEP = "emrun.launch.settings.Sweep"
 """The class whose constructor is the schema of the section `sweep`."""
+ADDED = Position("emrun")
+"""The position of a hook that emrun adds before those of the config."""
 _METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
 
 
@@ -120,10 +122,12 @@ class Planner:
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; an entry that `check_hooks` reports becomes None."""
         found: list[Any] = []
-        for index, entry in enumerate(entries):
+        index = 0  # in the list as it was given
+        for entry in entries:
             name, arguments = hook_entry(entry)
             is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
             found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
+            index += entry.position != ADDED
         return found
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
