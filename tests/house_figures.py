@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_042,
     "base": 1_141,
     "cli": 2_722,
-    "config": 2_794,
+    "config": 2_812,
     "diagnosis": 2_849,
     "launch": 1_215,
     "loop": 3_002,

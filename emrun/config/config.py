@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import reprlib
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from emrun.base.arguments import expanded
@@ -125,7 +127,8 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
         overrides: `key.path=value` to set a value, `~key.path` to delete a key.
 
     Raises:
-        ConfigError: a file cannot be read, an override cannot be applied, or a `${...}` refers to something missing.
+        ConfigError: a file cannot be read, an override cannot be applied, a `${...}` refers to something missing, or a
+            mapping has a value that YAML cannot hold, such as a number of NumPy or an object.
     """
     config = read_config(source, overrides)
     _ = config.tree
@@ -141,12 +144,29 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if isinstance(source, Config):
         return source.overridden(overrides)
     if isinstance(source, Mapping):
+        if problems := list(_not_plain(source)):
+            raise ConfigError(problems)
         return Config(node_of(source, Position("config")), "run").overridden(overrides)
     path, text = _read_text(expanded(source))
     node = parse(text, str(path))
     extends = isinstance(node.value, dict) and node.get("extends") is not None
     root, _ = _extended(node, path, {})
     return Config(root, Path(source).resolve().stem, None if extends else text).overridden(overrides)
+
+
+def _not_plain(value: Any, key: str = "") -> Iterator[Problem]:
+    """Yield the values of a mapping that a config file cannot hold."""
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _not_plain(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            yield from _not_plain(child, f"{key}[{index}]")
+    elif type(value) not in (str, int, float, bool, NoneType):
+        what = "a text, a whole number, a float, a boolean, None, a list or a mapping"
+        advice = "convert it, or write {class: ...} or {import: ...}"
+        message = f"{reprlib.repr(value)} is a {type(value).__name__}, not {what}; {advice}"
+        yield Problem(Position("config"), key, message, "config.type")
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:

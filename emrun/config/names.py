@@ -248,5 +248,9 @@ def no_member(path: str, owner: str, file: str | None, name: str, members: Itera
         return NotThere(
             f"{path}: {own} is hidden by the module of the same name {where}, which has no {name!r}; rename {own}"
         )
+    if owner == "__main__":
+        return NotThere(
+            f"{path}: only the script or notebook that made it has {name!r}; move {name} to a module of yours"
+        )
     near = did_you_mean(name, [each for each in members if not each.startswith("_")])
     return NotThere(f"{path}: {owner}{f' (found at {file})' if file else ''} has no {name!r}{near}")

@@ -1,7 +1,9 @@
 """Configs read from files, `extends` and overrides."""
 
 import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 from config.problems import problem_of
 
@@ -29,6 +31,16 @@ def test_a_directory_stands_for_its_config_file(write):
 
 def test_a_mapping_is_a_config_too():
     assert load_config({"a": {"b": (1, 2)}}, ["a.c=3"]) == {"a": {"b": [1, 2], "c": 3}}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(np.float64(0.1), "float64"), (Path("a"), "PosixPath"), ({1}, "set"), (b"x", "bytes"), (int, "type")],
+)
+def test_a_value_of_a_mapping_that_no_file_can_hold_is_an_error_with_its_key(value, kind):
+    problem = problem_of(load_config, {"a": {"b": [1, value]}})
+    assert problem.key == "a.b[1]"
+    assert f" is a {kind}, not a text, a whole number" in problem.message
 
 
 def test_a_byte_order_mark_is_not_part_of_the_config(tmp_path):
