@@ -200,6 +200,7 @@ class RunningStats:
             return
         if self._shape is None:
             self._begin(other._device, other._is_scalar)
+            self._is_weighted = other._is_weighted
         self._reduce()
         other._reduce()
         totals = {name: each.to(self._device) for name, each in other._totals.items()}

@@ -548,6 +548,15 @@ def test_weights_are_there_in_all_batches_or_in_none(weights):
         stats.add([1.0, 2.0], 2, weights[1])
 
 
+def test_values_with_weights_may_follow_those_of_a_rank_that_is_gone():
+    """After a resume on fewer ranks, in an epoch in which this rank had no rows before."""
+    stats, other = RunningStats(["mean"]), RunningStats(["mean"])
+    other.add(torch.tensor([1.0, 3.0]), 2, torch.tensor([1.0, 0.0]))
+    stats.merge(other.state_dict())
+    stats.add(torch.tensor([5.0]), 1, torch.tensor([3.0]))
+    assert stats.result() == {"mean": 4.0}
+
+
 def test_examples_without_numbers_have_no_mean():
     found = running(["mean", "min", "std", "sum", "count", "nancount", "nanfraction"], [np.ones((2, 0))])
     assert {name for name, value in found.items() if np.isnan(value)} == {"mean", "min", "std", "nanfraction"}
