@@ -12,6 +12,7 @@ from typing import Any
 
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, HookError, StorageError
+from emrun.epoch_data import as_float
 from emrun.record.facts import Facts
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
@@ -170,7 +171,7 @@ def _values(row: Row) -> Iterator[tuple[int, str, str, str | None, float | None]
         for variable, value in variables.items():
             for aggregation, each in value.items() if isinstance(value, Mapping) else [(None, value)]:
                 if not isinstance(each, Mapping):
-                    yield row.epoch, stream, variable, aggregation, _without_nan(float(each))
+                    yield row.epoch, stream, variable, aggregation, _without_nan(as_float(each))
 
 
 def _without_nan(value: float) -> float | None:

@@ -15,6 +15,7 @@ from emrun.base.errors import StorageError
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.console import complete_runs
 from emrun.cli.output import print_json, table, with_json
+from emrun.epoch_data import as_float
 from emrun.runs.columns import FACTS, Column, Row, column
 from emrun.runs.conditions import Condition, chosen
 from emrun.runs.finding import find_runs
@@ -89,7 +90,7 @@ def _order(key: Column, row: Row) -> tuple[Any, ...]:
     if key.name == "best":
         address, which = row.summaries.watched
         return address, which, -value if which == "max" else value
-    return (0, float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
+    return (0, as_float(value), "") if isinstance(value, int | float) else (1, 0.0, str(value))
 
 
 def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:

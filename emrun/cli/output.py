@@ -16,7 +16,7 @@ import click
 
 from emrun.base.tables import Table, width
 from emrun.base.wording import few
-from emrun.epoch_data import brief_statistics, is_rate
+from emrun.epoch_data import as_float, brief_statistics, is_rate
 
 if TYPE_CHECKING:
     from emrun.training.build import Training
@@ -161,7 +161,9 @@ def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None 
     rows = []
     for (stream, name), values in series.items():
         numbers = [
-            (value, epoch) for epoch, value in values if isinstance(value, int | float) and not math.isnan(value)
+            (value, epoch)
+            for epoch, value in values
+            if isinstance(value, int | float) and not math.isnan(as_float(value))
         ]
         low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
         extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]

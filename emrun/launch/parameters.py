@@ -14,6 +14,7 @@ from emrun.base.errors import ConfigError, Position, Problem
 from emrun.base.wording import did_you_mean, meant_of
 from emrun.config.sections import SECTIONS
 from emrun.config.yaml_tree import Node, node_of, parse, read_scalar
+from emrun.epoch_data import as_float
 
 _RANGE = ("low", "high", "log", "step")
 _NOT_SWEPT = {
@@ -233,9 +234,9 @@ def _span(name: str, node: Node) -> Span:
         return ConfigError(Problem(child.position, name, message, "config.sweep"))
 
     for key, value in (("low", low), ("high", high), ("step", step)):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(as_float(value))
         if not is_number and not (key == "step" and value is None):
-            raise wrong(key, f"a range needs low and high, two numbers; {key} is {value!r}")
+            raise wrong(key, f"a range needs low and high, two numbers; {key} is {value!r:.40}")
     if not low < high:
         raise wrong("low", f"low, {low}, must be less than high, {high}")
     if not isinstance(log, bool | None):

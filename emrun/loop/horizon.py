@@ -152,7 +152,8 @@ class RunLength:
             else f"make the batches of {self._events.checks.fixed_batch_size} with ctx.batches"
         )
         missing = (
-            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; {_OTHER_WAYS}{told}"
+            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; "
+            f"{_OTHER_WAYS}{told}"
             f"{'' if self.has_zeroth_epoch or self._epoch else ', or do not skip the zeroth epoch'}"
         )
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)

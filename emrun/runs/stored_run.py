@@ -15,7 +15,7 @@ from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_at
 from emrun.config.yaml_tree import Node, node_of, parse
-from emrun.epoch_data import named, statistics
+from emrun.epoch_data import as_float, named, statistics
 from emrun.record.rows import Reader
 from emrun.record.steps import Chunk
 from emrun.storage.files import read_regular
@@ -245,8 +245,9 @@ class StoredRun:
 
 def number(value: Any) -> float | None:
     """Return a number of `metrics.jsonl`, in which values that are not finite are strings; None for another value."""
-    is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
-    return float(value) if is_number or value in ("NaN", "Infinity", "-Infinity") else None
+    if type(value) is str:
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
+    return as_float(value) if type(value) in (int, float) else None
 
 
 def statistic(epoch: Mapping[str, Any], address: str) -> float | None:

@@ -49,6 +49,14 @@ def test_runs_are_sorted_and_chosen_and_columns_are_any_value(runs, emrun):
     assert done.stderr == "2 runs not shown: they do not meet the conditions\n"
 
 
+def test_runs_are_sorted_by_whole_numbers_of_any_size(make_run, emrun):
+    for name, value in (("a", 10**400), ("b", 3), ("c", -(10**400))):
+        make_run(name, (0.1, 0.2), config=CONFIG.replace("width: 32", f"width: {value}"))
+    done = emrun("ls", "--sort", "vars.width", "-c", "name")
+    assert done.returncode == 0, done.stderr
+    assert [row["name"] for row in table(done.stdout)] == ["c", "b", "a"]
+
+
 def test_the_long_list_counts_models_and_datasets(runs, emrun):
     output = emrun("ls", "-l").stdout
     assert "interrupted here" in output

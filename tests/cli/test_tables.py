@@ -24,6 +24,8 @@ def test_the_last_table_skips_nan_and_has_the_variables_of_the_log_and_one_row_f
         ["valid", "lowest", "f1", "a", "0,", "b", "0.1,", "c", "0.2"],
     ]
     assert [line.split()[:2] for line in summary(epochs, ["loss"]).splitlines()[2:]] == [["valid", "loss"]]
+    large = [{"epoch": 1, "streams": {"valid": {"count": 10**400}}}]  # too large for a float
+    assert summary(large).splitlines()[2].split()[2] == str(10**400)
 
 
 ROWS = """

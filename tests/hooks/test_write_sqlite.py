@@ -22,12 +22,13 @@ def query(run, sql):
 
 
 class NotANumber(AbstractHook):
-    """Adds NaN, infinity, a plain number and a word."""
+    """Adds NaN, infinity, a plain number, one that is too large for a float, and a word."""
 
-    writes = ("odd", "plain", "word")
+    writes = ("odd", "plain", "large", "word")
 
     def after_epoch(self, epoch_data):
-        epoch_data["valid"] |= {"odd": {"nan": float("nan"), "inf": float("inf")}, "plain": 3, "word": "many"}
+        odd = {"nan": float("nan"), "inf": float("inf")}
+        epoch_data["valid"] |= {"odd": odd, "plain": 3, "large": 10**400, "word": "many"}
 
 
 @pytest.fixture
@@ -73,6 +74,7 @@ def test_nan_is_null_and_what_is_not_a_number_is_left_out(run_with):
         ("odd", "nan", None),
         ("odd", "inf", np.inf),
         ("plain", None, 3),
+        ("large", None, np.inf),
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.wording import in_one_line
+from emrun.epoch_data import as_float
 from emrun.runs.report.markup import Html, joined, tag
 
 _WIDTH, _HEIGHT = 320, 220
@@ -154,7 +155,7 @@ def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(as_float(value))
 
 
 def _short(value: float) -> str:

@@ -20,6 +20,7 @@ def test_other_values_have_equal_distances():
     assert sorted(words.places.values()) == [0, 0.25, 0.5, 0.75, 1]
     assert Axis.of(["a", "a"]).place("a") == 0.5
     assert Axis.of([3, 3]).place(3) == 0.5
+    assert [Axis.of([3, 10**400]).place(each) for each in (3, 10**400)] == [1, 0]  # too large for a float
 
 
 def test_ticks_that_are_too_near_are_left_out():
