@@ -113,9 +113,11 @@ class Removal:
         """Rename the checkpoints in which nothing else is, so that no half of one is left where a resume looks.
 
         Returns:
-            The files under their new names, and the manifests of the other checkpoints.
+            The files under their new names, and the manifests of the other checkpoints; for each folder that a process
+            has left which was killed, the one that it had, so that the folder goes.
         """
-        found, files = [], set(self.files)
+        left = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
+        found, files = [each / MANIFEST for each in left if not each.is_symlink()], set(self.files)
         for place in _checkpoints_in(self.run.directory):
             inside = list(place.iterdir())
             if files.issuperset(inside):

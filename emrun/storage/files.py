@@ -265,18 +265,18 @@ def written_aside(place: Path, aside: Path | None = None, *, flushes: bool = Tru
 
 
 def remove_files(files: Iterable[Path], home: Path) -> None:
-    """Remove files and links, and the directories in which nothing is left then, up to and with `home`.
+    """Remove files and links, and each directory when nothing is left in it, up to and with `home`.
 
     Raises:
         OSError: a file cannot be removed.
     """
-    folders: dict[Path, None] = {}
     for path in files:
         path.unlink(missing_ok=True)
-        folders.update(dict.fromkeys(each for each in path.parents if each.is_relative_to(home)))
-    for each in sorted(folders, key=lambda path: -len(path.parts)):
-        with suppress(OSError):  # it is not empty, or a mount point
-            each.rmdir()
+        for each in path.parents:
+            if not each.is_relative_to(home):
+                break
+            with suppress(OSError):  # it is not empty, gone, or a mount point
+                each.rmdir()
 
 
 def _delete(path: Path) -> None:

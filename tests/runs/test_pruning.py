@@ -53,6 +53,20 @@ def test_what_a_process_that_was_killed_in_a_write_has_left_goes_with_the_run(di
     assert not directory.exists()
 
 
+@pytest.mark.parametrize("what", ["runs", "checkpoints"])
+def test_a_removal_that_is_killed_leaves_no_folder_in_which_nothing_is(directory, monkeypatch, what):
+    left, unlink = directory / "checkpoints/.tmp-it-00000030", Path.unlink
+    left.mkdir()  # by one that was killed before it had removed the folder
+
+    def look(self, missing_ok=False):
+        assert {each for each in directory.rglob("*") if each.is_dir() and not any(each.iterdir())} <= {left}
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", look)
+    Removal.of(StoredRun(directory), what).carry_out()
+    assert not (directory if what == "runs" else directory / "checkpoints").exists()
+
+
 def test_only_the_checkpoints_are_removed(directory):
     removal = Removal.of(StoredRun(directory), "checkpoints")
     assert 6000 < removal.size < size_below(directory)
