@@ -42,7 +42,7 @@ def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @choosing_runs
 @click.option("-l", "--long", is_flag=True, help="Show more: the epoch of the best value, the model, the dataset, ...")
-@click.option("-a", "--all", "everything", is_flag=True, help="Also show runs that ended before their first epoch.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also show runs that ended before their first iteration.")
 @click.option("-v", "--verbose", is_flag=True, help="As -l; of a single run, also show its config and its files.")
 @click.option("-c", "--columns", metavar="NAME,...", help="Show these after the name, instead of the usual columns.")
 @click.option("--sort", metavar="NAME", default="name", show_default=True, help="Sort by this; -NAME in reverse.")
@@ -68,7 +68,7 @@ def ls(
     asked = [*shown, key, *([FACTS["best"]] if as_json else [])]
     found, rows = chosen(find_runs(root, deep=recursive), root, wanted, asked)
     if not (everything or wanted or (found and found[0].run.directory == root)):
-        rows = [row for row in rows if row.run.epochs_done or row.run.status in ("running", "killed", "damaged")]
+        rows = [row for row in rows if row.run.iterations_done or row.run.status in ("running", "killed", "damaged")]
     there = [row for row in rows if key.of(row) is not MISSING]
     there.sort(key=lambda row: _order(key, row), reverse=sort.startswith("-"))
     rows = there + [row for row in rows if key.of(row) is MISSING]
@@ -170,7 +170,7 @@ def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditio
         click.echo(f"no runs in {root} (-r also searches the directories below)", err=True)
     elif len(found) > len(rows):
         why = (
-            "they do not meet the conditions" if has_conditions else "they ended before the first epoch; -a shows them"
+            "they do not meet the conditions" if has_conditions else "they ended before the first iteration; -a shows them"
         )
         click.echo(f"{counted(len(found) - len(rows), 'run')} not shown: {why}", err=True)
     problems = [f"{in_one_line(row.name)}: {in_one_line(each)}" for row in rows for each in row.run.problems]
