@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 1_042,
     "base": 1_141,
-    "cli": 2_723,
+    "cli": 2_724,
     "config": 2_812,
     "diagnosis": 2_849,
     "launch": 1_216,

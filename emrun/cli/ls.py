@@ -169,9 +169,8 @@ def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditio
     if not found:
         click.echo(f"no runs in {root} (-r also searches the directories below)", err=True)
     elif len(found) > len(rows):
-        why = (
-            "they do not meet the conditions" if has_conditions else "they ended before the first iteration; -a shows them"
-        )
+        early = "they ended before the first iteration; -a shows them"
+        why = "they do not meet the conditions" if has_conditions else early
         click.echo(f"{counted(len(found) - len(rows), 'run')} not shown: {why}", err=True)
     problems = [f"{in_one_line(row.name)}: {in_one_line(each)}" for row in rows for each in row.run.problems]
     for each in problems[:_MOST_PROBLEMS]:

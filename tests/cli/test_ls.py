@@ -23,13 +23,15 @@ def runs(make_run):
 
 
 def test_a_run_that_ended_within_its_first_epoch_is_listed(make_run, emrun):
-    make_run("long", (0.1,)).end("finished", 0, "1000 iterations done (StopAfter iterations: 1000)", 0, 1000)
+    run = make_run("long", (0.1,), status="running")
+    run.end("finished", 0, "1000 iterations done (StopAfter iterations: 1000)", 0, 1000)
     assert [row["name"] for row in table(emrun("ls").stdout.replace("max valid", "max-valid"))] == ["long"]
 
 
 def test_runs_are_listed_with_their_status(runs, emrun):
     done = emrun("ls")
-    assert (done.returncode, done.stderr) == (0, "1 run not shown: they ended before the first iteration; -a shows them\n")
+    assert done.returncode == 0
+    assert done.stderr == "1 run not shown: they ended before the first iteration; -a shows them\n"
     rows = table(done.stdout.replace("max valid/accuracy", "best"))
     assert [(row["name"], row["status"], row["epochs"], row["best"]) for row in rows] == [
         ("a", "finished", "1", "0.9"), ("b", "interrupted", "2", "0.7"),
