@@ -162,7 +162,7 @@ def _not_plain(value: Any, key: str = "") -> Iterator[Problem]:
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
             yield from _not_plain(child, f"{key}[{index}]")
-    elif type(value) not in (str, int, float, bool, NoneType):
+    elif type(value) not in (str, int, float, bool, NoneType) and not type(value).__module__.startswith("ruamel."):
         what = "a text, a whole number, a float, a boolean, None, a list or a mapping"
         advice = "convert it, or write {class: ...} or {import: ...}"
         message = f"{reprlib.repr(value)} is a {type(value).__name__}, not {what}; {advice}"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from config.problems import problem_of
+from ruamel.yaml import YAML
 
 from emrun.base.errors import ConfigError
 from emrun.config.config import load_config, read_config
@@ -41,6 +42,11 @@ def test_a_value_of_a_mapping_that_no_file_can_hold_is_an_error_with_its_key(val
     problem = problem_of(load_config, {"a": {"b": [1, value]}})
     assert problem.key == "a.b[1]"
     assert f" is a {kind}, not a text, a whole number" in problem.message
+
+
+def test_a_mapping_that_ruamel_has_read_is_a_config():
+    read = YAML().load("a: 1.0e-3 # one\nb: 'x'\nc: 0x10\n")
+    assert load_config(read) == {"a": 0.001, "b": "x", "c": 16}
 
 
 def test_a_byte_order_mark_is_not_part_of_the_config(tmp_path):
