@@ -117,7 +117,7 @@ def test_the_time_of_compiling_is_logged_and_is_not_in_the_time_of_a_batch(caplo
     profiles = Profiles()
     trained(model({"backend": slow}), profiles, sizes=(4, 4, 3))
     assert len(waits) >= 2
-    assert "compiling Net took 0." in caplog.text
+    assert "compiling Net took " in caplog.text
     assert "for x: float32 (4, 3), y: float32 (4)" in caplog.text.replace("(4,)", "(4)")
     logged = [float(each.message.split()[3]) for each in caplog.records if each.message.startswith("compiling")]
     assert len(profiles.seconds) == 3
