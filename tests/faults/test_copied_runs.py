@@ -17,6 +17,7 @@ import shutil
 import pytest
 
 from emrun import create_training, resume_training
+from emrun.base.wording import progress
 from emrun.storage.checkpoints.manifest import verify
 from emrun.training.create import train
 
@@ -134,7 +135,7 @@ def test_a_directory_under_a_name_is_evaluated_and_resumed_from(tmp_path, small,
             if what == "eval":
                 done = small.command("eval", copy, "valid", "--checkpoint", name, cwd=tmp_path)
                 assert done.returncode == 0, done.stderr
-                assert f"{manifest.epoch} epochs, {manifest.iteration} iterations done" in done.stderr
+                assert progress(manifest.epoch, manifest.iteration) in done.stderr
             else:
                 epochs = manifest.epoch + 1
                 after = resumed(small, copy, name, epochs=epochs)
