@@ -296,6 +296,7 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         StorageError: the capsule is damaged, or has the format of another version of emrun.
         StateError: a field has an invalid value although its checksum is correct.
     """
+    shown = from_here(place)
     try:
         facts, intact = read_seal(place / _FACTS)
         if not intact:
@@ -303,21 +304,21 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, place)
         reason = reason_of(error)
-        raise StorageError(f"capsule {place}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
-    with fields.reading(f"{place / _FACTS}", ANOTHER_CAPSULE):
+        raise StorageError(f"capsule {shown}: {_FACTS} cannot be read ({reason}); the capsule is damaged") from error
+    with fields.reading(f"{shown / _FACTS}", ANOTHER_CAPSULE):
         version = facts.get("format")
         if type(version) is int and version != FORMAT:
             newer = f"is newer than this emrun supports ({FORMAT}); update emrun"
             why = newer if version > FORMAT else "is of an earlier version of emrun, which alone can replay it"
-            raise StorageError(f"capsule {place}: format {version} {why}")
+            raise StorageError(f"capsule {shown}: format {version} {why}")
         fields.record(FACTS).check(facts)
         if FILE not in facts["files"]:
             raise fields.FieldError("files", f"is {fields.shown(list(facts['files']))}", f"a mapping that has {FILE}")
     damage = damaged_file(place, facts["files"])
     if damage is not None:
-        raise StorageError(f"capsule {place}: {damage[0]} is missing or was changed; the capsule is damaged")
+        raise StorageError(f"capsule {shown}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
-    with fields.reading(f"{place / FILE}", ANOTHER_CAPSULE):
+    with fields.reading(f"{shown / FILE}", ANOTHER_CAPSULE):
         batch = {name: unpack(value) for name, value in state.pop("batch").items()}
         state = decode(state)
         step = Step(**{name: facts["step"][name] for name in _STEP})

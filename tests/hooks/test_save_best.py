@@ -219,7 +219,7 @@ def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_stay_or_go(tmp_
     train(create_training(digits_config(hooks), output_dir=tmp_path / "run"))
     for overrides in (["hooks.SaveBest.condition=max"], ["hooks.SaveBest.keep=1"], ["~hooks.SaveBest"]):
         resume_training(tmp_path / "run", [*overrides, "hooks.StopAfter.epochs=3"]).main_loop.run.release()
-    assert "changed: hooks: removed {'SaveBest': {'keep': 1, 'condition': 'max'}}" in caplog.messages
+    assert "changed: hooks.SaveBest: {'keep': 1, 'condition': 'max'} -> not set" in caplog.messages
     told = [each for each in caplog.messages if "SaveBest now" in each or "any more" in each]
     assert told[0].endswith("counts as the best, and the checkpoints best-2, best-1, best-0 are deleted then")
     stays = "no hook saves these checkpoints any more, they stay as they are: "
