@@ -160,11 +160,14 @@ class FileSink(AbstractSink):
     def _make_again(self, facts: Facts, record: Record, places: list[dict[str, Any]]) -> None:
         if places and not self.path.exists():
             _LOG.warning("%s: %s is gone; it is made again", type(self).__name__, self.path)
-        if self.path.exists() and not (places and self.begin(facts, places[-1]["place"])):
+        # an empty list: a process was killed while it made the file
+        is_begun = record.directory is not None and self._places.is_file() and not self._places.stat().st_size
+        if self.path.exists() and not is_begun and not (places and self.begin(facts, places[-1]["place"])):
             self.keep_aside(is_known=bool(places))
-        self.begin(facts, None)
         if record.directory is not None:
             write_atomically(self._places, "")
+        self.begin(facts, None)
+        if record.directory is not None:
             self._write(Reader(record.directory).rows())
             self._note_place()
 

@@ -151,3 +151,20 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
         WriteSQLite(**arguments)
     assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("method", ["_write", "_note_place"])
+def test_a_database_whose_beginning_was_interrupted_is_not_kept_aside(tmp_path, digits_config, monkeypatch, method):
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments):
+        raise Killed
+
+    directory, config = tmp_path / "run", digits_config(["WriteSQLite", {"StopAfter": {"epochs": 1}}])
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(WriteSQLite, method, killed)
+        train(create_training(config, output_dir=directory))
+    assert (directory / "metrics.sqlite").exists()
+    train(resume_training(directory))
+    assert not [*directory.glob("*kept*")]
