@@ -153,8 +153,7 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     assert caught.value.argument == argument
 
 
-@pytest.mark.parametrize("method", ["_write", "_note_place"])
-def test_a_database_whose_beginning_was_interrupted_is_not_kept_aside(tmp_path, digits_config, monkeypatch, method):
+def test_a_database_whose_beginning_was_interrupted_is_not_kept_aside(tmp_path, digits_config, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -163,7 +162,7 @@ def test_a_database_whose_beginning_was_interrupted_is_not_kept_aside(tmp_path, 
 
     directory, config = tmp_path / "run", digits_config(["WriteSQLite", {"StopAfter": {"epochs": 1}}])
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(WriteSQLite, method, killed)
+        patch.setattr(WriteSQLite, "_note_place", killed)
         train(create_training(config, output_dir=directory))
     assert (directory / "metrics.sqlite").exists()
     train(resume_training(directory))
