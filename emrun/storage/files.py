@@ -197,7 +197,7 @@ def _list(directory: str, *names: str) -> None:
     with storing(Path(directory, LIST), "write"):
         descriptor = os.open(f"{directory}{LIST}", flags, 0o666)
         try:
-            os.write(descriptor, "".join(f"\0{name}" for name in sorted(names)).encode(errors="surrogateescape"))
+            _write_all(descriptor, "".join(f"\0{name}" for name in sorted(names)).encode(errors="surrogateescape"))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -219,6 +219,8 @@ def check_guards(*paths: Path) -> None:
             check()
     for directory, written in list(_WRITTEN.items()):
         inside = [each[len(directory) :] for each in absolute if each.startswith(directory)]
+        for folder in {parent for name in inside for parent in list(PurePath(name).parents)[:-1]}:
+            check_no_link(Path(directory, folder))
         new = [name for name in inside if _is_new(name, directory, written)]
         if new:
             _list(directory, *new)
@@ -227,10 +229,6 @@ def check_guards(*paths: Path) -> None:
 
 def _is_new(name: str, directory: str, written: set[str]) -> bool:
     """Check that a file in a run directory may be changed, and return whether it is to be listed."""
-    folder = Path(directory, name).parent
-    while len(str(folder)) > len(directory):
-        check_no_link(folder)
-        folder = folder.parent
     if name in written or name.startswith(_LISTED_ELSEWHERE):
         return False
     if os.path.lexists(f"{directory}{name}"):
@@ -292,8 +290,22 @@ def write_atomically(path: Path, text: str | bytes) -> None:
     """Write a temporary file, flush it to disk and rename it, so that the file is never incomplete."""
     check_guards(path)
     with storing(path, "write"), written_aside(path, aside_of(path)) as aside:
-        aside.write_bytes(text.encode() if isinstance(text, str) else text)
-        flush_file(aside)
+        write_flushed(aside, text.encode() if isinstance(text, str) else text)
+
+
+def write_flushed(path: Path, data: bytes) -> None:
+    """Write a file and flush it to disk, with few calls of the system: each of a thread can hold up the training."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        _write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, rest: bytes) -> None:
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def aside_of(path: Path) -> Path:
@@ -322,10 +334,9 @@ def append_line(path: Path, line: str) -> None:
     with storing(path, "write"):
         descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            size, rest = os.fstat(descriptor).st_size, f"{line}\n".encode()
+            size = os.fstat(descriptor).st_size
             try:
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+                _write_all(descriptor, f"{line}\n".encode())
             except OSError:
                 with suppress(OSError):
                     os.truncate(descriptor, size)

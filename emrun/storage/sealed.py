@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.fields import FILES, fitting
-from emrun.storage.files import flush_directory, flush_file, opened_regular, read_regular, storing, write_atomically
+from emrun.storage.files import (
+    flush_directory,
+    flush_file,
+    opened_regular,
+    read_regular,
+    storing,
+    write_atomically,
+    write_flushed,
+)
 
 _LARGEST = 64_000_000  # bytes of the file that describes a folder
 _DEPTH = 3  # a folder is in another one in the run directory: see `opened_regular`
@@ -33,8 +41,7 @@ def seal(folder: Path, name: str, content: Mapping[str, Any], known: Mapping[str
     for path in sorted(folder.iterdir()):
         flush_file(path)
         files[path.name] = (known or {}).get(path.name) or describe(path)
-    (folder / name).write_text(_text_of({**content, "files": files}), encoding="utf-8")
-    flush_file(folder / name)
+    write_flushed(folder / name, _text_of({**content, "files": files}).encode())
     flush_directory(folder)
 
 

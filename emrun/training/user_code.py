@@ -13,7 +13,9 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from threading import Thread
@@ -89,7 +91,8 @@ class _Early(Thread):
     def sources(self, modules: Mapping[str, Any]) -> Code:
         """Return the user's modules of these only."""
         problems: list[str] = []
-        files = dict(_user_modules(modules, _installed(_own(self._places[0]))))
+        files = dict(_user_modules(modules, ()))  # most often none, and then to look for packages is left out
+        files = dict(_user_modules(modules, _installed(_own(self._places[0])))) if files else files
         return Code("", _read_modules(files, monotonic() + _LONGEST, problems), problems=problems)
 
     def completed(self, modules: Mapping[str, Any]) -> Code:
@@ -202,8 +205,10 @@ def gather(
     sources = _read_modules(dict(_user_modules(imported, installed)), ends, problems)
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     places = [*directories, *sorted({Path(each.file).parent for each in sources.values()})]
-    repositories = list(_repositories(places, run, ends, problems)) if with_repositories else []
-    return Code(python, sources, _packages(installed), repositories, problems)
+    packages = _packages(installed)
+    with ThreadPoolExecutor(1) as pool:
+        repositories = list(_repositories(places, run, ends, problems, pool)) if with_repositories else []
+    return Code(python, sources, packages, repositories, problems)
 
 
 def _user_modules(modules: Mapping[str, Any], installed: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -283,22 +288,30 @@ def _packages(installed: Mapping[str, Iterable[str]]) -> dict[str, str]:
         for entry in entries:
             name, _, version = entry.rpartition(".")[0].partition("-")
             if version and name not in found:
-                found[name] = f"{version.partition('-py')[0]}{_origin(Path(path, entry))}"
+                found[name] = f"{version.partition('-py')[0]}{_origin(f'{path}/{entry}/direct_url.json')}"
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def _origin(metadata: Path) -> str:
-    """Return where a package was installed from, as a comment, if this was not an index; without a password."""
+def _origin(file: str) -> str:
+    """Return where a package was installed from, as a comment, if this was not an index; without a password.
+
+    Args:
+        file: the path of its `direct_url.json`, which most packages do not have.
+    """
+    if not os.path.exists(file):  # noqa: PTH110 - hundreds, for which a path takes ten times as long
+        return ""
     with suppress(OSError, ValueError, AttributeError, LookupError):
-        url: dict[str, Any] = json.loads((metadata / "direct_url.json").read_text(encoding="utf-8"))
+        url: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
         commit = url.get("vcs_info", {}).get("commit_id")
         place = re.sub(r"(?<=//)[^/]*@", "", str(url["url"]).partition("?")[0])
         return "  # " + " ".join(str(each).split()[0] for each in (place, commit) if each)
     return ""
 
 
-def _repositories(directories: Sequence[Path], run: Path, ends: float, problems: list[str]) -> Iterator[Repository]:
-    """Yield the repositories that the directories are in."""
+def _repositories(
+    directories: Sequence[Path], run: Path, ends: float, problems: list[str], pool: Executor
+) -> Iterator[Repository]:
+    """Yield the repositories that the directories are in; git is asked two questions at a time."""
     found: set[Path] = set()
     places = dict.fromkeys(path.resolve() for path in directories)
     for directory in places:
@@ -308,6 +321,7 @@ def _repositories(directories: Sequence[Path], run: Path, ends: float, problems:
         try:
             if not is_in_repository(directory):
                 continue
+            filters = pool.submit(git.ignore_filters)
             answer = os.fsdecode(git.ask("rev-parse", "--show-toplevel", "--revs-only", "HEAD"))
             found_there = re.fullmatch(r"(/.*?)\n(?:([0-9a-f]{40,})\n)?", answer, re.DOTALL)
             if found_there is None:
@@ -323,16 +337,18 @@ def _repositories(directories: Sequence[Path], run: Path, ends: float, problems:
         wanted = [f":(literal){each}" for each in inner] if is_home else []
         is_inside = run.resolve().is_relative_to(git.directory)
         others = [f":(exclude,literal){run.resolve().relative_to(git.directory)}"] if is_inside else []
-        diff = _answer(git, problems, "diff", *_DIFF, commit, "--", *wanted, *others) if commit else None
-        untracked = os.fsdecode(_answer(git, problems, "ls-files", *_UNTRACKED, "--", *wanted) or b"").split("\0")[:-1]
+        ask = partial(_answer, git, problems, filters)
+        names = pool.submit(ask, "ls-files", *_UNTRACKED, "--", *wanted)
+        diff = ask("diff", *_DIFF, commit, "--", *wanted, *others) if commit else None
+        untracked = os.fsdecode(names.result() or b"").split("\0")[:-1]
         more = [f"... and {len(untracked) - _MOST_UNTRACKED} more"] if len(untracked) > _MOST_UNTRACKED else []
         yield Repository(str(git.directory), commit, diff, [*untracked[:_MOST_UNTRACKED], *more])
 
 
-def _answer(git: Git, problems: list[str], *question: str) -> bytes | None:
+def _answer(git: Git, problems: list[str], filters: Future[None], *question: str) -> bytes | None:
     try:
         if question[0] == "diff":
-            git.ignore_filters()
+            filters.result()
         return git.ask(*question)
     except GitError as error:
         what = {"diff": "uncommitted changes", "ls-files": "untracked files"}[question[0]]

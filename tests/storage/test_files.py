@@ -22,6 +22,7 @@ from emrun.storage.files import (
     storing,
     truncate,
     write_atomically,
+    write_flushed,
     written_aside,
 )
 
@@ -136,14 +137,14 @@ def test_a_write_that_fails_midway_leaves_the_old_file_or_none(tmp_path, exists)
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_write_to_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
-    path, write = tmp_path / "trace.yaml", Path.write_bytes
+    path = tmp_path / "trace.yaml"
     path.write_text("old")
 
     def write_to_full_disk(aside, content):
         aside.symlink_to("/dev/full")
-        write(aside, content)
+        write_flushed(aside, content)
 
-    monkeypatch.setattr(Path, "write_bytes", write_to_full_disk)
+    monkeypatch.setattr("emrun.storage.files.write_flushed", write_to_full_disk)
     with pytest.raises(StorageError, match="the disk is full"):
         write_atomically(path, "new")
     assert path.read_text() == "old"

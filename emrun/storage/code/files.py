@@ -20,10 +20,10 @@ from emrun.storage.files import (
     check_guards,
     check_no_link,
     flush_directory,
-    flush_file,
     read_regular,
     storing,
     write_atomically,
+    write_flushed,
 )
 from emrun.storage.lines import read_lines
 
@@ -167,7 +167,7 @@ def make_code_directory(directory: Path) -> None:
     """
     with storing(directory, "create"):
         check_no_link(directory)
-        check_guards(directory / RECORD)
+        check_guards(directory / RECORD, directory / BATCHES)
         directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
 
 
@@ -256,18 +256,15 @@ def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, An
     """Write files and then, when they are on the disk, `record.json`."""
     check_guards(directory / RECORD, *(directory / path for path in files))
     with storing(directory, "write"):
-        changed: set[PurePath] = set()
+        folders = sorted({parent for path in files for parent in PurePath(path).parents})
+        for folder in folders[1:]:  # not `directory` itself, as in `make_code_directory`
+            check_no_link(directory / folder)
+            (directory / folder).mkdir(exist_ok=True)
         for path, data in files.items():
-            place = directory / path
-            for parent in reversed(list(PurePath(path).parents)[:-1]):
-                check_no_link(directory / parent)
-                (directory / parent).mkdir(exist_ok=True)  # not `directory` itself, as in `make_code_directory`
-            place.unlink(missing_ok=True)
-            place.write_bytes(data)
-            flush_file(place)
-            changed.update(PurePath(path).parents)
-        for each in changed:
-            flush_directory(directory / each)
+            (directory / path).unlink(missing_ok=True)
+            write_flushed(directory / path, data)
+        for folder in folders:
+            flush_directory(directory / folder)
         flush_directory(directory.parent)
     write_atomically(directory / RECORD, json.dumps(content, indent=1) + "\n")
 

@@ -199,5 +199,10 @@ def test_a_run_lists_the_files_on_the_disk_before_they_are_there(tmp_path, monke
     make_code_directory(run / "code")
     write_code(run / "code", CODE, 0)
     copy_code(run, copy)
-    assert [len(each) for each in listed[run]] == [0, 1, 2, 6]  # one flush for the record, one for all other files
+    assert [len(each) for each in listed[run]] == [
+        0,
+        1,
+        3,
+        7,
+    ]  # one flush for the record and the batches, one for all other files
     assert [len(each) for each in listed[copy]] == [0, 1, 6]
