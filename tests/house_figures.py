@@ -29,7 +29,7 @@ CEILINGS = {
     "ranks": 561,
     "record": 1_305,
     "runs": 2_153,
-    "storage": 2_438,
+    "storage": 2_441,
     "streams": 1_167,
     "training": 1_145,
     "hooks": 4_803,

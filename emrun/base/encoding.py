@@ -55,7 +55,7 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     Raises:
         StateError: the value is of another type; the message names its key.
     """
-    if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
+    if type(value) not in _PLAIN and isinstance(value, np.generic) and type(value.item()) in _PLAIN:
         value = value.item()
     if type(value) in _PLAIN:
         if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch cannot read it back

@@ -127,13 +127,13 @@ def copy_regular(source: Path, target: Path, depth: int = 1) -> None:
     shutil.copy2(source, target, follow_symlinks=False)
 
 
-def check_no_link(directory: Path) -> None:
+def check_no_link(directory: Path | str) -> None:
     """Check that a directory of a run is not a link.
 
     Raises:
         StorageError: it is.
     """
-    if directory.is_symlink():
+    if os.path.islink(directory):  # noqa: PTH114 - asked for each file that is written
         raise StorageError(errno.ELOOP, f"{directory} is a link, and links in a run are not followed")
 
 
@@ -219,8 +219,8 @@ def check_guards(*paths: Path) -> None:
             check()
     for directory, written in list(_WRITTEN.items()):
         inside = [each[len(directory) :] for each in absolute if each.startswith(directory)]
-        for folder in {parent for name in inside for parent in list(PurePath(name).parents)[:-1]}:
-            check_no_link(Path(directory, folder))
+        for folder in {name[:end] for name in inside for end, each in enumerate(name) if each == os.sep}:
+            check_no_link(f"{directory}{folder}")
         new = [name for name in inside if _is_new(name, directory, written)]
         if new:
             _list(directory, *new)
@@ -256,8 +256,9 @@ def written_aside(place: Path, aside: Path | None = None, *, flushes: bool = Tru
     try:
         yield aside
         aside.rename(place)
-    finally:
+    except BaseException:
         _delete(aside)
+        raise
     if flushes:
         flush_directory(place.parent)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 from emrun.base.fields import FILES, fitting
 from emrun.storage.files import (
     flush_directory,
-    flush_file,
     opened_regular,
     read_regular,
     storing,
@@ -35,12 +35,11 @@ def seal(folder: Path, name: str, content: Mapping[str, Any], known: Mapping[str
         folder: the folder, under its temporary path.
         name: the name of the file that is written.
         content: the content of this file, besides `files` and its own `sha256`.
-        known: the entries of files that have been described before; see `describe`.
+        known: the entries of files that have been flushed and described before; see `describe`.
     """
     files = {}
     for path in sorted(folder.iterdir()):
-        flush_file(path)
-        files[path.name] = (known or {}).get(path.name) or describe(path)
+        files[path.name] = (known or {}).get(path.name) or describe(path, flushes=True)
     write_flushed(folder / name, _text_of({**content, "files": files}).encode())
     flush_directory(folder)
 
@@ -99,13 +98,21 @@ def damaged_file(folder: Path, files: Mapping[str, Any]) -> tuple[str, bool] | N
     return None
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Return the checksum and the size of a file: `{"sha256": ..., "size": bytes}`."""
-    found = hashlib.sha256()
+def describe(path: Path, *, flushes: bool = False) -> dict[str, Any]:
+    """Return the checksum and the size of a file: `{"sha256": ..., "size": bytes}`.
+
+    Args:
+        path: the file.
+        flushes: whether to flush the file to disk first.
+    """
+    found, size = hashlib.sha256(), 0
     with opened_regular(path, _DEPTH) as file:
+        if flushes:
+            os.fsync(file.fileno())
         while chunk := file.read(_CHUNK):
             found.update(chunk)
-    return {"sha256": found.hexdigest(), "size": path.stat().st_size}
+            size += len(chunk)
+    return {"sha256": found.hexdigest(), "size": size}
 
 
 def json_digest(content: Mapping[str, Any]) -> str:

@@ -125,7 +125,7 @@ def test_a_guard_leaves_a_capsule(run):
     [
         "capsules.save_state",
         "capsules.seal",
-        "sealed.flush_file",
+        "sealed.write_flushed",
         "capsules._facts",
         "step_randomness.random_state",
     ],

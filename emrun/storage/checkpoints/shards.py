@@ -36,7 +36,7 @@ from emrun.base.fields import (
 from emrun.base.wording import few
 from emrun.storage.checkpoints.manifest import SHARDS
 from emrun.storage.checkpoints.weights import Collected, read_weights, write_weights
-from emrun.storage.files import flush_file, opened_regular, read_regular, storing
+from emrun.storage.files import opened_regular, read_regular, storing
 from emrun.storage.sealed import describe
 
 OF_STATE = "state.safetensors"
@@ -75,8 +75,7 @@ def write_shard(found: Mapping[str, Collected], rank: int, directory: Path) -> S
         }
         write_weights({key: each.values for key, each in own.items()}, {}, directory, file)
         with storing(directory / file, "write"):
-            flush_file(directory / file)
-            shard["files"][file] = describe(directory / file)
+            shard["files"][file] = describe(directory / file, flushes=True)
         shard["tensors"][name] = {
             key: {
                 "dtype": str(each.values.dtype).removeprefix("torch."),
