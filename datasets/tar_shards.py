@@ -6,12 +6,13 @@ import io
 import json
 import logging
 import os
+import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
-_KINDS = (*FORMATS, "cls", "json", "npy", "txt")
 _ABSENT = -1
 _Array = np.ndarray[Any, Any]
 
@@ -114,26 +114,105 @@ class TarShards(NamedSplits):
         reader = ExampleReader(on_bad_example)
         check_count("max_bytes", max_bytes, minimum=1)
         images = Images(mode, dtype, size, crop, interpolation, orient)
-        decoder = _Decoder(_checked(sources), images, max_bytes)
+        fields = _fields(sources, images)
         files = {"train": train, "valid": valid, "test": test}
-        parts = {name: _Shards(name, each, decoder, reader) for name, each in files.items() if each is not None}
+        parts = {
+            name: _Shards(name, each, fields, max_bytes, reader) for name, each in files.items() if each is not None
+        }
         super().__init__(parts, batch_size)
 
 
-def _checked(sources: object) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Field:
+    """A source, and the field of the examples that it is decoded from."""
+
+    source: str
+    name: str
+    kind: str
+    images: Images
+
+    def room(self, count: int, ctx: StreamContext) -> _Array | None:
+        """Return an array for the images of a batch; None if only the values tell the shape."""
+        size, channels, dtype = self.images.size, self.images.channels, self.images.dtype
+        return ctx.empty((count, channels, *size), dtype) if size and self.kind in FORMATS else None
+
+    def decode(self, content: bytes, rng: np.random.Generator | None, out: _Array | None) -> Any:
+        """Return the value of the field, for an image in `out`, if given; `rng` draws a random part of an image."""
+        try:
+            if self.kind not in FORMATS:
+                return _DECODERS[self.kind](content)
+            pixels = self.images.read(io.BytesIO(content), [FORMATS[self.kind]], rng)
+            image = np.empty((pixels.shape[2], *pixels.shape[:2]), self.images.dtype) if out is None else out
+            write_image(pixels, image)
+            return image
+        except (ValueError, OSError, OverflowError, RecursionError) as error:
+            raise ValueError(f"field {self.name!r}: {str(error) or type(error).__name__}") from error
+
+    def together(self, values: list[Any], ctx: StreamContext) -> Any:
+        """Return the values of a batch as its source."""
+        if self.kind == "cls":
+            return np.array(values, dtype=np.int64)
+        if self.kind in ("json", "txt"):
+            return values
+        same = len({(value.shape, value.dtype) for value in values}) == 1
+        if self.kind in FORMATS and values and not same:
+            shapes = listed(sorted({str(value.shape) for value in values}))
+            raise StreamError(f"stream {ctx.stream_name!r}: {self.source!r} has images of shapes {shapes}; set 'size'")
+        is_made = self.kind in FORMATS and same  # in shared memory, if this is a worker
+        out = ctx.empty((len(values), *values[0].shape), values[0].dtype) if is_made else None
+        return np.stack(values, out=out) if same else values
+
+
+def _fields(sources: object, images: Images) -> list[_Field]:
     if not isinstance(sources, Mapping) or not sources:
         raise ArgumentError("sources", f"{sources!r} is not a mapping of sources to fields such as {{image: png}}")
-    for source, field in sources.items():
-        if not isinstance(field, str) or _kind(field) not in _KINDS:
-            kinds = listed(_KINDS)
-            raise ArgumentError("sources", f"the field {field!r} of {source!r} does not end in one of {kinds}")
-    if any(_kind(field) in FORMATS for field in sources.values()):
-        check_pillow("TarShards")
-    return {source: _same_field(field) for source, field in sources.items()}
+    fields = []
+    for source, name in sources.items():
+        kind = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
+        if kind not in (*FORMATS, *_DECODERS):
+            kinds = listed([*FORMATS, *_DECODERS])
+            raise ArgumentError("sources", f"the field {name!r} of {source!r} does not end in one of {kinds}")
+        if kind in FORMATS:
+            check_pillow("TarShards")
+        fields.append(_Field(source, _same_field(name), kind, images))
+    return fields
 
 
-def _kind(field: str) -> str:
-    return field.lower().rpartition(".")[2]
+def _same_field(field: str) -> str:
+    """Return a field in lower case, with one ending for the two of JPEG."""
+    return re.sub("jpeg$", "jpg", field.lower())
+
+
+def _array(content: bytes) -> _Array:
+    file = io.BytesIO(content)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in readers:
+        raise ValueError(f"version {version} of the npy format is not supported")
+    shape, fortran_order, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(content, dtype, offset=file.tell())
+    return flat.reshape(shape, order="F" if fortran_order else "C").copy()
+
+
+_DECODERS: Mapping[str, Callable[[bytes], Any]] = {
+    "cls": lambda content: np.int64(int(content)),
+    "json": json.loads,
+    "npy": _array,
+    "txt": bytes.decode,
+}
+"""Ending of a field that is no image -> what decodes its content."""
+
+
+class _Found(NamedTuple):
+    """An example of a shard: where its archive begins and its name, its offset, field -> offset and length."""
+
+    place: tuple[int, str]
+    offset: int
+    members: dict[str, tuple[int, int]]
 
 
 def _indexed(
@@ -151,95 +230,61 @@ def _indexed(
     Raises:
         ArgumentError: the shard is damaged or an example lacks a field, and such examples are not left out.
     """
-    found = []
+    where = f"shard {str(path)!r}"
+    examples: list[_Found] = []
+    damage = None
     try:
         with path.open("rb") as file:
-            for offset, name, members in _examples_of(file, fields, others):
-                places = _places_of(offset, name, members, fields, others, skips=skips)
-                if places is not None:
-                    found.append((name, places))
-    except DAMAGE as error:
-        if not skips or not found:
-            raise ArgumentError(argument, f"shard {str(path)!r}: {error}") from error
-        _LOG.warning("shard %r: %s; its %d complete examples are used", str(path), error, len(found))
+            _read_headers(file, fields, others, examples)
     except OSError as error:
-        raise ArgumentError(argument, f"shard {str(path)!r} cannot be read: {reason_of(error)}") from error
+        raise ArgumentError(argument, f"{where} cannot be read: {reason_of(error)}") from error
+    except DAMAGE as error:
+        damage = error
+        examples = [each for each in examples if each is not examples[-1] or each.members.keys() >= set(fields)]
+    found = []
+    for (_, name), offset, members in examples:
+        absent = [field for field in fields if field not in members]
+        dotted = [
+            {each[: -len(field)] for each in members.keys() - fields if each.endswith(f".{field}")} for field in fields
+        ]
+        is_other = len(absent) == len(fields)
+        if is_other and not any(dotted):
+            others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
+            continue
+        if absent and not skips:
+            advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
+            what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
+            raise ArgumentError(argument, f"{where}: example {name!r} at offset {offset} {what}")
+        others += [f"{name}.{each}*" for each in sorted((set.union if is_other else set.intersection)(*dotted))]
+        if not is_other:
+            found.append((name, [members.get(field, (_ABSENT, 0)) for field in fields]))
+    if damage is not None and (not skips or not found):
+        raise ArgumentError(argument, f"{where}: {damage}") from damage
+    if damage is not None:
+        _LOG.warning("%s: %s; its %d complete examples are used", where, damage, len(found))
     return found
 
 
-def _places_of(
-    offset: int,
-    name: str,
-    members: Mapping[str, tuple[int, int]],
-    fields: Sequence[str],
-    others: list[str],
-    *,
-    skips: bool,
-) -> list[tuple[int, int]] | None:
-    """Return where the fields of an example are; None if it has none of them, which is added to `others`.
+def _read_headers(file: IO[bytes], fields: Sequence[str], others: list[str], examples: list[_Found]) -> None:
+    """Add the examples of a shard to a list, and to `others` the names of links and hidden files with such fields.
 
     Raises:
-        ValueError: a field is missing, and the example is not left out.
+        ValueError: the shard is damaged; of the last example in the list, a part may be missing.
     """
-    absent = [field for field in fields if field not in members]
-    dotted = [
-        {each[: -len(field)] for each in members if each.endswith(f".{field}") and each not in fields}
-        for field in fields
-    ]
-    if len(absent) == len(fields) and not any(dotted):
-        others.append(f"{name} ({listed([*members])})")  # for instance a note about the shard
-        return None
-    if absent and not skips:
-        advice = "; the name of an example ends at its first dot, so rename the files" if any(dotted) else ""
-        what = f"has no field {listed(absent)} (it has {listed([*members])}){advice}"
-        raise ValueError(f"example {name!r} at offset {offset} {what}")
-    is_none = len(absent) == len(fields)
-    others += [f"{name}.{each}*" for each in sorted((set.union if is_none else set.intersection)(*dotted))]
-    return None if is_none else [members.get(field, (_ABSENT, 0)) for field in fields]
-
-
-def _examples_of(
-    file: IO[bytes], fields: Sequence[str], others: list[str]
-) -> Iterator[tuple[int, str, dict[str, tuple[int, int]]]]:
-    """Yield offset, name and members of each example of a shard: field -> offset and length of its content.
-
-    The names of links and of hidden files with one of the fields are added to `others`.
-
-    Raises:
-        ValueError: the shard is damaged; the complete examples before the damage were yielded.
-    """
-    name, begins, archive = None, 0, 0
-    members: dict[str, tuple[int, int]] = {}
-    problem: BaseException | None = None
-    try:
-        for start, member in _members(file):
-            folder, _, last = member.name.rpartition("/")
-            stem, _, field = last.partition(".")
-            field = _same_field(field)
-            if not stem or not is_plain_file(member):
-                if not member.isdir() and field.endswith(tuple(fields)):
-                    others.append(member.name)
-                continue
-            here = f"{folder}/{stem}" if folder else stem
-            if (here, start) != (name, archive):
-                if name is not None:
-                    yield begins, name, members
-                name, begins, archive, members = here, member.offset, start, {}
-            if field in members:
-                raise ValueError(f"two files {member.name!r}, the second at offset {member.offset}")
-            members[field] = (member.offset_data, member.size)
-    except DAMAGE as error:
-        problem = error
-    if name is not None and (problem is None or members.keys() >= set(fields)):
-        yield begins, name, members
-    if problem is not None:
-        raise problem
-
-
-def _same_field(field: str) -> str:
-    """Return a field in lower case, with one ending for the two of JPEG."""
-    field = field.lower()
-    return f"{field[:-4]}jpg" if field.endswith("jpeg") else field
+    for start, member in _members(file):
+        folder, _, last = member.name.rpartition("/")
+        stem, _, field = last.partition(".")
+        field = _same_field(field)
+        if not stem or not is_plain_file(member):
+            if not member.isdir() and field.endswith(tuple(fields)):
+                others.append(member.name)
+            continue
+        place = start, f"{folder}/{stem}" if folder else stem
+        if not examples or examples[-1].place != place:
+            examples.append(_Found(place, member.offset, {}))
+        if field in examples[-1].members:
+            raise ValueError(f"two files {member.name!r}, the second at offset {member.offset}")
+        examples[-1].members[field] = (member.offset_data, member.size)
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
@@ -269,100 +314,27 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
         raise ValueError(f"damaged or truncated at offset {offset} of {length}: {error}") from error
 
 
-class _Decoder:
-    """Decodes the fields of examples into the sources of a batch."""
-
-    def __init__(self, sources: dict[str, str], images: Images, max_bytes: int) -> None:
-        self.sources = list(sources)
-        self.fields = list(sources.values())
-        self.max_bytes = max_bytes
-        self._kinds = [_kind(field) for field in self.fields]
-        self._images = images
-
-    def room(self, count: int, ctx: StreamContext) -> list[_Array | None]:
-        """Return an array for the images of each field in a batch; None where only the values tell the shape."""
-        size, channels, dtype = self._images.size, self._images.channels, self._images.dtype
-        return [
-            ctx.empty((count, channels, *size), dtype) if size and kind in FORMATS else None for kind in self._kinds
-        ]
-
-    def decode(self, index: int, content: bytes, rng: np.random.Generator | None, out: _Array | None) -> Any:
-        """Return the value of a field, for an image in `out`, if given; `rng` draws a random part of an image."""
-        kind = self._kinds[index]
-        try:
-            if kind in FORMATS:
-                pixels = self._images.read(io.BytesIO(content), [FORMATS[kind]], rng)
-                shape = pixels.shape[2], *pixels.shape[:2]
-                image = np.empty(shape, self._images.dtype) if out is None else out
-                write_image(pixels, image)
-                return image
-            if kind == "npy":
-                return _array(content)
-            if kind == "cls":
-                return np.int64(int(content))
-            return json.loads(content) if kind == "json" else content.decode()
-        except (ValueError, OSError, OverflowError, RecursionError) as error:
-            raise ValueError(f"field {self.fields[index]!r}: {str(error) or type(error).__name__}") from error
-
-    def batch(
-        self, examples: Sequence[Sequence[Any]], places: list[int], room: list[_Array | None], ctx: StreamContext
-    ) -> Batch:
-        """Return the sources of a batch, from the values of the examples and their places in the arrays of `room`."""
-        batch: dict[str, Any] = {}
-        for index, (source, kind, images) in enumerate(zip(self.sources, self._kinds, room, strict=True)):
-            if images is None:
-                batch[source] = self._together(source, kind, [example[index] for example in examples], ctx)
-            else:
-                batch[source] = images if len(places) == len(images) else images[places]
-        return batch
-
-    def _together(self, source: str, kind: str, values: list[Any], ctx: StreamContext) -> Any:
-        if kind == "cls":
-            return np.array(values, dtype=np.int64)
-        if kind in ("json", "txt"):
-            return values
-        same = len({(value.shape, value.dtype) for value in values}) == 1
-        if kind in FORMATS and values and not same:
-            shapes = listed(sorted({str(value.shape) for value in values}))
-            raise StreamError(f"stream {ctx.stream_name!r}: {source!r} has images of shapes {shapes}; set 'size'")
-        is_made = kind in FORMATS and same  # in shared memory, if this is a worker
-        out = ctx.empty((len(values), *values[0].shape), values[0].dtype) if is_made else None
-        return np.stack(values, out=out) if same else values
-
-
-def _array(content: bytes) -> np.ndarray[Any, Any]:
-    file = io.BytesIO(content)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"version {version} of the npy format is not supported")
-    shape, fortran_order, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    flat = np.frombuffer(content, dtype, offset=file.tell())
-    return flat.reshape(shape, order="F" if fortran_order else "C").copy()
-
-
 class _Shards:
     """The examples of one stream."""
 
-    def __init__(self, argument: str, files: str | list[str], decoder: _Decoder, reader: ExampleReader) -> None:
+    def __init__(
+        self, argument: str, files: str | list[str], fields: list[_Field], max_bytes: int, reader: ExampleReader
+    ) -> None:
         self._trains = argument == "train"
-        self._decoder = decoder
+        self._fields = fields
+        self._max_bytes = max_bytes
         self._reader = reader
         self._paths = files_of(argument, files)
         self._identities = list(map(identity, self._paths))
         others: list[str] = []
-        shards = [_indexed(argument, path, decoder.fields, others, skips=reader.skips) for path in self._paths]
+        names = [field.name for field in fields]
+        shards = [_indexed(argument, path, names, others, skips=reader.skips) for path in self._paths]
         self._names = [name for shard in shards for name, _ in shard]
         if others:
             found = argument, counted(len(others), "name"), first_of(others)
             _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": others})
         if not self._names:
-            there = first_of(others)
-            message = f"contains no examples: the shards have {there}; sources: {listed(decoder.fields)}"
+            message = f"contains no examples: the shards have {first_of(others)}; sources: {listed(names)}"
             raise ArgumentError(argument, message)
         self._places = np.array([places for shard in shards for _, places in shard], dtype=np.int64)
         self.blocks: Sequence[int] | None = list(map(len, shards))
@@ -373,28 +345,32 @@ class _Shards:
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
+        rooms = [field.room(len(rows), ctx) for field in self._fields]
+        is_drawn = self._trains and ctx.epoch > 0
         with ExitStack() as stack:
-            opened: dict[int, IO[bytes]] = {}
-            opening = Lock()
+            files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*map(self._shard, rows)}}
 
-            room = self._decoder.room(len(rows), ctx)
-
-            def read_one(row: int, place: int) -> tuple[int, int, list[Any]]:
-                shard = self._shard(row)
-                with opening:
-                    if shard not in opened:
-                        opened[shard] = stack.enter_context(self._open(shard, ctx))
-                is_drawn = self._trains and ctx.epoch > 0  # each field gets the same numbers
+            def read_one(row: int, place: int) -> tuple[int, list[Any]]:
                 values = []
-                for index, images in enumerate(room):
-                    content = self._content(opened[shard], row, index)
-                    rng = ctx.rng_for(row) if is_drawn else None
-                    values.append(self._decoder.decode(index, content, rng, None if images is None else images[place]))
-                return row, place, values
+                for field, (offset, length), room in zip(self._fields, self._places[row].tolist(), rooms, strict=True):
+                    if offset == _ABSENT:
+                        raise ValueError(f"it has no field {field.name!r}")
+                    if length > self._max_bytes:
+                        raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
+                    content = os.pread(files[self._shard(row)], length, offset)  # by several threads
+                    rng = ctx.rng_for(row) if is_drawn else None  # each field gets the same numbers
+                    values.append(field.decode(content, rng, None if room is None else room[place]))
+                return place, values
 
             found = self._reader.read(rows, ctx, read_one, self._named)
-        batch = self._decoder.batch([values for *_, values in found], [place for _, place, _ in found], room, ctx)
-        return with_names(batch, [row for row, *_ in found], self._names)
+        places = [place for place, _ in found]
+        batch = {}
+        for index, (field, room) in enumerate(zip(self._fields, rooms, strict=True)):
+            if room is None:
+                batch[field.source] = field.together([values[index] for _, values in found], ctx)
+            else:
+                batch[field.source] = room if len(places) == len(rows) else room[places]
+        return with_names(batch, rows[places].tolist(), self._names)
 
     def _shard(self, row: int) -> int:
         return int(np.searchsorted(self._ends, row, side="right"))
@@ -407,12 +383,3 @@ class _Shards:
         path = self._paths[shard]
         check_unchanged(path, self._identities[shard], f"stream {ctx.stream_name!r}: shard {str(path)!r}")
         return path.open("rb", buffering=0)
-
-    def _content(self, file: IO[bytes], row: int, index: int) -> bytes:
-        offset, length = self._places[row, index].tolist()
-        if offset == _ABSENT:
-            raise ValueError(f"it has no field {self._decoder.fields[index]!r}")
-        if length > self._decoder.max_bytes:
-            limit = self._decoder.max_bytes
-            raise ValueError(f"field {self._decoder.fields[index]!r} has {length} bytes, but max_bytes is {limit}")
-        return os.pread(file.fileno(), length, offset)  # by several threads
