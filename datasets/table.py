@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -122,32 +123,28 @@ class _Sources(Part):
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
         expected = train.dtypes() if train is not None else {}
-        is_csv = not isinstance(files, Mapping) and files.suffix.lower() == ".csv"
-        if (columns is not None or forms.fill) and not is_csv:
+        ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
+        if ending != ".csv" and (columns is not None or forms.fill):
             key, what = ("columns", "columns") if columns is not None else ("fill", "empty cells")
             raise ArgumentError(key, f"only CSV files have {what}, and {argument} is not a CSV file")
         if memory_map and not isinstance(files, Mapping):
-            raise ArgumentError(
-                "memory_map", f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
-            )
+            what = f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
+            raise ArgumentError("memory_map", what)
         self._sources: dict[str, _Array | _Mapped]
         if isinstance(files, Mapping):
             self._sources = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
-        elif is_csv:
+        elif ending == ".csv":
             self._sources = dict(_read_csv(argument, files, columns, forms, expected))
-        elif files.suffix.lower() == ".npz":
+        elif ending == ".npz":
             self._sources = dict(_read_npz(argument, files))
         else:
             what = "a .npy file has no name for its source; write {source: file.npy}"
-            raise ArgumentError(
-                argument,
-                what if files.suffix.lower() == ".npy" else f"{files} is neither a .npz nor a .csv file",
-            )
+            raise ArgumentError(argument, what if ending == ".npy" else f"{files} is neither a .npz nor a .csv file")
         self._forms, self._where = forms, str(files)
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         named = columns if columns is not None else {source: source for source in self._sources}
         own = {column: source for source, column in named.items() if isinstance(column, str)}
-        if not is_csv:
+        if ending != ".csv":
             forms.check([], list(own))
         for column in forms.categories:
             self._number(own[column])
@@ -296,17 +293,17 @@ def _read_csv(
             raise ArgumentError(argument, f"{path}:{reader.line_num}: {error}") from error
         finally:
             csv.field_size_limit(limit)
+    for name, value in forms.fill.items():
+        cells[name] = [cell if cell.strip() else str(value) for cell in cells[name]]
+    read = {name: _Column(argument, path, name, each, lines) for name, each in cells.items()}
     for source, named in columns.items():
-        if isinstance(named, str):
-            column = _Column(argument, path, named, cells[named], lines).filled(forms.fill)
-            if named in forms.categories:
-                yield source, column.texts()
-            else:
-                is_float = isinstance(forms.fill.get(named), float)
-                yield source, column.numbers(np.dtype(np.float32) if is_float else expected.get(source))
+        if not isinstance(named, str):
+            yield source, np.stack([read[name].parsed("float32") for name in named], axis=1)
+        elif named in forms.categories:
+            yield source, read[named].parsed("object").astype(str)
         else:
-            parts = [_Column(argument, path, name, cells[name], lines).filled(forms.fill).floats() for name in named]
-            yield source, np.stack(parts, axis=1)
+            is_float = isinstance(forms.fill.get(named), float)
+            yield source, read[named].numbers(np.dtype(np.float32) if is_float else expected.get(source))
 
 
 def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
@@ -320,10 +317,6 @@ def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
     return header.index(name)
 
 
-def _fill_it(column: str) -> str:
-    return f"; fill it by `fill: {{{column}: VALUE}}`, or leave the column out by `columns`"
-
-
 class _Column(NamedTuple):
     """The cells of a column, and the line number of each cell."""
 
@@ -335,68 +328,52 @@ class _Column(NamedTuple):
 
     def numbers(self, dtype: np.dtype[Any] | None) -> _Array:
         """Return the numbers as `dtype`; if it is None, as int64 if all numbers are whole, else as float32."""
-        if dtype is not None:
-            return self.wholes(" as in train") if dtype.kind == "i" else self.floats()
-        try:
-            return self._parsed(np.int64)
-        except ValueError:
-            return self.floats()
-        except OverflowError:
-            are_whole = all(re.fullmatch(r"\s*[+-]?\d+\s*", cell) for cell in self.cells)
-            return self.wholes() if are_whole else self.floats()
+        is_whole = all(map(_WHOLE.fullmatch, self.cells)) if dtype is None else dtype.kind == "i"
+        return self.parsed("int64" if is_whole else "float32")
 
-    def filled(self, fill: Mapping[str, str | float]) -> _Column:
-        """Return the column with a value instead of its empty cells, if there is one."""
-        if self.name not in fill:
-            return self
-        value = str(fill[self.name])
-        return self._replace(cells=[cell if cell.strip() else value for cell in self.cells])
+    def parsed(self, dtype: Literal["int64", "float32", "object"]) -> _Array:
+        """Return the cells as whole numbers, as numbers or as texts.
 
-    def texts(self) -> _Array:
-        """Return the cells as they are."""
-        for index in (index for index, cell in enumerate(self.cells) if not cell.strip()):
-            raise self._problem(index, f"is empty{_fill_it(self.name)}")
-        return np.array(self.cells, dtype=str)
-
-    def wholes(self, because: str = "") -> _Array:
-        """Return the numbers as int64; `because` is the part of the error that says why they must be whole."""
-        try:
-            return self._parsed(np.int64)
-        except (ValueError, OverflowError) as error:
-            raise self._wrong(np.int64, f"whole number{because}") from error
-
-    def floats(self) -> _Array:
-        """Return the numbers as float32."""
-        try:
-            exact = self._parsed(np.float64)
-        except ValueError as error:
-            raise self._wrong(np.float64, "number") from error
-        with np.errstate(over="ignore"):
-            rounded = exact.astype(np.float32)
-        for index in np.flatnonzero(np.isinf(rounded)).tolist():
-            if self.cells[index].strip().lower().lstrip("+-") not in ("inf", "infinity"):
-                raise self._problem(index, "is too large for float32")
-        return rounded
-
-    def _parsed(self, dtype: type[Any]) -> _Array:
-        if any("_" in cell for cell in self.cells):  # Python allows underscores in numbers, CSV files do not
-            raise ValueError
-        return np.array(self.cells, dtype)
-
-    def _wrong(self, dtype: type[Any], what: str) -> ArgumentError:
-        """Return the error for the first cell that is not a number of a dtype."""
-        for index in range(len(self.cells)):
-            try:
-                self._replace(cells=[self.cells[index]])._parsed(dtype)
-            except ValueError:
-                empty = not self.cells[index].strip()
-                advice = "; replace names by numbers (0, 1, ...), list the column in `categories`, or leave it out"
-                told = "" if index else f"{advice} by `columns`"
-                return self._problem(index, f"is empty{_fill_it(self.name)}" if empty else f"is not a {what}{told}")
-            except OverflowError:
-                return self._problem(index, "is too large for int64")
-        raise AssertionError("every cell is a number")
+        Raises:
+            ArgumentError: a cell is empty, is something else, or is too large for the dtype.
+        """
+        what, read = _FORMS[dtype]
+        found = np.empty(len(self.cells), dtype)
+        with np.errstate(over="raise"):
+            for index, cell in enumerate(self.cells):
+                if not cell.strip():
+                    advice = f"fill it by `fill: {{{self.name}: VALUE}}`, or leave the column out by `columns`"
+                    raise self._problem(index, f"is empty; {advice}")
+                try:
+                    found[index] = read(cell)
+                except ArithmeticError as error:
+                    raise self._problem(index, f"is too large for {dtype}") from error
+                except ValueError as error:
+                    advice = "; replace names by numbers (0, 1, ...), list the column in `categories`, or leave it out"
+                    told = "" if index else f"{advice} by `columns`"
+                    raise self._problem(index, f"is not a {what}{told}") from error
+        return found
 
     def _problem(self, index: int, what: str) -> ArgumentError:
         shown = self.cells[index] if len(self.cells[index]) <= 50 else f"{self.cells[index][:47]}..."
         return ArgumentError(self.argument, f"{self.path}:{self.lines[index]}: column {self.name!r}: {shown!r} {what}")
+
+
+def _whole(cell: str) -> int:
+    return int(cell.replace("_", "?"))  # Python allows underscores in numbers, CSV files do not
+
+
+def _number(cell: str) -> float:
+    value = float(cell.replace("_", "?"))
+    if math.isinf(value) and "i" not in cell.lower():
+        raise OverflowError
+    return value
+
+
+_WHOLE = re.compile(r"\s*[+-]?\d+\s*")
+_FORMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "int64": ("whole number as in train", _whole),
+    "float32": ("number", _number),
+    "object": ("text", str),
+}
+"""Dtype of a column -> what its cells are, and what reads one."""
