@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
@@ -96,28 +95,30 @@ class TorchDataset(ThreeStreams):
         sampler: Any = None,
         on_bad_example: Policy = "error",
     ) -> None:
-        reader = ExampleReader(on_bad_example)
+        self._reader = ExampleReader(on_bad_example)
         check_count("batch_size", batch_size, minimum=1)
         if sources is not None:
             check_names("sources", sources)
         if collate is not None and not callable(collate):
             raise ArgumentError("collate", f"{type(collate).__name__} is not a function; write {{import: NAME}}")
-        self._parts: dict[str, _Items | _Iterable | _Loader] = {}
-        for name, data in (("train", train), ("valid", valid), ("test", test)):
-            if data is not None or name == "train":
-                own = sampler if name == "train" else None
-                self._parts[name] = _part(name, data, batch_size, collate or default_collate, own, reader)
-        has_only(self, self._parts)
-        if reader.skips and not any(isinstance(each, _Items) for each in self._parts.values()):
+        others = {name: data for name, data in (("valid", valid), ("test", test)) if data is not None}
+        self._data: dict[str, Any] = {"train": train, **others}
+        for name, data in self._data.items():
+            _check(name, data, sampler if name == "train" else None)
+        has_only(self, self._data)
+        if self._reader.skips and not any(map(_has_items, self._data.values())):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
+        self._batch_size, self._collate, self._sampler = batch_size, collate or default_collate, sampler
         self._sources = None if sources is None else list(sources)
         self._classes = getattr(train, "classes", None)
 
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of its batches, for streams whose length is known."""
-        lengths = {name: (_length(part.counted), part.batch_size) for name, part in self._parts.items()}
-        return {name: -(-length // size) for name, (length, size) in lengths.items() if length is not None}
+        counted = self._data if self._sampler is None else {**self._data, "train": self._sampler}
+        lengths = {name: _length(each) for name, each in counted.items()}
+        sizes = {name: 1 if isinstance(each, DataLoader) else self._batch_size for name, each in counted.items()}
+        return {name: -(-length // sizes[name]) for name, length in lengths.items() if length is not None}
 
     def classes_names(self) -> list[str]:
         """Return `classes` of `train`, which datasets of torchvision have, if this is a list of names."""
@@ -125,106 +126,56 @@ class TorchDataset(ThreeStreams):
         return list(found) if isinstance(found, list | tuple) and all(isinstance(each, str) for each in found) else []
 
     def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
-        batches = self._parts[name].open(ctx)
-        named = partial(_named, sources=self._sources, stream=ctx.stream_name)
-        if not isinstance(batches, _WithState):
-            return named(batches)
-        begin = batches.begin
-        batches.begin = lambda: named(begin())
-        return batches
+        """Begin a pass: draw its order, here and not in a reader thread."""
+        data = self._data[name]
+        shuffle = name == "train" and ctx.epoch > 0
+        _set_epoch(data, ctx)
+        made: Iterable[Any]
+        if _has_items(data):
+            order = self._sampled(len(data), ctx) if shuffle and self._sampler is not None else None
+            made = self._of_items(data, order, ctx, shuffle=shuffle)
+        elif isinstance(data, DataLoader):
+            _seed_loader(data, ctx)
+            made = data
+        else:
+            made = self._of_iterable(data)
+        batches = _named(made, self._sources, ctx.stream_name)
+        if _has_items(data) or ctx.epoch == 0 or not is_stateful(data) or _shuffles_in_buffer(data):
+            return batches
+        return _WithState(data, batches)
 
+    def _of_iterable(self, data: Iterable[Any]) -> Iterator[Any]:
+        items = iter(data)
+        while some := list(islice(items, self._batch_size)):
+            yield self._collate(some)
 
-def _part(
-    name: str, data: Any, batch_size: int, collate: Callable[[list[Any]], Any], sampler: Any, reader: ExampleReader
-) -> _Items | _Iterable | _Loader:
-    is_loader = isinstance(data, DataLoader)
-    is_plain = isinstance(data, Mapping | str | bytes) or hasattr(data, "__next__")
-    is_iterable = not is_plain and hasattr(data, "__iter__")
-    has_rows = not is_plain and not isinstance(data, IterableDataset) and hasattr(data, "__getitem__")
-    if not is_loader and has_rows and hasattr(data, "__len__"):
-        if not len(data):
-            raise ArgumentError(name, "contains no examples")
-        if sampler is not None and not isinstance(sampler, Iterable):
-            raise ArgumentError("sampler", f"{type(sampler).__name__} is not iterable: it has no __iter__")
-        return _Items(data, name == "train", batch_size, collate, sampler, reader)
-    if sampler is not None:
-        raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
-    if is_loader:
-        hidden = next(filter(_hides_epoch, _with_epoch(data.dataset)), None)
-        if name == "train" and data.persistent_workers and hidden is not None:
-            raise ArgumentError(
-                name,
-                "its DataLoader has persistent_workers=True, but such workers do not see what set_epoch of "
-                f"{type(hidden).__name__} sets, so all passes would have one order; set persistent_workers to "
-                "False, or keep the epoch in a tensor in shared memory, torch.zeros(1).share_memory_()",
-            )
-        return _Loader(data)
-    if is_iterable:
-        return _Iterable(data, batch_size, collate)
-    advice = "; it can be read only once" if hasattr(data, "__next__") else ""
-    raise ArgumentError(
-        name,
-        f"{type(data).__name__} is neither a map-style dataset (__getitem__ and __len__), nor an iterable "
-        f"dataset (__iter__), nor a DataLoader{advice}",
-    )
-
-
-class _Items:
-    """Batches of a map-style dataset."""
-
-    def __init__(
-        self,
-        data: Any,
-        is_train: bool,
-        batch_size: int,
-        collate: Callable[[list[Any]], Any],
-        sampler: Any,
-        reader: ExampleReader,
-    ) -> None:
-        self._reader = reader
-        self._data = data
-        self._is_train = is_train
-        self.batch_size = batch_size
-        self._collate = collate
-        self._sampler = sampler
-        self.counted = data if sampler is None else sampler
-        """What has as many entries as a pass has examples, if it has a length."""
-
-    def open(self, ctx: StreamContext) -> Iterator[Any]:
-        """Draw the order of the pass, here and not in a reader thread, and return the batches of the pass."""
-        _set_epoch(self._data, ctx)
-        trains = self._is_train and ctx.epoch > 0
-        order = self._sampled(ctx) if trains and self._sampler is not None else None
-        return self._batches(ctx, order, shuffle=trains and order is None)
-
-    def _batches(self, ctx: StreamContext, order: Rows | None, *, shuffle: bool) -> Iterator[Any]:
-        count = len(self._data) if order is None else len(order)
-        for places in ctx.batches(count, self.batch_size, shuffle=shuffle):
-            rows = (places if order is None else order[places]).tolist()
-            items = self._read(rows, ctx)
+    def _of_items(self, data: Any, order: Rows | None, ctx: StreamContext, *, shuffle: bool) -> Iterator[Any]:
+        count = len(data) if order is None else len(order)
+        for places in ctx.batches(count, self._batch_size, shuffle=shuffle and order is None):
+            items = self._read(data, (places if order is None else order[places]).tolist(), ctx)
             yield self._collate(items) if items else {}
 
-    def _read(self, rows: list[int], ctx: StreamContext) -> list[Any]:
-        together = getattr(self._data, "__getitems__", None)
+    def _read(self, data: Any, rows: list[int], ctx: StreamContext) -> list[Any]:
+        together = getattr(data, "__getitems__", None)
         if together is not None:
             try:
                 return list(together(rows))
             except Exception:
-                if not self._reader.skips or not hasattr(self._data, "__getitem__"):
+                if not self._reader.skips:
                     raise
         items = []
         for row in rows:
             try:
-                items.append(self._data[row])
+                items.append(data[row])
             except Exception as error:
-                where = f"item {row} of {type(self._data).__name__}"
+                where = f"item {row} of {type(data).__name__}"
                 if not self._reader.skips:
                     error.add_note(f"while reading {where}")
                     raise
                 self._reader.leave_out(error, row, str(row), where, ctx)
         return items
 
-    def _sampled(self, ctx: StreamContext) -> Rows:
+    def _sampled(self, count: int, ctx: StreamContext) -> Rows:
         """Return the sampler's order for the pass, which depends only on seed, stream and pass."""
         _set_epoch(self._sampler, ctx)
         if hasattr(self._sampler, "generator"):
@@ -240,83 +191,76 @@ class _Items:
                 order[place] = operator.index(each)
             except TypeError:
                 raise _sampler_error(ctx, each, "which is not an index of an example") from None
-        beyond = np.flatnonzero((order < 0) | (order >= len(self._data)))
+        beyond = np.flatnonzero((order < 0) | (order >= count))
         if beyond.size:
-            raise _sampler_error(ctx, int(order[beyond[0]]), f"but there are {len(self._data)} examples")
+            raise _sampler_error(ctx, int(order[beyond[0]]), f"but there are {count} examples")
         return order
 
 
-class _Iterable:
-    """Batches of a dataset that can only be iterated."""
-
-    def __init__(self, data: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self._data = self.counted = data
-        self.batch_size = batch_size
-        self._collate = collate
-
-    def open(self, ctx: StreamContext) -> Iterable[Any]:
-        """Return the batches of a pass, with their state if the dataset has one."""
-        _set_epoch(self._data, ctx)
-        if ctx.epoch > 0 and is_stateful(self._data) and not _shuffles_in_buffer(self._data):
-            return _WithState(self._data, self._batches, self._data.state_dict())
-        return self._batches()
-
-    def _batches(self) -> Iterator[Any]:
-        items = iter(self._data)
-        while some := list(islice(items, self.batch_size)):
-            yield self._collate(some)
+def _has_items(data: Any) -> bool:
+    """Return whether this is a map-style dataset."""
+    is_other = isinstance(data, DataLoader | IterableDataset | Mapping | str | bytes) or hasattr(data, "__next__")
+    return not is_other and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-class _Loader:
-    """Batches of a data loader."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = self.counted = loader
-        self.batch_size = 1  # the loader counts batches
-
-    def open(self, ctx: StreamContext) -> Iterable[Any]:
-        """Seed the loader for a pass; return its batches, with their state if the loader has one.
-
-        Raises:
-            StreamError: the loader starts processes, but this is a worker process, which cannot.
-        """
-        loader: Any = self._loader
-        if loader.num_workers and multiprocessing.current_process().daemon:
-            raise StreamError(
-                f"stream {ctx.stream_name!r}: its DataLoader has num_workers={loader.num_workers}, and a worker "
-                "process of main_loop.workers cannot start processes itself; set one of the two to 0",
-                first_batch=True,
+def _check(name: str, data: Any, sampler: Any) -> None:
+    if _has_items(data):
+        if not len(data):
+            raise ArgumentError(name, "contains no examples")
+        if sampler is not None and not isinstance(sampler, Iterable):
+            raise ArgumentError("sampler", f"{type(sampler).__name__} is not iterable: it has no __iter__")
+    elif sampler is not None:
+        raise ArgumentError("sampler", "a sampler needs a map-style dataset, and train is not one")
+    elif isinstance(data, DataLoader):
+        hidden = next(filter(_hides_epoch, _with_epoch(data.dataset)), None)
+        if name == "train" and data.persistent_workers and hidden is not None:
+            raise ArgumentError(
+                name,
+                "its DataLoader has persistent_workers=True, but such workers do not see what set_epoch of "
+                f"{type(hidden).__name__} sets, so all passes would have one order; set persistent_workers to "
+                "False, or keep the epoch in a tensor in shared memory, torch.zeros(1).share_memory_()",
             )
-        owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
-        for each in [*owners, loader.dataset]:
-            _set_epoch(each, ctx)
-        for owner in owners:
-            if hasattr(owner, "generator"):  # one each, as persistent workers draw no seed in later passes
-                owner.generator = _generator(ctx)
-        if not is_stateful(loader):
-            return loader  # type: ignore[no-any-return]
-        loader.load_state_dict({})  # drops a pass that was not read to its end
-        if ctx.epoch == 0 or _shuffles_in_buffer(loader.dataset):
-            return loader  # type: ignore[no-any-return]
-        return _WithState(loader, lambda: iter(loader), None)
+    elif isinstance(data, Mapping | str | bytes) or hasattr(data, "__next__") or not hasattr(data, "__iter__"):
+        advice = "; it can be read only once" if hasattr(data, "__next__") else ""
+        raise ArgumentError(
+            name,
+            f"{type(data).__name__} is neither a map-style dataset (__getitem__ and __len__), nor an iterable "
+            f"dataset (__iter__), nor a DataLoader{advice}",
+        )
+
+
+def _seed_loader(loader: Any, ctx: StreamContext) -> None:
+    """Seed a loader for a pass, and drop a pass that was not read to its end.
+
+    Raises:
+        StreamError: the loader starts processes, but this is a worker process, which cannot.
+    """
+    if loader.num_workers and multiprocessing.current_process().daemon:
+        raise StreamError(
+            f"stream {ctx.stream_name!r}: its DataLoader has num_workers={loader.num_workers}, and a worker "
+            "process of main_loop.workers cannot start processes itself; set one of the two to 0",
+            first_batch=True,
+        )
+    owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
+    for each in [*owners[1:], loader.dataset]:
+        _set_epoch(each, ctx)
+    for owner in owners:
+        if hasattr(owner, "generator"):  # one each, as persistent workers draw no seed in later passes
+            owner.generator = _generator(ctx)
+    if is_stateful(loader):
+        loader.load_state_dict({})
 
 
 class _WithState:
-    """Batches of one pass over an object with a state, which is read only once the pass has begun.
+    """Batches of one pass over an object with a state, which begins with the first batch."""
 
-    Args:
-        owner: the object with the state.
-        begin: the function that begins the pass.
-        state: the state at the beginning of the pass; None if the pass begins without a state.
-    """
-
-    def __init__(self, owner: Any, begin: Callable[[], Iterator[Any]], state: Any) -> None:
-        self._owner = owner
-        self.begin = begin
+    def __init__(self, owner: Any, batches: Iterator[Batch]) -> None:
+        self._owner, self._batches = owner, batches
+        state = None if isinstance(owner, DataLoader) else owner.state_dict()  # of a loader, this would begin the pass
         self._before: dict[str, Any] | None = {"state": state}
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.begin():
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
             self._before = None
             yield batch
 
@@ -384,8 +328,11 @@ def _hides_epoch(data: Any) -> bool:
 
 
 def _shuffles_in_buffer(data: Any) -> bool:
-    """Return whether a streamed dataset of Hugging Face keeps rows in a buffer that its state lacks, at any depth."""
-    inner: list[Any] = [getattr(data, "_ex_iterable", None)]
+    """Return whether a streamed dataset of Hugging Face, or that of a loader, keeps rows in a buffer, at any depth.
+
+    Its state lacks them.
+    """
+    inner: list[Any] = [getattr(each, "_ex_iterable", None) for each in (data, getattr(data, "dataset", None))]
     for each in inner:
         inner += [each.ex_iterable] if hasattr(each, "ex_iterable") else getattr(each, "ex_iterables", ())
     return any(type(each).__name__ == "BufferShuffledExamplesIterable" for each in inner)
