@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
 """A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std, stack}`."""
 
-_AS_USUAL, _AS_LIST = object(), object()
+SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
 _KEYS = ("source", "dtype", *KEYS, "stack")
 _OF_DTYPES = re.compile("dtype|scalar type|[Ll]ong")  # in messages of torch about an int64 instead of a float
 _kind_of, _from_numpy = attrgetter("dtype", "flags.writeable"), torch.from_numpy
@@ -45,18 +45,15 @@ class InputNames:
     Args:
         positional: sources that are passed by position.
         named: parameter of forward -> the source that it gets.
-        optional: parameter of forward -> the source that it gets if a batch has it.
-        dtypes: source -> the dtype that it is converted to, None to keep its own; other sources are converted as usual.
-        scalings: source -> how it is scaled; its dtype in `dtypes` is None.
-        lists: the sources that stay lists; their dtypes in `dtypes` are None.
+        optional: those of these parameters that get their source only if a batch has it.
+        forms: source -> the dtype or the scaling that it gets, `keep` if it keeps its dtype, or `list` if it stays a
+            list; other sources are converted as usual.
     """
 
     positional: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
-    optional: Mapping[str, str] = field(default_factory=dict)
-    dtypes: Mapping[str, torch.dtype | None] = field(default_factory=dict)
-    scalings: Mapping[str, Scaling] = field(default_factory=dict)
-    lists: frozenset[str] = frozenset()
+    optional: Sequence[str] = ()
+    forms: Mapping[str, SourceForm] = field(default_factory=dict)
 
     @classmethod
     def read(cls, module: torch.nn.Module, inputs: InputsForm | None, others: Container[str] = ()) -> InputNames:
@@ -70,15 +67,6 @@ class InputNames:
         Raises:
             ArgumentError: the form does not fit the signature of forward.
         """
-        names = cls._read(module, inputs, others)
-        try:
-            inspect.signature(module.forward).bind(*names.positional, **names.named)
-        except TypeError as error:
-            raise ArgumentError("inputs", f"{type(module).__name__}.forward: {error}") from error
-        return names
-
-    @classmethod
-    def _read(cls, module: torch.nn.Module, inputs: InputsForm | None, others: Container[str]) -> InputNames:
         parameters = inspect.signature(module.forward).parameters
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
@@ -87,27 +75,22 @@ class InputNames:
         if inputs is None:
             if takes_any:
                 raise ArgumentError("inputs", f"{kind}.forward takes any arguments; list the sources that it gets")
-            optional = {name: name for name, p in named.items() if p.default is not p.empty}
-            return cls(named={name: name for name in named if name not in optional}, optional=optional)
+            return cls(named={name: name for name in named}, optional=_with_default(module, named))
         if isinstance(inputs, Mapping):
             sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
             unknown = [name for name in inputs if name not in named and not takes_any]
-            beside = [name for name in unknown if sources[name] == (name, _AS_LIST) and name in others]
+            beside = [name for name in unknown if sources[name] == (name, "list") and name in others]
             if unknown := [name for name in unknown if name not in beside]:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
-            forms: dict[str, Any] = {}
+            forms: dict[str, SourceForm | None] = {}
             for name, form in sources.values():
                 if forms.setdefault(name, form) != form:
                     keys = " or ".join(("dtypes", *KEYS, "stack"))
                     message = f"source {name!r} cannot have two {keys}; give all its parameters the same"
                     raise ArgumentError("inputs", message)
-            scalings = {name: form for name, form in forms.items() if isinstance(form, Scaling)}
-            lists = frozenset(name for name, form in forms.items() if form is _AS_LIST)
-            own = {name: form for name, form in forms.items() if form is not _AS_USUAL}
-            own |= dict.fromkeys((*scalings, *lists))
-            named_sources = {parameter: name for parameter, (name, _) in sources.items() if parameter not in beside}
-            return cls(named=named_sources, dtypes=own, scalings=scalings, lists=lists)
+            passed = {parameter: name for parameter, (name, _) in sources.items() if parameter not in beside}
+            return cls(named=passed, forms={name: form for name, form in forms.items() if form is not None})
         check_names("inputs", inputs)
         fits = all(name in named for name in inputs) or (
             any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -118,14 +101,6 @@ class InputNames:
         if len(inputs) > len(named) and not takes_any:
             raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple(inputs))
-
-    def without_defaults(self, module: torch.nn.Module) -> InputNames:
-        """Return the same names, but what goes by name to a parameter with a default is optional."""
-        parameters = inspect.signature(module.forward).parameters
-        free = {name for name, p in parameters.items() if p.default is not p.empty}
-        named = {name: source for name, source in self.named.items() if name not in free}
-        moved = {name: source for name, source in self.named.items() if name in free}
-        return replace(self, named=named, optional={**self.optional, **moved})
 
 
 class Passing:
@@ -142,33 +117,40 @@ class Passing:
         self.change(names, module)
 
     def change(self, names: InputNames, module: torch.nn.Module, untold: Iterable[str] = ()) -> None:
-        """Pass other sources from now on; log once which of `untold` a batch does not have."""
+        """Pass other sources from now on; log once which of `untold` a batch does not have.
+
+        Raises:
+            ArgumentError: forward cannot be called with these sources.
+        """
+        signature, named = inspect.signature(module.forward), dict(names.named)
+        try:
+            signature.bind(*names.positional, **named)
+        except TypeError as error:
+            raise ArgumentError("inputs", f"{type(module).__name__}.forward: {error}") from error
         self._names, self._untold = names, set(untold)
-        self.sources = {*names.positional, *names.named.values(), *names.optional.values()}
-        named, self._positional = dict(names.named), list(names.positional)
-        if not self._positional:  # costs less than passing by name
-            self._positional = [named.pop(each) for each in _first_parameters(module, named)]
-        self._named = [(source, parameter) for parameter, source in named.items()]
-        self._maybe = [(source, parameter) for parameter, source in names.optional.items()]
-        self._only = self._positional[0] if len(self._positional) == 1 and not (self._named or self._maybe) else None
+        self.sources = {*names.positional, *named.values()}
+        by_name = named.keys() - names.optional
+        first = itertools.takewhile(
+            lambda each: each.kind is each.POSITIONAL_OR_KEYWORD and each.name in by_name, signature.parameters.values()
+        )
+        self._positional = [*names.positional, *(named.pop(each.name) for each in first)]  # costs less than by name
+        self._named = list(named.items())
+        self._only = self._positional[0] if len(self._positional) == 1 and not named else None
 
     def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
         """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
         try:
             if self._only is not None:
                 return module(tensors[self._only])
-            keywords = {parameter: tensors[source] for source, parameter in self._named}
-            for source, parameter in self._maybe:
-                if source in tensors:
-                    keywords[parameter] = tensors[source]
-                elif source in self._untold:
-                    self._untold.remove(source)
-                    _LOG.info("the batch has no %r: forward of %s is called without it", source, type(module).__name__)
+            for source in sorted(self._untold.difference(tensors)):
+                self._untold.remove(source)
+                _LOG.info("the batch has no %r: forward of %s is called without it", source, type(module).__name__)
+            keywords = {parameter: tensors[source] for parameter, source in self._named if source in tensors}
             return module(*[tensors[source] for source in self._positional], **keywords)
         except Exception as error:
             if (advice := self._about_bytes(module, error)) is not None:
                 raise StreamError(advice, first_batch=True) from error
-            names = [*self._positional, *(source for source, _ in (*self._named, *self._maybe))]
+            names = [*self._positional, *(source for _, source in self._named)]
             what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
             add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
             raise
@@ -178,15 +160,15 @@ class Passing:
         parameters = inspect.signature(module.forward).parameters.values()
         by_name = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
         names = dict(zip(by_name, self._names.positional, strict=False)) | dict(self._names.named)
-        names |= {name: source for name, source in self._names.optional.items() if source in self.bytes}
-        wrong = {source: None for source in names.values() if source in self.bytes}
+        names = {name: each for name, each in names.items() if name not in self._names.optional or each in self.bytes}
+        wrong = [source for source in names.values() if source in self.bytes]
         if not wrong or not isinstance(error, RuntimeError | TypeError) or not _OF_DTYPES.search(str(error)):
             return None
         entries = ", ".join(
             f"{parameter}: {{source: {source}, scale: 255}}" if source in wrong else f"{parameter}: {source}"
             for parameter, source in names.items()
         )
-        what = f"{type(module).__name__}.forward cannot use source {next(iter(wrong))!r}, which has bytes (uint8)"
+        what = f"{type(module).__name__}.forward cannot use source {wrong[0]!r}, which has bytes (uint8)"
         return f"{what}: {str(error).splitlines()[0]}; if they are pixels, write `inputs: {{{entries}}}`"
 
 
@@ -224,20 +206,20 @@ class Inputs:
 
     def predict_only(self, module: torch.nn.Module, optional: Sequence[str]) -> None:
         """From now on, need no source for a parameter with a default, and `optional` ones only if a batch has them."""
-        self._names = self._names.without_defaults(module)
-        self.passing.change(self._names, module, self._names.optional.values())
+        names = self._names = replace(self._names, optional=_with_default(module, self._names.named))
+        self.passing.change(names, module, [names.named[name] for name in names.optional])
         self.need([], optional)
 
     def need(self, required: Sequence[str], optional: Sequence[str]) -> None:
         """Set which sources losses and metrics need, and names that may be sources."""
         names = self._names
-        self.required = list(dict.fromkeys((*names.positional, *names.named.values(), *required)))
+        own = [source for parameter, source in names.named.items() if parameter not in names.optional]
+        self.required = list(dict.fromkeys((*names.positional, *own, *required)))
         self.optional = [
-            name for name in dict.fromkeys((*names.optional.values(), *optional)) if name not in self.required
+            name for name in dict.fromkeys((*names.named.values(), *optional)) if name not in self.required
         ]
-        self._usual = [name for name in self.required if name not in self._names.dtypes]
-        is_all = self._on_cpu and not self.optional and not self._names.dtypes
-        self._values = values_of(self._usual) if is_all else None  # of all sources, as they are in a batch
+        is_all = self._on_cpu and not self.optional and not names.forms
+        self._values = values_of(self.required) if is_all else None  # of all sources, as they are in a batch
 
     def needed(self, batch: Batch) -> list[str]:
         """Return the names of the sources that are needed from a batch."""
@@ -253,17 +235,15 @@ class Inputs:
             try:
                 values = self._values(batch)
                 if self._shared.issuperset(map(_kind_of, values)):
-                    return dict(zip(self._usual, map(_from_numpy, values), strict=True))
+                    return dict(zip(self.required, map(_from_numpy, values), strict=True))
             except (AttributeError, TypeError, ValueError):  # no arrays, or strides that a tensor cannot have
                 pass
         tensors: dict[str, Any] = {}
-        for name in [*self._usual, *self.needed(batch)[len(self.required) :]] if self.optional else self._usual:
+        for name in self.needed(batch) if self.optional else self.required:
             value = batch[name]
-            is_ready = type(value) is Tensor and value.dtype in self._wanted
+            is_ready = type(value) is Tensor and value.dtype in self._wanted and name not in self._names.forms
             is_here = is_ready and (value.is_cpu if self._on_cpu else value.device == self._device)
             tensors[name] = value if is_here else self._convert(name, value)
-        if self._names.dtypes:
-            tensors.update({name: self._convert(name, batch[name]) for name in self._names.dtypes if name in batch})
         return tensors
 
     def read(self, name: str, value: Any, part: str = "") -> tuple[Tensor, torch.dtype]:
@@ -284,12 +264,12 @@ class Inputs:
             reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
             message = f"source {name + part!r} cannot become a tensor: {reason}"
             advice = "the dataset must yield numbers of equal shape"
-            if name in self._names.named.values() or name not in self.passing.sources:
+            if name not in self._names.positional:
                 parameter = next((each for each, source in self._names.named.items() if source == name), name)
                 advice += f", or `inputs` have `{parameter}: {{stack: false}}`, which passes a list"
             raise StreamError(f"{message}; {advice}") from error
-        if name in self._names.dtypes:
-            return tensor, self._names.dtypes[name] or tensor.dtype
+        if (form := self._names.forms.get(name)) is not None:
+            return tensor, form if isinstance(form, torch.dtype) else tensor.dtype
         if tensor.is_floating_point():
             return tensor, self._wanted[0]
         if tensor.dtype is torch.uint8:
@@ -302,15 +282,14 @@ class Inputs:
         if self.is_list(name, value):
             return self._list(name + part, value)
         tensor, dtype = self.read(name, value, part)
-        if name in self._names.scalings:
-            return self._names.scalings[name].of(name + part, tensor.to(self._device), self._wanted[0])
+        if isinstance(form := self._names.forms.get(name), Scaling):
+            return form.of(name + part, tensor.to(self._device), self._wanted[0])
         return tensor.to(device=self._device, dtype=dtype)
 
     def is_list(self, name: str, value: Any) -> bool:
         """Return whether a source, or a part of one, stays a list: by `stack`, or strings that no tensor is made of."""
-        if name in self._names.lists:
-            return True
-        return not (name in self.passing.sources or name in self._of_losses or _text_in(value) is None)
+        is_numbers = name in self.passing.sources or name in self._of_losses
+        return self._names.forms.get(name) == "list" or not (is_numbers or _text_in(value) is None)
 
     def _list(self, name: str, values: Any) -> list[Any]:
         """Return the entries of a source, with arrays and tensors inside as tensors on the device.
@@ -340,17 +319,23 @@ def values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[An
     return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 
 
-def _source(parameter: str, entry: Any) -> tuple[str, Any]:
-    """Return the source of a parameter of forward, and the source's dtype, None to keep its own, or its scaling."""
+def _with_default(module: torch.nn.Module, names: Iterable[str]) -> list[str]:
+    """Return those parameters of forward that have a default value."""
+    parameters = inspect.signature(module.forward).parameters
+    return [name for name in names if name in parameters and parameters[name].default is not inspect.Parameter.empty]
+
+
+def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:
+    """Return the source of a parameter of forward, and the form that it gets; None for the usual one."""
     if isinstance(entry, str):
-        return entry, _AS_USUAL
+        return entry, None
     if not isinstance(entry, Mapping):
         raise ArgumentError("inputs", f"{parameter}: {entry!r} is not a source; write a name, or {{dtype: keep}}")
     for key in entry:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS)
             raise ArgumentError("inputs", f"{parameter}: unknown key {key!r}{hint} (allowed: {', '.join(_KEYS)})")
-    source, given = entry.get("source", parameter), entry.get("dtype", _AS_USUAL)
+    source, dtype = entry.get("source", parameter), entry.get("dtype")
     if not isinstance(source, str):
         raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
     if (stack := entry.get("stack", True)) is not True:
@@ -359,9 +344,10 @@ def _source(parameter: str, entry: Any) -> tuple[str, Any]:
         if beside := [key for key in entry if key not in ("source", "stack")]:
             message = f"{parameter}: {beside[0]} cannot be used with `stack: false`, which passes a list as it is"
             raise ArgumentError("inputs", message)
-        return source, _AS_LIST
-    dtype = None if given == "keep" else getattr(torch, given, given) if isinstance(given, str) else given
-    if given not in ("keep", _AS_USUAL) and not isinstance(dtype, torch.dtype):
+        return source, "list"
+    if isinstance(dtype, str) and dtype != "keep":
+        dtype = getattr(torch, dtype, dtype)
+    if "dtype" in entry and dtype != "keep" and not isinstance(dtype, torch.dtype):
         known = [name for name, each in vars(torch).items() if isinstance(each, torch.dtype)]
         message = f"{parameter}: dtype {dtype!r} is neither keep nor a dtype of torch, such as uint8"
         raise ArgumentError("inputs", f"{message}{did_you_mean(str(dtype), known)}")
@@ -382,15 +368,6 @@ def describe(name: str, value: Any) -> str:
     is_whole = value.is_cpu and value.numel() and not value.dtype.is_floating_point and not value.dtype.is_complex
     span = f" from {int(value.min())} to {int(value.max())}" if is_whole and value.dtype != torch.bool else ""
     return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}{span}"
-
-
-def _first_parameters(module: torch.nn.Module, wanted: Container[str]) -> list[str]:
-    """Return the first parameters of forward, up to one that is not wanted or cannot be passed by position."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    first = itertools.takewhile(
-        lambda each: each.kind is each.POSITIONAL_OR_KEYWORD and each.name in wanted, parameters
-    )
-    return [each.name for each in first]
 
 
 def _text_in(value: Any) -> str | None:

@@ -30,7 +30,7 @@ class Scaling:
     dtype: torch.dtype | None = None
 
     @classmethod
-    def read(cls, parameter: str, entry: Mapping[str, Any], dtype: object) -> Scaling | None:
+    def read(cls, parameter: str, entry: Mapping[str, Any], dtype: Any) -> Scaling | None:
         """Return the scaling of an entry of `inputs`; None if it has none.
 
         Raises:
@@ -39,11 +39,10 @@ class Scaling:
         steps = tuple((key, _numbers(parameter, key, entry[key])) for key in KEYS if key in entry)
         if not steps:
             return None
-        given = dtype if isinstance(dtype, torch.dtype) else None
-        if dtype is None or (given is not None and not given.is_floating_point):
+        if dtype is not None and not getattr(dtype, "is_floating_point", False):
             message = f"{parameter}: {steps[0][0]} gives floating-point numbers; leave out dtype, or write for example"
             raise ArgumentError("inputs", f"{message} float16")
-        return cls(steps, given)
+        return cls(steps, dtype)
 
     def of(self, name: str, source: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a scaled copy of a source whose second axis is that of the channels, in a dtype unless it has its own.

@@ -145,7 +145,6 @@ def test_a_train_step_with_two_optimizers_equals_one_by_hand(precision):
     module, hand = two_of()
     model = model_of(module, precision, Own, loss=None, inputs=["x"])
     model._inputs.required.append("y")
-    model._inputs._usual.append("y")
     model.halves = [torch.optim.SGD(module.layers[at].parameters(), lr=1e-4) for at in (0, 2)]
     seen = run(model, BATCHES)
     assert seen[0]["found"].dtype is torch.float32
