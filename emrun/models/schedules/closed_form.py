@@ -141,7 +141,7 @@ class ClosedForm(ABC):
             if self.needs_horizon:
                 message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
                 raise ArgumentError("scheduler", message)
-            return curves.joined(warmup, self.between(horizon, warmup, 0))
+            return curves.of_parts(warmup, self.between(horizon, warmup, 0))
         cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
         if warmup > total:
             message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
@@ -150,11 +150,9 @@ class ClosedForm(ABC):
             both = f"{warmup} of warm-up and {cooldown} of cool-down" if warmup else f"{cooldown}"
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
-        length = total - warmup - cooldown
-        between = self.between(horizon, warmup, length) if length else lambda done: 1.0
-        if not cooldown and not self.depends_on_end:
-            return curves.joined(warmup, between)
-        return curves.ended(warmup, length, between, cooldown, self.final)
+        end = total - cooldown
+        between = self.between(horizon, warmup, end - warmup) if end > warmup else lambda done: 1.0
+        return curves.of_parts(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:
         """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
@@ -171,20 +169,17 @@ class ClosedForm(ABC):
         known = self.plans[-1] if self.plans else None
         if known is not None and horizon.updates is None:
             horizon = Horizon(known["updates"], known["updates_per_pass"])
-        wanted = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        new: dict[str, Any] = {"began": self.updates_done, **wanted}
-        if known is None:
-            plans = [new]
-        elif self._is_changed:
-            plans = [*self.plans, new]
-        elif self._keeps_rates(known, horizon):
-            plans = [*self.plans[:-1], {**known, **wanted}]
-        elif (refusal := self.refusal(horizon)) is not None:
-            raise ArgumentError("scheduler", refusal)
-        else:
-            plans = [*self.plans, {**new, "on_extend": "replan"}]
-        factor = self._factor_of(plans[-1]) if horizon.updates is not None else self.factor(horizon)
-        self.plans, self._is_changed = plans, False
+        of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
+        kept, new = self.plans, dict[str, Any](began=self.updates_done, **of_run)
+        if known is not None and not self._is_changed:
+            if self._keeps_rates(known, horizon):
+                kept, new = kept[:-1], {**known, **of_run}
+            elif (refusal := self.refusal(horizon)) is not None:
+                raise ArgumentError("scheduler", refusal)
+            else:
+                new["on_extend"] = "replan"
+        factor = self.factor(horizon)
+        self.plans, self._is_changed = [*kept, new], False
         return factor
 
     def by_time(self, factor: Factor, horizon: Horizon) -> Factor:
@@ -202,12 +197,10 @@ class ClosedForm(ABC):
             ArgumentError: see `factor`.
         """
         known, name = self.plans[-1] if self.plans else None, type(self).__name__
-        if known is None or known["updates"] is None or horizon.updates is None:
-            return None
-        if self._is_changed or self._keeps_rates(known, horizon):
+        if known is None or known["updates"] is None or horizon.updates is None or self._is_changed:
             return None
         is_longer, done = horizon.updates > known["updates"], self.updates_done
-        if is_longer and self._on_extend is not None:
+        if self._keeps_rates(known, horizon) or (is_longer and self._on_extend is not None):
             return None
         text = (
             f"{name} was planned for {known['updates']} updates, and the run now makes {horizon.updates}: this changes "
@@ -231,10 +224,8 @@ class ClosedForm(ABC):
 
     def refusal_without_end(self) -> str | None:
         """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
-        known = self.plans[-1] if self.plans else None
-        if known is None or known["updates"] is None or not self.needs_horizon or self._is_changed:
-            return None
-        if self.updates_done < known["updates"]:
+        known = self.plans[-1] if self.plans and self.needs_horizon and not self._is_changed else None
+        if known is None or known["updates"] is None or self.updates_done < known["updates"]:
             return None
         rate = curves.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
         return (
@@ -250,8 +241,7 @@ class ClosedForm(ABC):
         """
         if horizon.updates == known["updates"]:
             return True
-        other = {**known, "updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        before, now = self._factor_of(known), self._factor_of(other)
+        before, now = self._factor_of(known), self.factor(horizon)
         made = range(known["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
@@ -273,18 +263,15 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `plan`.
         """
-        name = type(self).__name__
-        bases = self._bases()
+        name, bases = type(self).__name__, self._bases()
         with_lengths = name + "".join(f", {each.name} {each}" for each in self.lengths())
         if horizon.share is not None:
-            by_share = curves.sampled(self.plan(horizon), TICKS, bases)
-            return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=by_share)
+            rates = curves.sampled(self.plan(horizon), TICKS, bases)
+            return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=rates)
         if self.is_awaited(horizon) and not self.plans:
-            note = "the number of updates is known after the zeroth epoch"
-            if any(each.unit != "%" for each in self.lengths()):
-                return SchedulePlan(with_lengths, note=note)
-            nominal = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases)
-            return SchedulePlan(with_lengths, note=note, rates=nominal)
+            is_of_shares = all(each.unit == "%" for each in self.lengths())
+            rates = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else []
+            return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
         factor, last = self.plan(horizon), self.plans[-1]
         planned = Horizon(last["updates"], last["updates_per_pass"])
         name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
@@ -294,15 +281,14 @@ class ClosedForm(ABC):
         if "on_extend" in last:
             began = last["began"]
             shares = self._factor_of(self.plans[-2])(began - 1), factor(began)
-            rates = [curves.by_group(bases, [share]) for share in shares]
-            note = f"on_extend=replan after {began} updates, from {rates[0]} to {rates[1]}"
+            old, new = (curves.by_group(bases, [share]) for share in shares)
+            note = f"on_extend=replan after {began} updates, from {old} to {new}"
         for before, after in reversed(list(pairwise(self.plans))):
             if "on_extend" not in after:
                 break
             factor = curves.joined_at(after["began"], self._factor_of(before), factor)
-        return SchedulePlan(
-            name, last["updates"], note=note, rates=curves.sampled(factor, max(last["updates"], 1), bases)
-        )
+        rates = curves.sampled(factor, max(last["updates"], 1), bases)
+        return SchedulePlan(name, last["updates"], note=note, rates=rates)
 
     def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
         """Set the rates of the next update; called before the first update of each epoch.
@@ -319,9 +305,8 @@ class ClosedForm(ABC):
         self._factor = self.by_time(self.plan(horizon), horizon)
         cools = self._cools_of(self.plans[-1]) if horizon.share is None else None
         self._cools = (cools, loop) if cools is not None and loop is not None and loop.has_run else None
-        for group in self.optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))  # a hook may have added the group
-        self._groups = [(group, float(group["initial_lr"])) for group in self.optimizer.param_groups]
+        groups = self.optimizer.param_groups  # a hook may have added some
+        self._groups = [(each, float(each.setdefault("initial_lr", float(each["lr"])))) for each in groups]
         self._set()
 
     def step(self, epoch_data: object = None) -> None:

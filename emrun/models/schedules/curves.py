@@ -10,36 +10,24 @@ Factor = Callable[[int], float]
 """Updates done -> the share of each parameter group's own rate that the next update has."""
 
 
-def joined(warmup: int, between: Factor) -> Factor:
-    """Return the rates of a schedule without an end."""
-
-    def factor(done: int) -> float:
-        return (done + 1) / warmup if done < warmup else between(done - warmup)
-
-    return factor
-
-
-def ended(warmup: int, length: int, between: Factor, cooldown: int, final: float) -> Factor:
-    """Return the rates of a schedule with an end.
+def of_parts(warmup: int, between: Factor, end: int | None = None, cooldown: int = 0, final: float = 0.0) -> Factor:
+    """Return the rates of a schedule.
 
     Args:
         warmup: number of updates of the warm-up.
-        length: number of updates between warm-up and cool-down.
-        between: the rates of these.
+        between: the rates after it, as a function of the updates since then.
+        end: number of updates before the cool-down, or of all without one; None if `between` has no end.
         cooldown: number of updates of the cool-down.
         final: the rate at the end of the cool-down.
     """
-    cools = warmup + length
-    last = between(length)
+    last = 0.0 if end is None else between(end - warmup)
 
     def factor(done: int) -> float:
         if done < warmup:
             return (done + 1) / warmup
-        if done < cools:
+        if end is None or done < end:
             return between(done - warmup)
-        if not cooldown:
-            return last
-        return last + (final - last) * min(done - cools, cooldown) / cooldown
+        return last + (final - last) * min(done - end, cooldown) / cooldown if cooldown else last
 
     return factor
 
