@@ -19,31 +19,18 @@ _LOG = logging.getLogger(__name__)
 _WIDENED_THERE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16})
 
 
-Path = tuple[Any, ...]
-"""The name of a source, followed by the keys of a tensor inside, if the source is a mapping."""
-Pinned = dict[Path, tuple[Tensor, torch.dtype]]
-"""Path -> the tensor in page-locked memory, and its dtype on the device."""
+Pinned = list[tuple[dict[Any, Any], Any, Tensor, torch.dtype]]
+"""A mapping and a key in it, the tensor in page-locked memory for this place, and its dtype on the device."""
 
 
-def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield (path, values) for a source, or for the values in a mapping."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _leaves(each, (*path, key))
-    else:
-        yield path, value
-
-
-def _with_leaves(value: Mapping[Any, Any], tensors: Mapping[Path, Tensor]) -> dict[Any, Any]:
-    """Return a copy of a mapping with other values at some paths."""
-    found = dict(value)
-    deeper: dict[Any, dict[Path, Tensor]] = {}
-    for (key, *rest), tensor in tensors.items():
-        if rest:
-            deeper.setdefault(key, {})[tuple(rest)] = tensor
+def _places(mapping: dict[Any, Any], source: str = "") -> Iterator[tuple[str, dict[Any, Any], Any]]:
+    """Yield (source, mapping, key) of all values in some sources; mappings inside are replaced by copies."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            mapping[key] = dict(value)
+            yield from _places(mapping[key], source or key)
         else:
-            found[key] = tensor
-    return found | {key: _with_leaves(value[key], each) for key, each in deeper.items()}
+            yield source or key, mapping, key
 
 
 def can_prefetch(device: torch.device) -> bool:
@@ -72,7 +59,7 @@ class Prefetcher:
         self._device = device
         self._index = torch.accelerator.current_device_index() if device.index is None else device.index
         self._stream = torch.Stream(device)
-        self._copies: deque[tuple[Batch, dict[Path, Tensor], torch.Event]] = deque(maxlen=2)
+        self._copies: deque[tuple[Batch, Batch, list[Tensor], torch.Event]] = deque(maxlen=2)
         self._steps: deque[torch.Event] = deque(maxlen=2)  # the model's stream, when it reached a batch
         self._failed = False
 
@@ -88,26 +75,25 @@ class Prefetcher:
         """
         if self._failed:
             return None
-        pinned: Pinned = {}
+        pinned: Pinned = []
         try:
+            sources = {name: batch[name] for name in self._inputs.needed(batch)}
             with torch.accelerator.device_index(self._index):  # otherwise, device 0 gets a context
-                for name in self._inputs.needed(batch):
-                    for path, value in _leaves(batch[name], (name,)):
-                        if self._inputs.is_list(name, value):
-                            continue
-                        tensor, dtype = self._inputs.read(name, value)
-                        is_plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.requires_grad)
-                        if tensor.device.type != "cpu" or not is_plain:
-                            continue
+                for name, mapping, key in _places(sources):
+                    if self._inputs.is_list(name, mapping[key]):
+                        continue
+                    tensor, dtype = self._inputs.read(name, mapping[key])
+                    is_special = tensor.layout is not torch.strided or tensor.is_nested or tensor.requires_grad
+                    if tensor.is_cpu and not is_special:
                         widened = tensor.dtype in _WIDENED_THERE and tensor.dtype.itemsize <= dtype.itemsize
                         copied_as = tensor.dtype if widened else dtype  # never more bytes, only dtypes known there
-                        pinned[path] = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor), dtype
+                        locked = torch.empty_like(tensor, dtype=copied_as, pin_memory=True).copy_(tensor)
+                        pinned.append((mapping, key, locked, dtype))
         except (StreamError, KeyError, TypeError):
             return None
         except RuntimeError as error:
-            self._give_up(error)
-            return None
-        return partial(self._copy, batch, pinned) if pinned else None
+            self._give_up(error)  # then the function copies nothing
+        return partial(self._copy, batch, sources, pinned) if pinned else None
 
     def tensors(self, batch: Batch) -> dict[str, Any]:
         """Return source -> tensor on the device, or a mapping of tensors, for the sources that are needed.
@@ -120,32 +106,31 @@ class Prefetcher:
             return self._inputs.tensors(batch)
         while self._copies.popleft() is not found:  # batches that were not run
             pass
-        _, tensors, copied = found
+        _, sources, tensors, copied = found
         stream = torch.accelerator.current_stream(self._device)
         self._steps.append(stream.record_event())
         stream.wait_event(copied)
-        for tensor in tensors.values():
+        for tensor in tensors:
             tensor.record_stream(stream)  # otherwise its memory could be reused before this stream has read it
-        return self._inputs.tensors(_with_leaves(batch, tensors))
+        return self._inputs.tensors(sources)
 
     def clear(self) -> None:
         """Drop the copied batches."""
         self._copies.clear()
         self._steps.clear()
 
-    def _copy(self, batch: Batch, pinned: Pinned) -> None:
-        """Start the copy of a batch to the device."""
+    def _copy(self, batch: Batch, sources: dict[str, Any], pinned: Pinned) -> None:
+        """Start the copy of a batch to the device; `sources` gets the tensors there."""
         if self._failed:
             return
         try:
             if len(self._steps) == self._steps.maxlen:
                 self._steps[0].synchronize()
             with self._stream:
-                tensors = {
-                    path: tensor.to(device=self._device, dtype=dtype, non_blocking=True)
-                    for path, (tensor, dtype) in pinned.items()
-                }
-                self._copies.append((batch, tensors, self._stream.record_event()))
+                for mapping, key, tensor, dtype in pinned:
+                    mapping[key] = tensor.to(self._device, dtype, non_blocking=True)
+                tensors = [mapping[key] for mapping, key, _, _ in pinned]
+                self._copies.append((batch, sources, tensors, self._stream.record_event()))
         except RuntimeError as error:  # no memory, or an error of a previous step, which the next step reports
             self._give_up(error)
 
