@@ -25,7 +25,7 @@ CEILINGS = {
     "diagnosis": 2_849,
     "launch": 1_216,
     "loop": 3_002,
-    "models": 5_121,
+    "models": 5_110,
     "ranks": 561,
     "record": 1_305,
     "runs": 2_153,

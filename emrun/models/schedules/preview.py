@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,12 @@ _NOTHING = 1e-6  # share of the highest rate that trains nothing
 _LENGTHS = ("T_max", "total_steps", "total_iters", "step_size", "T_0")
 
 
-def all_in(scheduler: Any) -> Iterator[Any]:
-    """Return a scheduler and its inner schedulers, at any depth."""
-    return (each for each, _ in _keyed(scheduler, ""))
+def all_in(scheduler: Any, key: str = "scheduler") -> dict[str, Any]:
+    """Return key in the section of the model -> scheduler, of a scheduler and its inner ones, at any depth."""
+    found = {key: scheduler}
+    for index, part in enumerate(getattr(scheduler, PARTS, ())):
+        found |= all_in(part, f"{key}.schedulers.{index}")
+    return found
 
 
 def on_dummy(scheduler: Any) -> Any:
@@ -37,17 +40,17 @@ def on_dummy(scheduler: Any) -> Any:
     Returns:
         The copy; None if the scheduler, or one inside of it, is not torch's, or if it cannot be copied.
     """
-    if not all(type(each).__module__ == lr_scheduler.__name__ for each in all_in(scheduler)):
+    inside = all_in(scheduler).values()
+    if not all(type(each).__module__ == lr_scheduler.__name__ for each in inside):
         return None
-    optimizer = scheduler.optimizer
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.0)
     dummy._opt_called = True  # type: ignore[attr-defined]  # otherwise torch warns
-    own = ((*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)) for each in all_in(scheduler))
-    shared = {id(optimizer): dummy, **{id(function): function for functions in own for function in functions}}
+    own = [(*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)) for each in inside]
+    shared = {id(scheduler.optimizer): dummy, **{id(function): function for functions in own for function in functions}}
     try:
         dummy.param_groups = [
             {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} | {"params": []}
-            for group in optimizer.param_groups
+            for group in scheduler.optimizer.param_groups
         ]
         return copy.deepcopy(scheduler, shared)
     except Exception:  # of values that the user's optimizer holds
@@ -73,8 +76,7 @@ def ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler")
         state: its state.
         key: its key in the config.
     """
-    parts = getattr(scheduler, PARTS, None)
-    if parts:
+    if parts := getattr(scheduler, PARTS, None):
         inside = [
             (part, its, f"{key}.schedulers.{index}")
             for index, (part, its) in enumerate(zip(parts, state[PARTS], strict=True))
@@ -90,9 +92,8 @@ def ends(scheduler: Any, state: Mapping[str, Any], key: str = "model.scheduler")
     made = state.get("last_epoch")
     if name is None or not isinstance(made, int) or made < state[name]:
         return None
-    if name == "total_iters" and is_warmup(scheduler):
-        return []
-    return [End(scheduler, f"{key}.{name}", made, state[name])]
+    is_left_out = name == "total_iters" and is_warmup(scheduler)
+    return [] if is_left_out else [End(scheduler, f"{key}.{name}", made, state[name])]
 
 
 def is_warmup(scheduler: Any) -> bool:
@@ -140,15 +141,14 @@ class Ahead:
                 or its length was meant in updates instead of epochs.
         """
         steps, unit, name = self._steps, self._unit, type(self._scheduler).__name__
-        run = f"the {steps} {unit} of the run"
-        lengths = list(_lengths(self._scheduler))
+        run, lengths = f"the {steps} {unit} of the run", _lengths(self._scheduler)
         if self.error is not None:
-            made, key = len(self.rates[0]) - 1, next((key for key, _ in lengths if key.endswith("total_steps")), "")
+            made, key = len(self.rates[0]) - 1, next((key for key in lengths if key.endswith("total_steps")), "")
             advice = f"; {_last(key)} must be at least {steps}" if key else ""
             reason = (reason_of(self.error).strip().splitlines() or [type(self.error).__name__])[0]
             message = f"{name} makes {made} steps, but the run has {steps} {unit}{advice} (torch: {reason})"
             raise ArgumentError(key or "scheduler", message)
-        for key, length in lengths:
+        for key, length in lengths.items():
             near = updates is not None and abs(length - updates) <= max(1, updates / 20)
             if unit == "epochs" and length >= _FACTOR * steps and (near or steps > _FEW):
                 raise ArgumentError(
@@ -157,54 +157,46 @@ class Ahead:
                     f"step_on: update, otherwise write {_last(key)}: {steps}",
                     f"set {steps}",
                 )
-        if steps <= _FEW:
-            return
-        self._check_end(run)
-        self._check_parts(run)
-        highest = max(max(each) for each in self.rates)
-        tiny = sum(each < _NOTHING * highest for each in self.rates[0][:-1])
-        if steps - tiny < steps / _LONG_BEFORE:
-            message = f"{name} decays the rate to less than a millionth after {steps - tiny} of {run}{self._hint()}"
-            raise ArgumentError("scheduler", message)
-        depends = not any(hasattr(each, "lr_lambdas") for each in all_in(self._scheduler))  # on nothing of the user
-        if depends and all(max(each[:-1]) - min(each[:-1]) <= 0.01 * max(each) for each in self.rates):
-            where = "; ".join(f"{_last(key)} is {length:g}" for key, length in lengths)
-            raise ArgumentError(
-                lengths[0][0] if lengths else "scheduler",
-                f"{name} changes the rate by less than 1 % in {run}{f' ({where})' if where else ''}; make it shorter, "
-                f"or use a schedule that follows the length of the run, {_EXAMPLE}",
-            )
+        if steps > _FEW:
+            self._check_course(run, lengths)
 
-    def _hint(self) -> str:
-        meant = "; if epochs are meant, remove step_on: update" if self._unit == "updates" else ""
-        return f"{meant}; a schedule that follows the length of the run is {_EXAMPLE}"
-
-    def _check_end(self, run: str) -> None:
-        """Check that the schedule does not end long before the run, at a rate of 0 or to climb again."""
-        found = ends(self._scheduler, self._scheduler.state_dict(), "scheduler") or []
-        highest = max(max(each) for each in self.rates)
-        for end in found:
+    def _check_course(self, run: str, lengths: Mapping[str, float]) -> None:
+        """Check that the rates change in the run, and that no part of it is left out or has a rate near 0."""
+        steps, unit, name = self._steps, self._unit, type(self._scheduler).__name__
+        meant = "; if epochs are meant, remove step_on: update" if unit == "updates" else ""
+        hint = f"{meant}; a schedule that follows the length of the run is {_EXAMPLE}"
+        highest, final = max(max(each) for each in self.rates), self.rates[0][-1]
+        for end in ends(self._scheduler, self._scheduler.state_dict(), "scheduler") or ():
             climbs = isinstance(end.scheduler, CosineAnnealingLR)
-            if end.end * _LONG_BEFORE < end.made and (climbs or self.rates[0][-1] <= 1e-3 * highest):
-                whole = run if end.made == self._steps else f"the {end.made} {self._unit} that it gets"
-                then = "climbs again" if climbs else f"stays at {self.rates[0][-1]:g}"
+            if end.end * _LONG_BEFORE < end.made and (climbs or final <= 1e-3 * highest):
+                whole = run if end.made == steps else f"the {end.made} {unit} that it gets"
+                then = "climbs again" if climbs else f"stays at {final:g}"
                 raise ArgumentError(
                     end.key,
                     f"{type(end.scheduler).__name__} ends after {end.end:g} of {whole}, and the rate then {then}; "
-                    f"write {_last(end.key)}: {end.made}{self._hint()}",
+                    f"write {_last(end.key)}: {end.made}{hint}",
                     f"set {end.made}",
                 )
-
-    def _check_parts(self, run: str) -> None:
-        """Check that the run gets to the last part of a sequence, and to the end of a warm-up."""
-        for each, key in _keyed(self._scheduler, "scheduler"):
+        for key, each in all_in(self._scheduler).items():
             last = max(getattr(each, "_milestones", ()), default=0)
-            if last >= self._steps:
+            if last >= steps:
                 message = f"the last scheduler begins at step {last}, after {run}; make the parts before it shorter"
                 raise ArgumentError(f"{key}.milestones", message)
-            if is_warmup(each) and each.total_iters > self._steps:
+            if is_warmup(each) and each.total_iters > steps:
                 message = f"the warm-up of {each.total_iters} steps is longer than {run}"
                 raise ArgumentError(f"{key}.total_iters", message)
+        tiny = sum(each < _NOTHING * highest for each in self.rates[0][:-1])
+        if steps - tiny < steps / _LONG_BEFORE:
+            message = f"{name} decays the rate to less than a millionth after {steps - tiny} of {run}{hint}"
+            raise ArgumentError("scheduler", message)
+        depends = not any(hasattr(each, "lr_lambdas") for each in all_in(self._scheduler).values())
+        if depends and all(max(each[:-1]) - min(each[:-1]) <= 0.01 * max(each) for each in self.rates):
+            where = "; ".join(f"{_last(key)} is {length:g}" for key, length in lengths.items())
+            raise ArgumentError(
+                next(iter(lengths), "scheduler"),
+                f"{name} changes the rate by less than 1 % in {run}{f' ({where})' if where else ''}; make it shorter, "
+                f"or use a schedule that follows the length of the run, {_EXAMPLE}",
+            )
 
 
 _EXAMPLE = "{class: Cosine, warmup: 5%}"
@@ -214,20 +206,15 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _keyed(scheduler: Any, key: str) -> Iterator[tuple[Any, str]]:
-    """Yield a scheduler and its inner schedulers with their keys in the section of the model."""
-    yield scheduler, key
-    for index, part in enumerate(getattr(scheduler, PARTS, ())):
-        yield from _keyed(part, f"{key}.schedulers.{index}")
-
-
-def _lengths(scheduler: Any) -> Iterator[tuple[str, float]]:
-    """Yield (key, number of steps) of the arguments that say how long a schedule, or a part of it, is."""
-    for each, key in _keyed(scheduler, "scheduler"):
-        for name in _LENGTHS:
-            value: Any = getattr(each, name, None)
-            if isinstance(value, int | float):
-                yield f"{key}.{name}", value
-        milestones: Any = getattr(each, "milestones", None) or getattr(each, "_milestones", ())
-        if milestones:
-            yield f"{key}.milestones", min(milestones)
+def _lengths(scheduler: Any) -> dict[str, float]:
+    """Return key -> number of steps, of the arguments that say how long a schedule, or a part of it, is."""
+    found: dict[str, float] = {}
+    for key, each in all_in(scheduler).items():
+        found |= {
+            f"{key}.{name}": getattr(each, name)
+            for name in _LENGTHS
+            if isinstance(getattr(each, name, None), int | float)
+        }
+        if milestones := getattr(each, "milestones", None) or getattr(each, "_milestones", ()):
+            found[f"{key}.milestones"] = min(milestones)
+    return found

@@ -60,7 +60,7 @@ class Scheduler:
             self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
             self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
-            for each in all_in(self.scheduler):
+            for each in all_in(self.scheduler).values():
                 each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def check_loadable(self) -> None:
@@ -179,7 +179,7 @@ def build_scheduler(
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
             raise ArgumentError(f"scheduler.{name}", message, "delete")
         return scheduler
-    sequences = (each for each in all_in(scheduler) if isinstance(each, torch.optim.lr_scheduler.SequentialLR))
+    sequences = (each for each in all_in(scheduler).values() if isinstance(each, torch.optim.lr_scheduler.SequentialLR))
     for part in (part for each in sequences for part in each._schedulers[1:]):
         if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
             message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
