@@ -20,6 +20,7 @@ _MAX_CHARACTERS = 10_000_000
 MAX_NODES = 200_000  # after aliases are expanded
 _NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys whose values are names
 MAX_DEPTH = 100  # after aliases are expanded; far below Python's recursion limit
+_MERGE = ("<<",)  # the key of what is merged, which no key of a text equals
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
 
 
@@ -175,11 +176,8 @@ class _Parser:
         self._text = text
         self._lines = re.split(r"\r\n|\r|\n", text)
         self._yaml = YAML(typ="safe", pure=True)
-        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with the numbers of values and levels
-        self._open: set[str] = set()
+        self._anchors: dict[str, Node | None] = {}  # None while the value is read
         self._count = 0
-        self._depth = 0  # of the current value
-        self._deepest = 0  # below the current anchor
 
     def document(self) -> Node:
         if len(self._text) > _MAX_CHARACTERS:
@@ -195,7 +193,7 @@ class _Parser:
                 if node is not None:
                     message = "a second YAML document begins here; a config must have only one"
                     raise self._error(self._position(event), message)
-                node = self._node(event, rest, None)
+                node = self._node(event, rest, None, 1)
         except MarkedYAMLError as error:
             line, column, message = Slip(error, self._lines).explained()
             raise self._error(self._at(line, column), message) from error
@@ -205,64 +203,52 @@ class _Parser:
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
 
-    def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None) -> Node:
-        position = self._position(event)
+    def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None, depth: int) -> Node:
+        """Return the value that begins with an event; it is `depth` levels deep."""
+        position, anchor = self._position(event), getattr(event, "anchor", None)
         if isinstance(event, events.AliasEvent):
-            return self._alias(str(event.anchor), position, key)
+            return self._alias(str(anchor), position, key, depth)
         if getattr(event, "tag", None) is not None:
             raise self._error(position, f"tag {event.tag} is not allowed; a config has plain values only")  # type: ignore[attr-defined]
-        anchor = getattr(event, "anchor", None)
-        before, deepest = self._count, self._deepest
         if anchor is not None:
-            self._open.add(anchor)
-        self._depth += 1
-        self._deepest = self._depth
-        self._add(position)
+            self._anchors[anchor] = None
+        self._add(position, 1, depth)
         value: Any
         if isinstance(event, events.MappingStartEvent):
-            value = self._mapping(rest, is_flow=bool(event.flow_style))
+            value = self._mapping(rest, bool(event.flow_style), depth + 1)
         elif isinstance(event, events.SequenceStartEvent):
             value = []
             while not isinstance(item := next(rest), events.SequenceEndEvent):
-                value.append(self._node(item, rest, None))
+                value.append(self._node(item, rest, None, depth + 1))
         else:
             value = self._scalar(event, position)
-        self._depth -= 1
         node = Node(value, position, key)
         if anchor is not None:
-            self._open.discard(anchor)
-            self._anchors[anchor] = (node, self._count - before, self._deepest - self._depth)
-        self._deepest = max(self._deepest, deepest)
+            self._anchors[anchor] = node
         return node
 
-    def _mapping(self, rest: Iterator[events.Event], is_flow: bool) -> dict[Any, Node]:
+    def _mapping(self, rest: Iterator[events.Event], is_flow: bool, depth: int) -> dict[Any, Node]:
         entries: dict[Any, Node] = {}
-        merged: dict[Any, Node] = {}
-        merge_position: Position | None = None
         while not isinstance(event := next(rest), events.MappingEndEvent):
             position = self._position(event)
-            is_merge = _is_plain(event) and event.value == "<<"
-            name = "<<" if is_merge else self._node(event, rest, None).value
+            name = _MERGE if _is_plain(event) and event.value == "<<" else self._node(event, rest, None, depth).value
             following = next(rest)
-            child = self._node(following, rest, position)
+            child = self._node(following, rest, position, depth)
             if child.value is None and following.start_mark.index == following.end_mark.index:
                 child = replace(child, position=position)  # the parser finds an empty value at the next key
             found = re.fullmatch(r"([\w.]+):(\S+)", name) if is_flow and isinstance(name, str) else None
             if found and _is_plain(event) and _is_plain(following) and child.value is None:
                 raise self._error(position, f"write a space after the colon: {found[1]}: {found[2]}")
-            if is_merge:
-                if merge_position is not None:
-                    raise self._error(position, f"key '<<' appears twice; the first is at {merge_position}")
-                merged, merge_position = self._merge_key(child), position
-            elif isinstance(name, dict | list):
+            if isinstance(name, dict | list):
                 raise self._error(position, "a key must be a single value, not a list or a mapping")
-            elif name in entries:
-                raise self._error(position, f"key {name!r} appears twice; the first is at {entries[name].key}")
-            else:
-                entries[name] = child
-        return {**merged, **entries}
+            if name in entries:
+                shown = "<<" if name is _MERGE else name
+                raise self._error(position, f"key {shown!r} appears twice; the first is at {entries[name].key}")
+            entries[name] = child
+        merge = entries.pop(_MERGE, None)
+        return entries if merge is None else {**self._merged(merge), **entries}
 
-    def _merge_key(self, child: Node) -> dict[Any, Node]:
+    def _merged(self, child: Node) -> dict[Any, Node]:
         """Return the entries that a `<<` key adds; of several mappings the first has priority."""
         merged: dict[Any, Node] = {}
         for each in child.value if isinstance(child.value, list) else [child]:
@@ -272,14 +258,15 @@ class _Parser:
             merged = {**copies, **merged}
         return merged
 
-    def _alias(self, anchor: str, position: Position, key: Position | None) -> Node:
-        if anchor in self._open:
-            raise self._error(position, f"alias *{anchor} contains itself")
+    def _alias(self, anchor: str, position: Position, key: Position | None, depth: int) -> Node:
         if anchor not in self._anchors:
             hint = f"for a string, use quotes: '*{anchor}'"
             raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
-        node, size, levels = self._anchors[anchor]
-        self._add(position, size, levels)
+        node = self._anchors[anchor]
+        if node is None:
+            raise self._error(position, f"alias *{anchor} contains itself")
+        lengths = [len(path) for path, _, _ in node.places()]
+        self._add(position, 1 + len(lengths), depth + max(lengths, default=0))
         return Node(node.value, node.position, key, alias=position)
 
     def _scalar(self, event: Any, position: Position) -> Any:
@@ -290,13 +277,12 @@ class _Parser:
         except ValueError as error:  # `0x_`, or more digits than Python reads
             raise self._error(position, f"{event.value[:20]!r} is not a number; for a string, use quotes") from error
 
-    def _add(self, position: Position, count: int = 1, levels: int = 0) -> None:
-        """Add to the number of values, and update the depth."""
+    def _add(self, position: Position, count: int, depth: int) -> None:
+        """Count values, of which the deepest is `depth` levels deep."""
         self._count += count
-        self._deepest = max(self._deepest, self._depth + levels)
         if self._count > MAX_NODES:
             raise self._error(position, f"has more than {MAX_NODES} values after its aliases are expanded")
-        if self._deepest > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise self._error(position, f"is nested more than {MAX_DEPTH} levels deep")
 
     def _position(self, event: events.Event) -> Position:
