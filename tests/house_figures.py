@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_042,
     "base": 1_141,
     "cli": 2_724,
-    "config": 2_797,
+    "config": 2_789,
     "diagnosis": 2_849,
     "launch": 1_216,
     "loop": 3_002,

@@ -14,7 +14,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTimeout, is_timeout
-from emrun.base.wording import did_you_mean
+from emrun.base.wording import did_you_mean, from_here
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import copies_left, merge, override, stream_of_eval, words_in
 from emrun.config.yaml_text import dump
@@ -144,29 +144,27 @@ def read_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if isinstance(source, Config):
         return source.overridden(overrides)
     if isinstance(source, Mapping):
-        if problems := list(_not_plain(source)):
+        tree = node_of(source, Position("config"))
+        if problems := list(_not_plain(tree)):
             raise ConfigError(problems)
-        return Config(node_of(source, Position("config")), "run").overridden(overrides)
+        return Config(tree, "run").overridden(overrides)
     path, text = _read_text(expanded(source))
     node = parse(text, str(path))
-    extends = isinstance(node.value, dict) and node.get("extends") is not None
-    root, _ = _extended(node, path, {})
-    return Config(root, Path(source).resolve().stem, None if extends else text).overridden(overrides)
+    root = _extended(node, path, {})
+    is_whole = node.get("extends") is None
+    return Config(root, Path(source).resolve().stem, text if is_whole else None).overridden(overrides)
 
 
-def _not_plain(value: Any, key: str = "") -> Iterator[Problem]:
+def _not_plain(tree: Node) -> Iterator[Problem]:
     """Yield the values of a mapping that a config file cannot hold."""
-    if isinstance(value, Mapping):
-        for name, child in value.items():
-            yield from _not_plain(child, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for index, child in enumerate(value):
-            yield from _not_plain(child, f"{key}[{index}]")
-    elif type(value) not in (str, int, float, bool, NoneType) and not type(value).__module__.startswith("ruamel."):
-        what = "a text, a whole number, a float, a boolean, None, a list or a mapping"
-        advice = "convert it, or write {class: ...} or {import: ...}"
-        message = f"{reprlib.repr(value)} is a {type(value).__name__}, not {what}; {advice}"
-        yield Problem(Position("config"), key, message, "config.type")
+    for path, node, _ in tree.places():
+        kind = type(node.value)
+        if kind not in (str, int, float, bool, NoneType, dict, list) and not kind.__module__.startswith("ruamel."):
+            key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+            what = "a text, a whole number, a float, a boolean, None, a list or a mapping"
+            advice = "convert it, or write {class: ...} or {import: ...}"
+            message = f"{reprlib.repr(node.value)} is a {kind.__name__}, not {what}; {advice}"
+            yield Problem(node.position, key, message, "config.type")
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
@@ -202,10 +200,8 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
         ) from error
 
 
-def _extended(
-    node: Node, path: Path, known: dict[Path, tuple[Node, int]], readers: tuple[Path, ...] = ()
-) -> tuple[Node, int]:
-    """Return the tree of a file merged over the files that it extends, and the length of the longest chain.
+def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Path, ...] = ()) -> Node:
+    """Return the tree of a file merged over the files that it extends.
 
     Args:
         node: the tree of the file itself.
@@ -217,41 +213,45 @@ def _extended(
         raise node.error("a config must be a mapping with the keys dataset, model, ...", code="config.structure")
     extends = node.value.get("extends")
     if extends is None:
-        return node, 0
+        return node
     node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
-    names = extends.value if isinstance(extends.value, list) else [extends]
-    merged: Node | None = None
-    deepest = 0
+    below: Node | None = None
     readers = (*readers, path.resolve())
-    for name in names:
+    for name in extends.value if isinstance(extends.value, list) else [extends]:
         other = _extended_file(name, path)
         if other in readers:
-            circle = " -> ".join(map(_shown, (*readers[readers.index(other) :], other)))
+            circle = " -> ".join(str(from_here(each)) for each in (*readers[readers.index(other) :], other))
             raise name.error(f"{name.value} extends itself: {circle}", "extends", "config.extends")
-        if other not in known and len(readers) <= _MAX_EXTENDS:
-            _, text = _read_text(other, _shown(other))
-            known[other] = _extended(parse(text, _shown(other)), other, known, readers)
-        base, depth = known.get(other, (node, 0))
-        deepest = max(deepest, depth + 1)
-        if len(readers) - 1 + deepest > _MAX_EXTENDS:
-            message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {_shown(other)}"
+        if len(readers) > _MAX_EXTENDS:
+            message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {from_here(other)}"
             raise name.error(message, "extends", "config.extends")
-        merged = base if merged is None else merge(merged, base)
-    own, below = node.get("hooks"), merged and merged.get("hooks")
-    if own and below and isinstance(own.value, dict) and isinstance(below.value, list):
-        advice = "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
-        raise own.error(
-            f"must be a list, which replaces the list of the extended file; {advice}", "hooks", "config.extends"
-        )
-    for key, each in node.value.items():
-        dropped = merged and merged.get(key)
-        if each.is_empty and dropped and dropped.value and isinstance(dropped.value, list | dict):
-            how = "[]" if isinstance(dropped.value, list) else "{}"
-            message = (
-                f"is empty, which drops {len(dropped.value)} entries of the extended file; to drop them, write {how}"
+        if other not in known:
+            shown = str(from_here(other))
+            known[other] = _extended(parse(_read_text(other, shown)[1], shown), other, known, readers)
+        below = known[other] if below is None else merge(below, known[other])
+    return node if below is None else _over(below, node)
+
+
+def _over(below: Node, node: Node) -> Node:
+    """Return a config merged over another one, which it extends.
+
+    Raises:
+        ConfigError: it replaces the list of hooks by a mapping, or a list or a mapping by nothing.
+    """
+    for key, own in node.value.items():
+        old = below.get(key)
+        if key == "hooks" and isinstance(own.value, dict) and old and isinstance(old.value, list):
+            how = (
+                "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
             )
-            raise each.error(f"{message}, or else remove the key", key, "config.extends")
-    return (node if merged is None else merge(merged, node)), deepest
+            raise own.error(
+                f"must be a list, which replaces the list of the extended file; {how}", key, "config.extends"
+            )
+        if own.is_empty and old and old.value and isinstance(old.value, list | dict):
+            drops = f"is empty, which drops {len(old.value)} entries of the extended file"
+            how = f"to drop them, write {'[]' if isinstance(old.value, list) else '{}'}, or else remove the key"
+            raise own.error(f"{drops}; {how}", key, "config.extends")
+    return merge(below, node)
 
 
 def _extended_file(name: Node, path: Path) -> Path:
@@ -265,9 +265,3 @@ def _extended_file(name: Node, path: Path) -> Path:
         missing = path.parent / expanded(name.value)
         near = did_you_mean(missing.name, [each.name for each in missing.parent.glob("*.yaml")])
         raise name.error(f"there is no file {str(missing)!r}{near}", "extends", "config.extends") from error
-
-
-def _shown(path: Path) -> str:
-    """Return a path as messages show it: relative when it is inside the current directory."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
