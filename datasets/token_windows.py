@@ -7,10 +7,8 @@ import importlib
 import inspect
 import json
 import logging
-import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +20,7 @@ from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_o
 from emrun.base.wording import counted
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Part, Splits
-from emrun.storage.files import storing, written_aside
+from emrun.storage.files import flush_file, storing, written_aside
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
@@ -89,29 +87,15 @@ class TokenWindows(Splits):
             check_count("separator", separator)
         if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
             raise ArgumentError("tokenizer", f"{tokenizer!r} is not an object with a method 'encode(text)'")
-        self._encoder = encoder = _Encoder(tokenizer, separator)
-
-        def part(argument: str, files: str | list[str]) -> _Windows:
-            paths = files_of(argument, files)
-            if cache_dir is None:
-                tokens = encoder.joined(argument, paths)
-                return _Windows(argument, tokens, len(tokens), window)
-            path = encoder.cached(argument, paths, expanded(cache_dir))
-            return _Windows(argument, path, len(np.load(path, mmap_mode="r")), window)
-
-        files = {"train": train, "valid": valid, "test": test}
-        super().__init__({name: part(name, each) for name, each in files.items() if each is not None}, batch_size)
-
-    @property
-    def vocabulary_size(self) -> int | None:
-        """The number of different tokens, separator included; None if the tokenizer does not report its size."""
-        return self._encoder.vocabulary_size
-
-    @property
-    def tokenizer(self) -> Any:
+        self.tokenizer = _Bytes() if tokenizer is None else tokenizer
         """The tokenizer; without one, an object whose `decode(tokens)` returns the text of bytes."""
-        tokenizer = self._encoder.tokenizer
-        return _Bytes() if tokenizer is None else tokenizer
+        folder = None if cache_dir is None else expanded(cache_dir)
+        encoder = _Encoder(tokenizer, separator, folder)
+        self.vocabulary_size = encoder.vocabulary_size
+        """The number of different tokens, separator included; None if the tokenizer does not report its size."""
+        files = {"train": train, "valid": valid, "test": test}
+        tokens = {name: encoder.tokens(name, files_of(name, each)) for name, each in files.items() if each is not None}
+        super().__init__({name: _Windows(name, each, window) for name, each in tokens.items()}, batch_size)
 
 
 class _Bytes:
@@ -124,7 +108,8 @@ class _Bytes:
 class _Windows(Part):
     """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
 
-    def __init__(self, argument: str, tokens: _Tokens | Path, length: int, window: int) -> None:
+    def __init__(self, argument: str, tokens: _Tokens | Path, window: int) -> None:
+        length = len(_loaded(tokens))
         if length <= window:
             raise ArgumentError(argument, f"{length} tokens are too few; a window and its targets need {window + 1}")
         if rest := (length - 1) % window:
@@ -149,8 +134,7 @@ class _Windows(Part):
     def _view(self, ctx: StreamContext) -> _Tokens:
         if self._windows is None:
             try:
-                tokens = np.load(self._tokens, mmap_mode="r") if isinstance(self._tokens, Path) else self._tokens
-                self._windows = sliding_window_view(tokens, self._window + 1)[:: self._window]
+                self._windows = sliding_window_view(_loaded(self._tokens), self._window + 1)[:: self._window]
             except (OSError, ValueError) as error:
                 raise StreamError(
                     f"stream {ctx.stream_name!r}: the tokens cannot be read: {reason_of(error)}"
@@ -158,56 +142,55 @@ class _Windows(Part):
         return self._windows
 
 
-class _Encoder:
-    """Encodes files as tokens."""
+def _loaded(tokens: _Tokens | Path) -> _Tokens:
+    return np.load(tokens, mmap_mode="r") if isinstance(tokens, Path) else tokens
 
-    def __init__(self, tokenizer: Any, separator: int | None) -> None:
-        self.tokenizer = tokenizer
-        self._separator = separator
+
+class _Encoder:
+    """Encodes files as tokens; with a folder, they are read from there."""
+
+    def __init__(self, tokenizer: Any, separator: int | None, folder: Path | None) -> None:
+        self._tokenizer, self._separator, self._folder = tokenizer, separator, folder
+        self._identity = [] if folder is None or tokenizer is None else _identity_of(tokenizer)
         size = _BYTES if tokenizer is None else _size_of(tokenizer)
         self.vocabulary_size = size if size is None else max(size, -1 if separator is None else separator + 1)
         most = max(2**31 if size is None else size, 0 if separator is None else separator + 1)
         kinds = (np.uint8, np.uint16, np.int32, np.int64)
         self._dtype = np.dtype(next(kind for kind in kinds if most <= _values(kind)))
 
-    def joined(self, argument: str, paths: Sequence[Path]) -> _Tokens:
-        """Return the tokens of files as one array in memory."""
-        return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
-
-    def cached(self, argument: str, paths: Sequence[Path], folder: Path) -> Path:
-        """Return the path of the NumPy file with the tokens of files; write the file if it does not exist."""
-        path = folder / f"tokens-{self._key(paths)}.npy"
+    def tokens(self, argument: str, paths: Sequence[Path]) -> _Tokens | Path:
+        """Return the tokens of files as one array in memory or, with a folder, the NumPy file that has them."""
+        if self._folder is None:
+            return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
+        files = [(str(path.resolve()), *identity(path)) for path in paths]
+        content = [_FORMAT, self._dtype.str, self._separator, files, self._identity]
+        path = self._folder / f"tokens-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npy"
         if _is_whole(path):
             _LOG.info("%s: tokens are read from %s", argument, path)
             return path
         with storing(path, "write"):
-            folder.mkdir(parents=True, exist_ok=True)
-            with written_aside(path) as aside, aside.open("xb") as file:
-                self._write(file, self._pieces(argument, paths))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with written_aside(path) as aside:
+                with aside.open("xb") as file:
+                    self._write(file, self._pieces(argument, paths))
+                flush_file(aside)
         return path
 
     def _write(self, file: IO[bytes], pieces: Iterator[_Tokens]) -> None:
-        def write_header(length: int) -> None:
-            header = {"descr": self._dtype.str, "fortran_order": False, "shape": (length,)}
-            np.lib.format.write_array_header_1_0(file, header)
-
-        write_header(0)  # NumPy leaves room in the header for a longer shape
-        begins, length = file.tell(), 0
-        for piece in pieces:
-            file.write(piece.tobytes())
-            length += len(piece)
+        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (0,)}
+        np.lib.format.write_array_header_1_0(file, header)  # with room for a longer shape
+        begins = file.tell()
+        size = sum(file.write(piece.tobytes()) for piece in pieces)
         file.seek(0)
-        write_header(length)
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (size // self._dtype.itemsize,)})
         if file.tell() != begins:
             raise RuntimeError("NumPy's header of the array is not as long as that of an empty array")
-        file.flush()
-        os.fsync(file.fileno())
 
     def _pieces(self, argument: str, paths: Sequence[Path]) -> Iterator[_Tokens]:
         for path in paths:
             before = identity(path)
             try:
-                yield from self._bytes_of(path) if self.tokenizer is None else [self._encoded(path)]
+                yield from self._bytes_of(path) if self._tokenizer is None else [self._encoded(path)]
             except OSError as error:
                 raise ArgumentError(argument, f"{str(path)!r} cannot be read: {reason_of(error)}") from error
             except (TypeError, ValueError, OverflowError) as error:
@@ -223,7 +206,7 @@ class _Encoder:
                 yield np.frombuffer(chunk, np.uint8).astype(self._dtype)
 
     def _encoded(self, path: Path) -> _Tokens:
-        found = self.tokenizer.encode(path.read_bytes().decode())
+        found = self._tokenizer.encode(path.read_bytes().decode())
         tokens = np.asarray(getattr(found, "ids", found))
         if not tokens.size:
             return np.empty(0, self._dtype)
@@ -233,16 +216,6 @@ class _Encoder:
         if tokens.min() < 0 or tokens.max() >= most:
             raise ValueError(f"its tokens must be from 0 to {most - 1}, not from {tokens.min()} to {tokens.max()}")
         return tokens.astype(self._dtype)
-
-    @cached_property
-    def _identity(self) -> list[str]:
-        return _identity_of(self.tokenizer)
-
-    def _key(self, paths: Sequence[Path]) -> str:
-        """Return a key that identifies the tokens of these files with this tokenizer and separator."""
-        files = [(str(path.resolve()), *identity(path)) for path in paths]
-        content = [_FORMAT, self._dtype.str, self._separator, files, self._identity]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _is_whole(path: Path) -> bool:
@@ -283,8 +256,6 @@ def _identity_of(tokenizer: Any) -> list[str]:
     Raises:
         ArgumentError: the tokenizer cannot be pickled.
     """
-    if tokenizer is None:
-        return []
     kind = type(tokenizer)
     try:
         state = pickle.dumps(tokenizer, protocol=4)
