@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,7 +69,7 @@ class Mixed(ThreeStreams):
         self._edges = np.cumsum([weights[name] for name in datasets])
         self._batches_per_epoch = batches_per_epoch
         self.read_ahead = max(getattr(each, "read_ahead", 0) for each in datasets.values())
-        self._totals: dict[tuple[int, str], list[Rows]] = {}
+        self._counts: dict[tuple[int, str], list[Rows]] = {}
         self._kept: dict[tuple[int, str], dict[int, tuple[int, Iterator[_Read]]]] = {}
         for name, dataset in datasets.items():
             for stream in stream_names(dataset):
@@ -96,25 +95,22 @@ class Mixed(ThreeStreams):
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name
-        choices, before = self._choices(key, ctx.epoch), self._read_before(key, ctx.epoch)
-        kept = self._kept.pop(key, {}) if ctx.epoch else {}
+        choices, before = self._choices(*key, ctx.epoch), self._read_before(*key, ctx.epoch)
         places = np.empty_like(choices)  # of each batch, among those of the same dataset in this pass
         for chosen in range(len(self._names)):
             places[choices == chosen] = np.arange(np.count_nonzero(choices == chosen))
-        readers: dict[int, tuple[int, Iterator[_Read]]] = {}
+        readers = self._kept.pop(key, {}) if ctx.epoch else {}
         for (index,) in ctx.batches(self._batches_per_epoch, 1):
             chosen = int(choices[index])
             read = int(before[chosen] + places[index])
-            if chosen not in readers:
-                is_there = chosen in kept and kept[chosen][0] == read
-                readers[chosen] = kept[chosen] if is_there else (read, self._read_on(chosen, read, ctx))
+            if chosen not in readers or readers[chosen][0] > read:
+                readers[chosen] = self._begin(self._names[chosen], read, ctx)
             count, reader = readers[chosen]
             batch, left_out = next(itertools.islice(reader, read - count, None))  # skips those of other workers
             readers[chosen] = read + 1, reader
-            self._leave_out(ctx, self._names[chosen], left_out)
-            yield batch
+            yield self._told(ctx, self._names[chosen], batch, left_out)
         if ctx.epoch:
-            self._kept[key] = {**kept, **readers}
+            self._kept[key] = readers
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -125,54 +121,52 @@ class Mixed(ThreeStreams):
     def _open(self, stream: str, ctx: StreamContext) -> Iterator[Batch]:
         for name in self._having(stream):  # one after the other
             for batch, left_out in _with_left_out(self._wrapped(name, stream, ctx, training=False)):
-                self._leave_out(ctx, name, left_out)
-                yield batch
+                yield self._told(ctx, name, batch, left_out)
 
-    def _leave_out(self, ctx: StreamContext, name: str, left_out: Mapping[str, str]) -> None:
+    def _told(self, ctx: StreamContext, name: str, batch: Batch, left_out: Mapping[str, str]) -> Batch:
+        """Tell a context what was left out of a batch; return it without numbers that other examples have too."""
         ctx.rows = 0  # not known: `batches` was told the number of batches, and each dataset has its own limit
         for example, reason in left_out.items():
             ctx.leave_out(f"{name}: {example}", reason)
+        if not isinstance(self._datasets[name], NamedSplits):
+            return batch
+        return {source: values for source, values in batch.items() if source != POSITION}
 
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
-        function = stream_function(self._datasets[name], stream)
-        if isinstance(self._datasets[name], NamedSplits):
-            function = partial(_without_positions, function)
-        name = f"{name}.{stream}"
+        function, name = stream_function(self._datasets[name], stream), f"{name}.{stream}"
         return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks, reading=_READING)
 
-    def _choices(self, key: tuple[int, str], epoch: int) -> Rows:
+    def _choices(self, seed: int, stream: str, epoch: int) -> Rows:
         """Return the index of the dataset that each batch of a pass comes from."""
-        seed, stream = key
         drawn = StreamContext(stream, seed=seed, epoch=epoch).rng.random(self._batches_per_epoch)
         return np.asarray(np.searchsorted(self._edges[:-1], drawn * self._edges[-1], side="right"), np.int64)
 
-    def _read_before(self, key: tuple[int, str], epoch: int) -> Rows:
+    def _read_before(self, seed: int, stream: str, epoch: int) -> Rows:
         """Return how many batches of each dataset were read in all training passes before `epoch`."""
-        totals = self._totals.setdefault(key, [np.zeros(len(self._names), np.int64)])
-        while len(totals) < epoch:
-            read = np.bincount(self._choices(key, len(totals)), minlength=len(self._names))
-            totals.append(totals[-1] + read)
-        return totals[max(epoch - 1, 0)]
+        counts = self._counts.setdefault((seed, stream), [np.zeros(len(self._names), np.int64)])  # of each pass
+        for each in range(len(counts), epoch):
+            counts.append(np.bincount(self._choices(seed, stream, each), minlength=len(self._names)))
+        return np.asarray(np.sum(counts[: max(epoch, 1)], axis=0), np.int64)
 
-    def _read_on(self, chosen: int, read: int, ctx: StreamContext) -> Iterator[_Read]:
-        """Yield the batches of a dataset, one pass after the other, without the first `read` batches."""
-        name, training = self._names[chosen], ctx.epoch > 0
-        stream = self._wrapped(name, "train", ctx, training=training)
-        told = _lengths(self._datasets[name]).get("train") if training else None
+    def _begin(self, name: str, read: int, ctx: StreamContext) -> tuple[int, Iterator[_Read]]:
+        """Return how many of the first `read` batches of a dataset are left out, and all batches that follow them."""
+        told = _lengths(self._datasets[name]).get("train") if ctx.epoch else None
+        stream = self._wrapped(name, "train", ctx, training=ctx.epoch > 0)
         if told:
             stream.seek(StreamPosition(1 + read // told, read % told))
-            read = 0
-        while True:
-            number, length = stream.position
-            for each in _with_left_out(stream):
-                length += 1
-                if read:
-                    read -= 1
-                else:
-                    yield each
-            if not length or (told and length != told):
-                says = f" in pass {number}, but num_batches says {told}" if told else ""
-                raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
+        return read if told else 0, _passes(name, stream, told)
+
+
+def _passes(name: str, stream: StreamWrapper, told: int | None) -> Iterator[_Read]:
+    """Yield the batches of a dataset, one pass after the other."""
+    while True:
+        number, length = stream.position
+        for each in _with_left_out(stream):
+            length += 1
+            yield each
+        if not length or (told and length != told):
+            says = f" in pass {number}, but num_batches says {told}" if told else ""
+            raise StreamError(f"dataset {name!r}: its stream 'train' has {length} batches{says}")
 
 
 def _with_left_out(stream: StreamWrapper) -> Iterator[_Read]:
@@ -181,12 +175,6 @@ def _with_left_out(stream: StreamWrapper) -> Iterator[_Read]:
     for batch in stream:
         yield batch, dict(itertools.islice(stream.left_out.items(), told, None))
         told = len(stream.left_out)
-
-
-def _without_positions(function: Callable[..., Iterable[Batch]], ctx: StreamContext) -> Iterator[Batch]:
-    """Yield the batches of a dataset without the numbers of their examples, which other datasets have too."""
-    for batch in function(ctx):
-        yield {source: values for source, values in batch.items() if source != POSITION}
 
 
 def _lengths(dataset: Any) -> dict[str, int]:
