@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.files import aside_of, check_guards, read_regular, storing, write_atomically, written_aside
+from emrun.storage.files import check_guards, read_regular, storing, write_atomically
 
 _MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
@@ -35,8 +35,8 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
     with suppress(TypeError, ValueError):
         found = json.dumps([_digest(text), plain])
         if json.loads(found)[1] == plain:
-            with storing(path, "write"), written_aside(place, aside_of(place), flushes=False) as aside:
-                aside.write_text(found, encoding="utf-8")  # not flushed: without it, the YAML file is read
+            with storing(path, "write"), place.open("x", encoding="utf-8") as file:
+                file.write(found)  # not flushed: without it, or with a part of it, the YAML file is read
 
 
 def plain_of(path: Path, text: str | None) -> Any:

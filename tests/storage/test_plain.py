@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -57,25 +58,25 @@ def test_the_content_as_it_was_written_outlives_an_edit_and_not_a_newer_file(fil
     assert plain_of(file, None) is None
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-def test_what_a_process_that_was_killed_in_a_write_leaves_is_replaced_by_the_next(tmp_path, nth):
-    place, names = tmp_path / "new" / "config.yaml", []
+@pytest.mark.parametrize(("owner", "function", "left"), [(os, "rename", []), (Path, "open", [".config.yaml.json"])])
+def test_what_a_process_that_was_killed_in_a_write_leaves_is_replaced_by_the_next(tmp_path, owner, function, left):
+    place = tmp_path / "new" / "config.yaml"
     place.parent.mkdir()
     child = os.fork()
     if child == 0:
-        real = os.rename
+        real = getattr(owner, function)
 
-        def rename(*arguments):
-            names.append(arguments)
-            if len(names) == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(*arguments)
+        def killed(*arguments, **keywords):
+            if function == "open":
+                real(*arguments, **keywords)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        os.rename = rename
+        setattr(owner, function, killed)
         write_with_plain(place, TEXT, PLAIN)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not plain_file(place).exists()
+    assert [each.name for each in place.parent.glob(".*.json")] == left
+    assert plain_of(place, TEXT) is None
     write_with_plain(place, TEXT, PLAIN)
     assert {each.name for each in place.parent.iterdir()} == {"config.yaml", ".config.yaml.json"}
     assert plain_of(place, TEXT) == PLAIN
