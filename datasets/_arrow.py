@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,11 +77,7 @@ def texts(column: Any) -> Any:
 
 def has_nulls(array: Any) -> bool:
     """Return whether a column, or a list in the column, has a null."""
-    if array.null_count:
-        return True
-    if _is_list(array.type):
-        return has_nulls(array.combine_chunks().flatten() if hasattr(array, "combine_chunks") else array.flatten())
-    return False
+    return bool(array.null_count) or (_is_list(array.type) and has_nulls(compute.list_flatten(array)))
 
 
 def sources_of(table: Any) -> dict[str, Any]:
@@ -103,8 +98,7 @@ def views_of(table: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def _view(array: Any) -> np.ndarray[Any, Any] | None:
     if _is_number(array.type):
-        view: np.ndarray[Any, Any] = array.to_numpy(zero_copy_only=False)
-        return view
+        return np.asarray(array.to_numpy(zero_copy_only=False))
     if types.is_dictionary(array.type) and _is_number(array.type.value_type):
         return _view(array.dictionary_decode())
     if _is_list(array.type):
@@ -128,12 +122,6 @@ def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
 
 def _lengths(array: Any) -> np.ndarray[Any, Any]:
     return np.asarray(compute.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def taken(tables: Sequence[Any], order: np.ndarray[Any, Any]) -> Any:
-    """Return the rows of tables, concatenated, in the given order."""
-    table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
-    return table if np.array_equal(order, np.arange(len(order))) else table.take(pa.array(order))
 
 
 def _is_number(kind: Any) -> bool:

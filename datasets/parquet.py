@@ -17,7 +17,6 @@ from emrun.datasets._arrow import (
     filled,
     has_nulls,
     sources_of,
-    taken,
     texts,
     unreadable_columns,
     views_of,
@@ -219,7 +218,7 @@ class _RowGroups:
             places.append(here)
             tables.append(found.table.take(pa.array(inside)))
         # Shapes of lists can differ between row groups, so that Arrow joins them.
-        return sources_of(taken(tables, np.argsort(np.concatenate(places))))
+        return sources_of(pa.concat_tables(tables).take(pa.array(np.argsort(np.concatenate(places)))))
 
     def _read_group(self, group: int, ctx: StreamContext) -> _RowGroup:
         table = self._columns_of(group, self._columns or (), ctx.stream_name)
