@@ -331,8 +331,10 @@ class _Shards:
         shards = [_indexed(argument, path, names, others, skips=reader.skips) for path in self._paths]
         self._names = [name for shard in shards for name, _ in shard]
         if others:
-            found = argument, counted(len(others), "name"), first_of(others)
-            _LOG.warning("%s: left out %s of the shards: %s", *found, extra={"names": others})
+            count = counted(len(others), "name")
+            _LOG.warning(
+                "%s: left out %s of the shards: %s", argument, count, first_of(others), extra={"names": others}
+            )
         if not self._names:
             message = f"contains no examples: the shards have {first_of(others)}; sources: {listed(names)}"
             raise ArgumentError(argument, message)
@@ -347,8 +349,9 @@ class _Shards:
         """Return the batch of these rows."""
         rooms = [field.room(len(rows), ctx) for field in self._fields]
         is_drawn = self._trains and ctx.epoch > 0
+        shards = np.searchsorted(self._ends, rows, side="right").tolist()
         with ExitStack() as stack:
-            files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*map(self._shard, rows)}}
+            files = {shard: stack.enter_context(self._open(shard, ctx)).fileno() for shard in {*shards}}
 
             def read_one(row: int, place: int) -> tuple[int, list[Any]]:
                 values = []
@@ -357,7 +360,7 @@ class _Shards:
                         raise ValueError(f"it has no field {field.name!r}")
                     if length > self._max_bytes:
                         raise ValueError(f"field {field.name!r} has {length} bytes, but max_bytes is {self._max_bytes}")
-                    content = os.pread(files[self._shard(row)], length, offset)  # by several threads
+                    content = os.pread(files[shards[place]], length, offset)  # by several threads
                     rng = ctx.rng_for(row) if is_drawn else None  # each field gets the same numbers
                     values.append(field.decode(content, rng, None if room is None else room[place]))
                 return place, values
@@ -372,12 +375,9 @@ class _Shards:
                 batch[field.source] = room if len(places) == len(rows) else room[places]
         return with_names(batch, rows[places].tolist(), self._names)
 
-    def _shard(self, row: int) -> int:
-        return int(np.searchsorted(self._ends, row, side="right"))
-
     def _named(self, row: int) -> tuple[str, str]:
-        name = self._names[row]
-        return name, f"example {name!r} of shard {str(self._paths[self._shard(row)])!r}"
+        shard = np.searchsorted(self._ends, row, side="right")
+        return self._names[row], f"example {self._names[row]!r} of shard {str(self._paths[shard])!r}"
 
     def _open(self, shard: int, ctx: StreamContext) -> IO[bytes]:
         path = self._paths[shard]
