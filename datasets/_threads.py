@@ -15,7 +15,8 @@ from emrun.base.cores import reading_threads
 _PATIENCE = 1.0  # seconds that an interrupt waits for the rows that were begun
 
 Value = TypeVar("Value")
-_Task = tuple[Future[None], Callable[[], None]]
+_HELPERS: dict[int, tuple[SimpleQueue[Callable[[], None]], list[threading.Thread]]] = {}
+"""Id of a process -> the tasks of its helping threads, and these threads; a forked child begins without any."""
 
 
 def in_order(
@@ -50,56 +51,39 @@ def in_order(
                     is_over.set()
                 done[place] = None, error
 
-    helping = _helpers.ask(read, min(reading_threads(), len(rows)) - 1)
+    begun: list[Future[None]] = []  # one for each thread that helps
+
+    def help_reading() -> None:
+        ended: Future[None] = Future()
+        begun.append(ended)  # before a row is taken: whoever is not there by the end takes none
+        try:
+            read()
+        finally:
+            ended.set_result(None)
+
+    _ask(help_reading, min(reading_threads(), len(rows)) - 1)
     try:
         read(here=True)
-        _wait(helping, None)
+        wait(begun)
     except BaseException:
         is_over.set()
-        _wait(helping, _PATIENCE)
+        wait(begun, _PATIENCE)
         raise
     return ((row, *done[place]) for place, row in enumerate(rows) if place in done)
 
 
-def _wait(helping: list[Future[None]], seconds: float | None) -> None:
-    """Wait for the threads that have begun to help; the others need not begin any more."""
-    wait([each for each in helping if not each.cancel()], seconds)
+def _ask(task: Callable[[], None], count: int) -> None:
+    """Ask threads of this process to do a task, each once, or as many as the system has room for."""
+    tasks, threads = _HELPERS.setdefault(os.getpid(), (SimpleQueue(), []))
+    with suppress(RuntimeError):  # no room for another thread
+        while len(threads) < count:
+            thread = threading.Thread(target=_live, args=(tasks,), name="emrun-examples", daemon=True)
+            thread.start()
+            threads.append(thread)
+    for _ in range(min(count, len(threads))):
+        tasks.put(task)
 
 
-class _Helpers:
-    """The threads of this process that help to read."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[_Task] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def ask(self, task: Callable[[], None], count: int) -> list[Future[None]]:
-        """Let several threads do a task, or as many as the system has room for; return a future of each."""
-        with suppress(RuntimeError):  # no room for another thread
-            while len(self._threads) < count:
-                thread = threading.Thread(target=_live, args=(self._tasks,), name="emrun-examples", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        asked: list[Future[None]] = [Future() for _ in range(min(count, len(self._threads)))]
-        for each in asked:
-            self._tasks.put((each, task))
-        return asked
-
-    def forget(self) -> None:
-        """Begin anew in a forked child, where the threads of the parent do not run."""
-        self._tasks, self._threads = SimpleQueue(), []
-
-
-def _live(tasks: SimpleQueue[_Task]) -> None:
+def _live(tasks: SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        future, task = tasks.get()
-        if future.set_running_or_notify_cancel():
-            try:
-                task()
-            finally:
-                future.set_result(None)
-        del future, task  # with all that was read
-
-
-_helpers = _Helpers()
-os.register_at_fork(after_in_child=_helpers.forget)
+        tasks.get()()
