@@ -70,7 +70,7 @@ def _finite(seen: Sequence[tuple[str, Tensor, Tensor]]) -> _Question:
 
 def _same(outputs: Mapping[str, Range]) -> _Question:
     """Judge whether the outputs differ between examples; one that does is enough."""
-    tensors = [each for found in outputs.values() for each in (found.high - found.low, found.low, found.high)]
+    tensors = [each for low, high in outputs.values() for each in (high - low, low, high)]
 
     def judge(values: list[float], loss: float | None) -> list[Finding]:
         spreads, sizes = (

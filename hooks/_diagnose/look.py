@@ -13,32 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves
 
 from emrun.hooks._parts.parameters import norms_of
 
 _RECTIFIER = re.compile("relu|gelu|silu|swish|mish", re.IGNORECASE)  # of class names: units of these can be 0
 _OF_CHANNELS = (_ConvNd, _NormBase, nn.GroupNorm)  # their units are on axis 1, at any number of dimensions
 _OF_FEATURES = (nn.Linear, nn.LayerNorm, nn.Embedding)  # their units are on the last axis
+_Held = tuple[nn.Parameter, Mapping[str, Any]]  # a parameter of an optimizer and its group
 
 
-@dataclass
-class Range:
-    """What a layer or an output has returned: the least and the largest value at each place, over all examples."""
+Range = tuple[Tensor, Tensor]
+"""What a layer or an output has returned: the least and the largest value at each place, over all examples."""
 
-    low: Tensor
-    high: Tensor
 
-    @classmethod
-    def of(cls, values: Tensor) -> Range:
-        """Return the range of values; their first axis has the examples."""
-        rows = values if values.dim() else values[None]
-        return cls(rows.amin(0), rows.amax(0))
-
-    def joined(self, other: Range | None) -> Range:
-        """Return the range of both, or only this one if the other has another shape."""
-        if other is None or other.low.shape != self.low.shape:
-            return self
-        return Range(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
+def range_of(values: Tensor, before: Range | None = None) -> Range:
+    """Return the range of values, whose first axis has the examples, and of those before if they have the shape."""
+    low, high = torch.aminmax(values if values.dim() else values[None], dim=0)
+    if before is None or before[0].shape != low.shape:
+        return low, high
+    return torch.minimum(low, before[0]), torch.maximum(high, before[1])
 
 
 class Activations:
@@ -77,14 +71,14 @@ class Activations:
 
     def see_outputs(self, returned: Any) -> None:
         """Add what the module returns: a mapping, a tuple or one tensor."""
-        values = returned if isinstance(returned, Mapping) else dict(enumerate(_entries(returned)))
+        entries = returned if isinstance(returned, list | tuple) else [returned]
+        values = returned if isinstance(returned, Mapping) else dict(enumerate(entries))
         for name, value in values.items():
             if name == "loss" or not _has_numbers(value) or not value.requires_grad:
                 continue
             if value.dim() and len(value) > 1:
                 label = f"output {name}" if len(values) > 1 or isinstance(returned, Mapping) else "the output"
-                found = Range.of(value.detach())
-                self.outputs[label] = found.joined(self.outputs.get(label))
+                self.outputs[label] = range_of(value.detach(), self.outputs.get(label))
 
     def _see(self, name: str, module: nn.Module, args: tuple[Any, ...], returned: Any) -> None:
         """Look at what a layer returns; called after its forward."""
@@ -95,17 +89,17 @@ class Activations:
             label = f"{name} ({type(module).__name__})" if name else type(module).__name__
             if not name:
                 self.see_outputs(returned)
-            for index, value in enumerate(_tensors(returned)):
+            for index, value in enumerate(each for each in tree_leaves(returned) if isinstance(each, Tensor)):
                 made = self._producer is not None and self._producer[0]() is value  # by the last layer
                 if not _has_numbers(value) or (module._modules and made):
                     continue
-                found = Range.of(value.detach())
-                self.finite.append((label, found.low.amin(), found.high.amax()))
+                found = range_of(value.detach())
+                self.finite.append((label, found[0].amin(), found[1].amax()))
                 if index:
                     continue
                 if name and value.dim() and len(value) > 1 and next(module.parameters(False), None) is not None:
-                    same = self.last is not None and self.last[0] == label
-                    self.last = label, found.joined(self.last[1] if same and self.last is not None else None)
+                    before = self.last[1] if self.last is not None and self.last[0] == label else None
+                    self.last = label, range_of(value.detach(), before)
                 if value.dim() > 1 and not module._modules and _RECTIFIER.search(type(module).__name__):
                     self._add_zeros(label, found, value, args)
                 self._producer = weakref.ref(value), name, module
@@ -117,7 +111,7 @@ class Activations:
             _, name, producer = self._producer
             label = f"{label} after {name}"
         is_first = isinstance(producer, _OF_CHANNELS) or (value.dim() > 3 and not isinstance(producer, _OF_FEATURES))
-        zero = (found.low == 0) & (found.high == 0)
+        zero = (found[0] == 0) & (found[1] == 0)
         zero = zero.movedim(0 if is_first else -1, 0).flatten(1).all(1) if zero.dim() > 1 else zero
         before, count = self.zeros.get(label, (None, 0))
         is_more = before is not None and before.shape == zero.shape
@@ -159,54 +153,44 @@ class Updates:
         self._others = [each for each in model.module.parameters() if id(each) in self._names.keys() - held]
         self._before = [each.detach().clone() for each in self._others]
         self._measured: set[int] = set()  # the optimizers
-        self._pending: _Pending | None = None
+        self._pending: tuple[list[_Held], list[Tensor | None], list[Tensor]] | None = None
         self.changes: list[Change] = []
         """Those of the updates that were made."""
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the gradients, and copy the weights; called before the step."""
-        is_new = id(optimizer) not in self._measured
-        self._pending = _Pending(optimizer, self._names) if is_new else None  # one that was skipped is dropped
+        self._pending = None  # an update that was skipped is dropped
+        if id(optimizer) not in self._measured:
+            groups = optimizer.param_groups
+            held: list[_Held] = [
+                (each, group) for group in groups for each in group["params"] if id(each) in self._names
+            ]
+            norms = zip(held, norms_of([each.grad for each, _ in held]), strict=True)
+            gradients = [None if each.grad is None else norm for (each, _), norm in norms]
+            self._pending = held, gradients, [each.detach().clone() for each, _ in held]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the change; called after the step, if it was not skipped."""
-        if self._pending is not None:
-            self.changes += self._pending.changes()
-            self._pending = None
-            self._measured.add(id(optimizer))
+        if self._pending is None:
+            return
+        (held, gradients, before), self._pending = self._pending, None
+        self._measured.add(id(optimizer))
+        wide = [index for index, each in enumerate(before) if each.dim() > 1]
+        sizes = dict(zip(wide, norms_of([before[index] for index in wide]), strict=True))
+        torch._foreach_sub_(before, [each.detach() for each, _ in held])
+        for index, (step, gradient) in enumerate(zip(norms_of(before), gradients, strict=True)):
+            parameter, group = held[index]
+            rate = float(group["lr"]) if "lr" in group else None
+            peak = max(float(group.get(key) or 0) for key in ("initial_lr", "max_lr"))
+            is_full = rate is None or rate >= peak / 2
+            change = Change(self._names[id(parameter)], gradient, step, sizes.get(index), rate, is_full)
+            self.changes.append(change)
 
     def unmoved(self) -> list[tuple[str, Tensor]]:
         """Return the parameters that no optimizer has, and the 2-norms of their changes since the look began."""
         now = [each.detach() for each in self._others]
         steps = norms_of([after - before for after, before in zip(now, self._before, strict=True)])
         return [(self._names[id(each)], step) for each, step in zip(self._others, steps, strict=True)]
-
-
-class _Pending:
-    """The parameters of an optimizer before its step."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-        groups = optimizer.param_groups
-        found = [(names[id(each)], each, group) for group in groups for each in group["params"] if id(each) in names]
-        self._found = found
-        gradients = [each.grad for _, each, _ in found]
-        norms = zip(gradients, norms_of(gradients), strict=True)
-        self._gradients = [None if gradient is None else norm for gradient, norm in norms]
-        self._before = [each.detach().clone() for _, each, _ in found]
-
-    def changes(self) -> list[Change]:
-        """Return the changes since this object was built."""
-        found, before = self._found, self._before
-        wide = [index for index, (_, each, _) in enumerate(found) if each.dim() > 1]
-        sizes = dict(zip(wide, norms_of([before[index] for index in wide]), strict=True))
-        torch._foreach_sub_(before, [each.detach() for _, each, _ in found])
-        changes = []
-        for index, (step, gradient) in enumerate(zip(norms_of(before), self._gradients, strict=True)):
-            name, _, group = found[index]
-            rate = float(group["lr"]) if "lr" in group else None
-            peak = max(float(group.get(key) or 0) for key in ("initial_lr", "max_lr"))
-            changes.append(Change(name, gradient, step, sizes.get(index), rate, rate is None or rate >= peak / 2))
-        return changes
 
 
 def read(tensors: Sequence[Tensor]) -> list[float]:
@@ -231,19 +215,6 @@ def _watched(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             compiled.append(f"{name}." if name else "")
         if not any(f"{name}.".startswith(each) for each in compiled):
             yield name, part
-
-
-def _entries(returned: Any) -> Sequence[Any]:
-    return returned if isinstance(returned, list | tuple) else [returned]
-
-
-def _tensors(returned: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Yield the tensors in what a layer returns: in mappings, lists and tuples."""
-    if isinstance(returned, Tensor):
-        yield returned
-    elif isinstance(returned, Mapping | list | tuple) and depth < 3:
-        for each in returned.values() if isinstance(returned, Mapping) else returned:
-            yield from _tensors(each, depth + 1)
 
 
 def _has_numbers(value: Any) -> bool:
