@@ -63,28 +63,26 @@ class Freeze(AbstractHook):
             raise ArgumentError("match", "give a regular expression for the names of the parameters")
         self._until = None if until is None else Interval.parse("until", until, ("updates", "epochs", "passes"))
         self._updates: int | None = None  # the limit in updates, if it is not in epochs
-        self._is_frozen: bool | None = None  # None until the first train batch of this process
-        self._was_held = False  # whether they were frozen before that
+        self._is_frozen = False  # since the last train batch, perhaps one of an earlier process
+        self._is_set = False  # whether there was a train batch in this process
         self._parameters: list[torch.nn.Parameter] = []
         self._modules: list[torch.nn.Module] = []
         if model is not None:
-            self._check(model)
+            self._find(model)
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Find the parameters; check the names, if the hook was built without the model."""
+        """Find the parameters.
+
+        Raises:
+            ArgumentError: an expression matches none, or nothing is left to train.
+        """
         super().register_mainloop(main_loop)
-        if self.model is None:
-            self._check(main_loop.model)
-        module = module_of("Freeze", main_loop.model)
-        self._parameters = [each for each in self._matched(module).values() if each.requires_grad]
-        self._modules = self._held(module)
+        self._find(main_loop.model)
 
     def before_training(self) -> None:
         """Find out when the parameters begin to be trained."""
         loop, until = self.main_loop, self._until
-        if self._is_frozen is not None:
-            self._was_held = self._is_frozen
-        self._is_frozen = None
+        self._is_set = False
         if loop.evaluating:
             return
         if until is not None:
@@ -97,7 +95,7 @@ class Freeze(AbstractHook):
         if self._is_due():
             how_long = f"for the first {until}" if until is not None else "always"
             _LOG.info("Freeze: %s frozen %s", counted(len(self._parameters), "parameter"), how_long)
-        if self._was_held or (self._is_due() and not loop.model.is_accumulating):
+        if self._is_frozen or (self._is_due() and not loop.model.is_accumulating):
             for each in self._parameters:
                 each.requires_grad = False  # checkpoints before the first batch have the files of later ones
 
@@ -107,18 +105,23 @@ class Freeze(AbstractHook):
         if not loop.training or loop.model.is_accumulating:
             return
         is_frozen = self._is_due()
-        if is_frozen is not self._is_frozen:
+        if is_frozen is not self._is_frozen or not self._is_set:
             self._set(is_frozen)
         if is_frozen and self._modules:
-            self._hold_modes()
+            module: torch.nn.Module = loop.model.module  # type: ignore[attr-defined]
+            if not module.training:
+                module.train()  # before its parts, else the model would do it
+            for part in self._modules:
+                if part.training:
+                    part.eval()
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether the parameters are frozen, so that modules are in evaluation mode."""
-        return {"frozen": self._was_held if self._is_frozen is None else self._is_frozen}
+        return {"frozen": self._is_frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._was_held, self._is_frozen = state["frozen"], None
+        self._is_frozen, self._is_set = state["frozen"], False
 
     def _is_due(self) -> bool:
         if self._until is None:
@@ -134,48 +137,34 @@ class Freeze(AbstractHook):
         for parameter in self._parameters:
             parameter.requires_grad = not is_frozen and id(parameter) not in kept  # also of one without a shape yet
             parameter.grad = None
-        if not is_frozen and (self._was_held if self._is_frozen is None else self._is_frozen):
+        if self._is_frozen and not is_frozen:
             module.train(module.training)  # which may keep some parts in evaluation mode
             for part in (part for each in others if each._is_due() for part in each._modules):
                 part.eval()
             _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
-        self._is_frozen = is_frozen
+        self._is_frozen, self._is_set = is_frozen, True
 
-    def _hold_modes(self) -> None:
-        """Set BatchNorm to evaluation mode; the module is set to train mode before, else the model would do it."""
-        module: torch.nn.Module = self.main_loop.model.module  # type: ignore[attr-defined]
-        if not module.training:
-            module.train()
-        for part in self._modules:
-            if part.training:
-                part.eval()
-
-    def _check(self, model: Any) -> None:
-        """Check that each expression matches, and that something is left to train.
+    def _find(self, model: Any) -> None:
+        """Find the parameters, and the parts with running statistics whose parameters, or else buffers, all match.
 
         Raises:
             ArgumentError: see the class.
         """
+
+        def is_meant(name: str) -> bool:
+            return any(regex.search(name) for regex in self._match)
+
         module = module_of("Freeze", model)
         check_matches("match", self._match, module)
-        frozen = {id(each) for each in self._matched(module).values()}
-        if not any(each.requires_grad and id(each) not in frozen for each in module.parameters()):
-            raise ArgumentError("match", f"all {len(frozen)} parameters match; nothing is left to train")
-
-    def _matched(self, module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         named = module.named_parameters(remove_duplicate=False)
-        return {name: each for name, each in named if any(regex.search(name) for regex in self._match)}
-
-    def _held(self, module: torch.nn.Module) -> list[torch.nn.Module]:
-        """Return the parts with running statistics whose parameters, or else buffers, all match."""
-        frozen = {id(each) for each in self._matched(module).values()}
-        held: list[torch.nn.Module] = []
+        matched = {id(each): each for name, each in named if is_meant(name)}
+        if not any(each.requires_grad and id(each) not in matched for each in module.parameters()):
+            raise ArgumentError("match", f"all {len(matched)} parameters match; nothing is left to train")
+        self._parameters = [each for each in matched.values() if each.requires_grad]
+        self._modules = []
         for name, part in module.named_modules():
-            if not isinstance(part, _NormBase) or not part.track_running_stats:
-                continue
-            own = list(part.parameters(recurse=False))
-            names = [f"{name}.{buffer}" if name else buffer for buffer, _ in part.named_buffers(recurse=False)]
-            by_name = all(any(regex.search(each) for regex in self._match) for each in names)
-            if all(id(each) in frozen for each in own) if own else by_name:
-                held.append(part)
-        return held
+            if isinstance(part, _NormBase) and part.track_running_stats:
+                own = list(part.parameters(recurse=False))
+                buffers = [f"{name}.{each}".lstrip(".") for each, _ in part.named_buffers(recurse=False)]
+                if all(id(each) in matched for each in own) if own else all(map(is_meant, buffers)):
+                    self._modules.append(part)
