@@ -246,8 +246,8 @@ class Loop:
         """Show a picture, a text or a histogram in the trackers that the config lists, e.g. `WriteTensorBoard`.
 
         Pictures and texts are kept without a tracker, too; the newest of each name are on the page of the run. To be
-        called in `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown before the end of the
-        train stream is lost if the run is interrupted in between.
+        called in `after_batch` or `after_stream` of a stream that is evaluated, or in `after_epoch`; what is shown
+        before the end of the train stream is lost if the run is interrupted in between.
 
         Args:
             name: the name, such as `valid/confusion`.

@@ -99,16 +99,10 @@ class PlotLines(SavesExamples):
         self._limits = ymin, ymax
         self._examples, self._most_batches = example_count, batch_count
         self._suffix = file_stem("-vs-".join(self._variables))
-        self._first: bytes | None = None
 
     def writes_same(self, other: Any) -> bool:
         """Return whether another hook plots the same variables into the same folder."""
         return super().writes_same(other) and (self._suffix, self._format) == (other._suffix, other._format)
-
-    def before_stream(self, stream_name: str) -> None:
-        """Count the batches of the stream from 1."""
-        super().before_stream(stream_name)
-        self._first = None
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Plot the examples of a batch.
@@ -135,13 +129,9 @@ class PlotLines(SavesExamples):
             content, picture = self._drawn(lines, f"{stream_name}, epoch {self._epoch}: {name}")
             file = f"{file_stem(name)}_batch_{self._batches}_plot-{self._suffix}.{self._format}"
             write_atomically(folder / file, content)
-            self._first = self._first or picture
-
-    def after_stream(self, stream_name: str) -> None:
-        """Show the first picture in the trackers."""
-        if self._first is not None and self.looks_at(stream_name):
-            self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(self._first, has_file=True))
-            self._first = None
+            if self._batches == 1 and not row:
+                shown = f"{stream_name}/{'-vs-'.join(self._variables)}"
+                self.main_loop.show(shown, Picture(picture, has_file=True))
 
     def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:
         """Return the file of an example, and its picture as PNG."""
@@ -156,18 +146,20 @@ class PlotLines(SavesExamples):
                 if values.ndim == 0:
                     axes.axhline(float(values), label=name, color=color, linestyle="--", linewidth=1.2)
                     continue
-                several = values[:, None] if values.ndim == 1 else values
-                marker = "." if len(values) <= 40 else None
-                count = several.shape[1]
-                for column in range(count):
-                    label = name if count == 1 else f"{name}.{column}" if count <= _MOST else f"{name} ({count} lines)"
-                    style: dict[str, Any] = {"color": color}
-                    if count > 1 and len(lines) == 1 and count <= _MOST:
-                        style = {"color": f"C{column}"}
-                    elif count > 1:
-                        style |= {"alpha": 1 - 0.75 * column / count}
-                    is_named = count <= _MOST or column == 0
-                    axes.plot(several[:, column], label=label if is_named else None, marker=marker, lw=1.4, **style)
+                count = 1 if values.ndim == 1 else values.shape[1]
+                labels = [f"{name}.{column}" if count > 1 else name for column in range(count)]
+                if count > _MOST:
+                    labels = [f"{name} ({count} lines)", *[""] * (count - 1)]
+                is_alone = len(lines) == 1 and count <= _MOST  # each line has a color of its own
+                plotted = axes.plot(
+                    values,
+                    label=labels,
+                    color=None if is_alone else color,
+                    marker="." if len(values) <= 40 else None,
+                    lw=1.4,
+                )
+                for column, line in enumerate(plotted):
+                    line.set_alpha(1 if is_alone else 1 - 0.75 * column / count)
             if not any(np.isfinite(values).any() for values in lines.values()):
                 axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="0.4")
             axes.set_ylim(*self._limits)
@@ -177,18 +169,12 @@ class PlotLines(SavesExamples):
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
             axes.set_title(title if len(title) <= 70 else f"{title[:69]}…", fontsize=10, loc="left", parse_math=False)
-            handles, labels = axes.get_legend_handles_labels()
-            legend = drawing.legend(
-                handles,
-                ["" for _ in labels],
-                loc="outside lower center",
-                ncols=min(5, len(labels)),
-                frameon=False,
-                fontsize=9,
+            handles, names = axes.get_legend_handles_labels()
+            short = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
+            plain = [name.replace("$", r"\$") for name in short]  # no formulas
+            drawing.legend(
+                handles, plain, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9
             )
-            for text, label in zip(legend.get_texts(), labels, strict=True):
-                text.set_parse_math(False)
-                text.set_text(label if len(label) <= 24 else f"{label[:23]}…")
             picture = png(drawn(drawing))
             if self._format == "png":
                 return picture, picture
