@@ -91,20 +91,21 @@ class Profile(AbstractHook):
         if self._profiler is not None:
             if done < self._begin + self._iterations:
                 return
-            self._end(done)
+            self._end()
         if self._is_due(done):
-            self._start(done)
+            self._begin = done
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its library writes notes of its own to the terminal
+            self._profiler = torch.profiler.profile(profile_memory=self._memory, acc_events=True)
+            self._profiler.start()
 
     def after_stream(self, stream_name: str) -> None:
         """End the profiler with the train stream of an epoch."""
-        if self._profiler is not None:
-            self._end(self.main_loop.iterations_done)
+        self._end()
 
     def after_training(self, success: bool) -> None:
         """End the profiler with the run; log a warning if it has profiled nothing."""
-        if self._profiler is not None:
-            self._end(self.main_loop.iterations_done)
-        elif self._ended is None and success and not self.main_loop.evaluating:
+        self._end()
+        if self._ended is None and success and not self.main_loop.evaluating:
             done = counted(self.main_loop.iterations_done, "iteration")
             _LOG.warning("Profile: nothing was profiled: the run ended after %s; set `after` to less", done)
 
@@ -115,30 +116,20 @@ class Profile(AbstractHook):
             return monotonic() - self._ended >= self._every.count * 60
         return done > self._first and (done - self._first) % self._every.count == 0
 
-    def _start(self, done: int) -> None:
-        self._begin = done
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its library writes notes of its own to the terminal
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities, profile_memory=self._memory, acc_events=True)
-        self._profiler.start()
-
-    def _end(self, done: int) -> None:
-        """End the profiler; log the table and write the trace."""
-        profiler, self._profiler, self._ended = self._profiler, None, monotonic()
+    def _end(self) -> None:
+        """End the profiler, if it runs; log the table and write the trace."""
+        profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
         profiler.stop()
-        profiled = f"{counted(done - self._begin, 'iteration')} after iteration {self._begin}"
-        if done == self._begin:
-            _LOG.warning("Profile: no iteration ended while the profiler ran after iteration %d", done)
+        self._ended, done = monotonic(), self.main_loop.iterations_done - self._begin
+        if not done:
+            _LOG.warning("Profile: no iteration ended while the profiler ran after iteration %d", self._begin)
             return
-        _LOG.info("Profile: %s\n%s", profiled, _table(profiler, self._memory))
-        if self.output_dir is not None:
-            self._write(profiler)
-
-    def _write(self, profiler: torch.profiler.profile) -> None:
+        after = f"{counted(done, 'iteration')} after iteration {self._begin}"
+        _LOG.info("Profile: %s\n%s", after, _table(profiler, self._memory))
+        if self.output_dir is None:
+            return
         folder = Path(self.output_dir) / "profile"
         place = folder / f"it-{self._begin:08d}.json.gz"
         with storing(place, "write"):
@@ -154,12 +145,10 @@ class Profile(AbstractHook):
 
 def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     """Return the ten operations that take the most time by themselves, of all threads together."""
-    found = [each for each in profiler.key_averages() if not each.key.startswith("ProfilerStep")]
-    on_device = any(each.self_device_time_total for each in found)
-    time = "self_device_time_total" if on_device else "self_cpu_time_total"
-    memory = "self_device_memory_usage" if on_device else "self_cpu_memory_usage"
+    found = profiler.key_averages()
+    where, place = ("GPU", "device") if any(each.self_device_time_total for each in found) else ("CPU", "cpu")
+    time, memory = f"self_{place}_time_total", f"self_{place}_memory_usage"
     whole = sum(getattr(each, time) for each in found) or 1.0
-    dearest = sorted(found, key=lambda each: getattr(each, time), reverse=True)[:_ROWS]
     rows = [
         [
             each.key if len(each.key) <= _LONGEST else f"{each.key[: _LONGEST - 3]}...",
@@ -168,7 +157,7 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
             f"{getattr(each, time) / whole:.1%}",
             *([size_of(max(0, getattr(each, memory)))] if with_memory else []),
         ]
-        for each in dearest
+        for each in sorted(found, key=lambda each: getattr(each, time), reverse=True)[:_ROWS]
     ]
-    head = ["operation", "calls", f"ms on the {'GPU' if on_device else 'CPU'}", "share", *["memory"] * with_memory]
+    head = ["operation", "calls", f"ms on the {where}", "share", *["memory"] * with_memory]
     return Table(rows, head, ("left", *["right"] * (len(head) - 1)))
