@@ -15,7 +15,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.cores import share_of
-from emrun.base.errors import ArgumentError, ConfigError, MissingExtra, Problem, UsageError
+from emrun.base.errors import ArgumentError, ConfigError, Position, Problem, UsageError, needing
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
@@ -26,16 +26,15 @@ from emrun.config.config import Config, load_config
 from emrun.config.plan import Plan, check_statically, with_statistics
 from emrun.launch.jobs import THREADS, Jobs, threads_per_job
 from emrun.launch.parameters import read_parameters
-from emrun.launch.results import DONE, Result, as_dict, ranked, result_of, summary_of
+from emrun.launch.results import DONE, Ranked, Result, as_dict, ranked, result_of, summary_of
 from emrun.launch.settings import Sweep
 from emrun.launch.sweep import Ending, SweepLoop, planned
-from emrun.launch.trials import Experiment, Trial, Trials
+from emrun.launch.trials import Trial, Trials
 from emrun.training.user_code import keep_sources
 
 if TYPE_CHECKING:
     from emrun.launch.search import Search
 
-_WAYS = ("--status", "--dry-run", "--rerun")
 _MOST_RUNS = 100_000  # of a grid, which is listed before the first trial
 
 
@@ -83,25 +82,28 @@ def sweep(
     130 or 143 interrupted.
     """
     if shows_status + dry_run + rerun > 1:
-        raise click.UsageError(f"use one of {', '.join(_WAYS)}")
+        raise click.UsageError("use one of --status, --dry-run, --rerun")
 
     more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
     loaded = load_config(config, (*overrides, *more))
     if not expanded(config).is_file() and not expanded(config).is_dir():
         raise UsageError(f"{config} can be read only once, but each trial reads the config; give a file")
-    settings = _settings(loaded)
-    parameters = _parameters(loaded, given, settings)
     directory = expanded(output_dir or output_root / f"{loaded.get('name') or loaded.name}_sweep")
-    trials = Trials(loaded, parameters, settings, directory)
-    trials.check()
-    search = _search(trials, loaded)
+    try:
+        settings = _settings(loaded)
+        trials = Trials(loaded, _parameters(loaded, given, settings), settings, directory)
+        trials.check()
+        search = _search(trials)
+    except ArgumentError as error:
+        raise ConfigError(Problem(_place(loaded, error.argument), f"sweep.{error.argument}", error.message)) from error
     command = ["train", str(config), *(each for each in overrides if not each.lstrip("~").startswith("sweep"))]
+    place = str(Problem(_place(loaded, "objective"), "sweep.objective", ""))
     if dry_run:
-        return _print_commands(trials, search, command, loaded, as_json=as_json)
+        return _print_commands(trials, search, command, place, as_json=as_json)
     ending = None
     if not shows_status:
         with only_json(as_json):
-            ending = _run(trials, search, command, loaded, reruns=rerun)
+            ending = _run(trials, search, command, place, reruns=rerun)
         if ending.exit_status == 2:  # nothing was trained
             click.echo(ending.text.strip(), err=True)
             tell_json(UsageError(ending.text.strip()), 2)
@@ -114,21 +116,19 @@ def sweep(
 
 
 def _settings(loaded: Config) -> Sweep:
-    """Return the section `sweep`; an error is at the position of the argument."""
+    """Return the section `sweep`."""
     section = loaded.tree.get("sweep")
-    arguments = section.plain() if section is not None and isinstance(section.value, dict) else {}
     try:
-        return Sweep(**arguments)
-    except ArgumentError as error:
-        raise ConfigError(_problem(loaded, error)) from error
+        return Sweep(**(section.plain() if section is not None and isinstance(section.value, dict) else {}))
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise
 
 
-def _problem(loaded: Config, error: ArgumentError) -> Problem:
-    node = loaded.root.get("sweep", error.argument) or loaded.root.get("sweep")
-    return Problem(None if node is None else node.position, f"sweep.{error.argument}", error.message)
+def _place(loaded: Config, argument: str) -> Position | None:
+    """Return where an argument of the section `sweep` stands, or else the section."""
+    node = loaded.root.get("sweep", argument) or loaded.root.get("sweep")
+    return None if node is None else node.position
 
 
 def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[Any]:
@@ -148,48 +148,22 @@ def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[A
     return parameters
 
 
-def _search(trials: Trials, loaded: Config) -> Search | None:
+def _search(trials: Trials) -> Search | None:
     """Return what proposes and prunes, if the sweep has a method or a pruner of Optuna."""
     settings = trials.settings
     if settings.is_grid and not settings.pruner:
         return None
-    try:
+    what = f"sweep.pruner: {settings.pruner}" if settings.is_grid else f"sweep.method: {settings.method}"
+    with needing(what, "optuna", "sweep"):
         from emrun.launch.search import Search
-    except ImportError as error:
-        what = f"sweep.method: {settings.method}" if not settings.is_grid else f"sweep.pruner: {settings.pruner}"
-        raise MissingExtra(what, "optuna", "sweep") from error
-    try:
-        return Search(trials.parameters, settings, trials.seed)
-    except ArgumentError as error:
-        raise ConfigError(_problem(loaded, error)) from error
+    return Search(trials.parameters, settings, trials.seed)
 
 
 def command_of(command: Sequence[str], trial: Trial) -> list[str]:
     return [*command, *trial.overrides, "--output-dir", str(trial.directory), "--auto-resume"]
 
 
-def _place_of_objective(loaded: Config) -> str:
-    node = loaded.root.get("sweep", "objective")
-    return str(Problem(None if node is None else node.position, "sweep.objective", ""))
-
-
-def _build_one(loaded: Config, trial: Trial, objective: str) -> None:
-    """Build a trial, without a run, and check that one of its hooks writes the objective.
-
-    Raises:
-        UsageError: no hook does.
-    """
-    import_torch()
-    from emrun.diagnosis.tryout import build_apart
-
-    with users_code():
-        training = build_apart(with_statistics(loaded.without("sweep").overridden(trial.overrides)))
-    check_objective(training, objective, _place_of_objective(loaded))
-
-
-def _print_commands(
-    trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, as_json: bool
-) -> int:
+def _print_commands(trials: Trials, search: Search | None, command: Sequence[str], place: str, *, as_json: bool) -> int:
     """Print the commands of the trials that are not finished; an objective must be one that the first of them has."""
     settings = trials.settings
     if settings.method not in ("grid", "random"):
@@ -199,7 +173,12 @@ def _print_commands(
     every = (trial for experiment in planned(trials, settings, search) for trial in experiment.trials)
     missing = [trial for trial in every if result_of(trial, settings).status not in DONE]
     if settings.objective is not None and missing:
-        _build_one(loaded, missing[0], settings.objective)
+        import_torch()
+        from emrun.diagnosis.tryout import build_apart
+
+        with users_code():
+            training = build_apart(with_statistics(trials.config_of(missing[0])))
+        check_objective(training, settings.objective, place)
     left = [command_of(command, trial) for trial in missing]
     if as_json:
         print_json({"commands": [["emrun", *each] for each in left]})
@@ -208,10 +187,9 @@ def _print_commands(
     return 0
 
 
-def _run(trials: Trials, search: Search | None, command: Sequence[str], loaded: Config, *, reruns: bool) -> Ending:
+def _run(trials: Trials, search: Search | None, command: Sequence[str], place: str, *, reruns: bool) -> Ending:
     first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
-    place = _place_of_objective(loaded)
 
     def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
         return arguments(command_of(command, trial), trial.directory, trials.settings.objective, place, ends_sweep)
@@ -240,7 +218,7 @@ def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
     return Jobs(main, COMMAND, settings.devices, share=share_of(settings.jobs)), threads
 
 
-def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list[Result]]]:
+def _known(trials: Trials, search: Search | None) -> list[Ranked]:
     """Return the experiments of the sweep, best first, with the results of their trials."""
     is_planned = trials.settings.method in ("grid", "random")
     again = None if search is None or not is_planned else type(search)(trials.parameters, trials.settings, trials.seed)
@@ -249,40 +227,36 @@ def _known(trials: Trials, search: Search | None) -> list[tuple[Experiment, list
     return ranked(found, trials.settings)
 
 
-def _print(experiments: Sequence[tuple[Experiment, list[Result]]], trials: Trials, *, as_json: bool) -> None:
+def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> None:
     settings = trials.settings
-    _warn_of_other_code(experiments)
+    other = [each for _, results in experiments for each in results if each.changed]
+    if other:
+        text = f"{counted(len(other), 'trial')} of other code than there is now (changed: {listed(_changed(other))})"
+        click.echo(f"warning: {text}; --rerun trains them again", err=True)
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
         print_json({**so_far(), **whole, "experiments": rows})
         return
-    several = settings.runs_per_experiment > 1
-    headers = [*last_parts([each.name for each in trials.parameters]), "status"]
-    headers += [] if settings.objective is None else [settings.objective]
-    headers += ["std", "95 % interval", "runs"] if several and settings.objective is not None else []
-    is_changed = any(_changed(results) for _, results in experiments)
-    headers += ["changed code"] if is_changed else []
-    rows_ = []
+    several, has_objective = settings.runs_per_experiment > 1, settings.objective is not None
+    headers = [
+        *last_parts([each.name for each in trials.parameters]),
+        "status",
+        *[str(settings.objective)] * has_objective,
+    ]
+    headers += ["std", "95 % interval", "runs"] * (several and has_objective) + ["changed code"] * bool(other)
+    headers += [f"trial in {from_here(trials.directory)}"] * (not several)
+    cells = []
     for experiment, results in experiments:
-        row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
-        row.append(_standing(results))
         found = summary_of(each.value for each in results)
-        row += [_short(found["mean"])] * (settings.objective is not None)
-        if several and settings.objective is not None:
+        row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
+        row += [_standing(results), *[_short(found["mean"])] * has_objective]
+        if several and has_objective:
             interval = f"± {_short(found['interval'])}" if found["interval"] else ""  # equal values do not tell it
             row += [_short(found["deviation"]), interval, f"{found['count']} of {len(results)}"]
-        row += [", ".join(_changed(results))] * is_changed
-        rows_.append([*row, *([] if several else [experiment.trials[0].directory.name])])
-    click.echo(table(rows_, headers if several else [*headers, f"trial in {from_here(trials.directory)}"]))
-
-
-def _warn_of_other_code(experiments: Sequence[tuple[Experiment, list[Result]]]) -> None:
-    found = [each for _, results in experiments for each in results if each.changed]
-    if found:
-        names = listed(_changed(found))
-        text = f"{counted(len(found), 'trial')} of other code than there is now (changed: {names})"
-        click.echo(f"warning: {text}; --rerun trains them again", err=True)
+        row += [", ".join(_changed(results))] * bool(other)
+        cells.append([*row, *[experiment.trials[0].directory.name] * (not several)])
+    click.echo(table(cells, headers))
 
 
 def _changed(results: Sequence[Result]) -> list[str]:
@@ -300,7 +274,7 @@ def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _end(ending: Ending, experiments: Sequence[tuple[Experiment, list[Result]]]) -> int:
+def _end(ending: Ending, experiments: Sequence[Ranked]) -> int:
     """Say how to continue a sweep that is not done, and return the exit status."""
     if ending.text:
         click.echo(ending.text.strip(), err=True)
