@@ -96,9 +96,9 @@ class _Group(click.Group):
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; an exception that would end the process silently is a failure of the user's code."""
+        """Run a command, and return its exit status; an exception that would end the process silently is a failure."""
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx) or 0
         except UsersCodeFailed as failed:
             return tell_failure(failed.args[0])
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -132,7 +132,7 @@ def _run() -> int:
         if "_EMRUN_COMPLETE" in os.environ:
             register()
         try:
-            status = emrun.main(standalone_mode=False)
+            return int(emrun.main(standalone_mode=False))
         except click.ClickException as error:
             answer(error)
             error.show()
@@ -141,4 +141,3 @@ def _run() -> int:
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             report_and_end_by_signal(signal.SIGINT)
-    return status if isinstance(status, int) else 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @with_tracebacks
 def bench(
     config: Path, overrides: tuple[str, ...], seconds: float, step_ms: float | None, all_streams: bool, as_json: bool
-) -> int:
+) -> None:
     """Measure how fast the streams of CONFIG are read, and recommend how to read them.
 
     Each stream is read without read-ahead, by a thread (main_loop.buffer) and by worker processes (main_loop.workers).
@@ -46,7 +46,6 @@ def bench(
         with only_json(as_json), users_code():
             found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
         print_json(_in_json(found)) if as_json else click.echo(_shown(found))
-    return 0
 
 
 def _in_json(found: Bench) -> dict[str, Any]:

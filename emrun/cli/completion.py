@@ -43,7 +43,7 @@ def register() -> None:
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
-def completion(shell: str) -> int:
+def completion(shell: str) -> None:
     """Print the script that lets a shell complete emrun's commands, options, configs, override keys, runs and streams.
 
     \b
@@ -53,4 +53,3 @@ def completion(shell: str) -> int:
     """
     root = click.get_current_context().find_root().command
     click.echo(_SHELLS[shell](root, {}, "emrun", "_EMRUN_COMPLETE").source(), nl=False)
-    return 0

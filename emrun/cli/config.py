@@ -25,7 +25,7 @@ from emrun.config.yaml_tree import node_of
 @click.option("--schema", is_flag=True, help="Print a JSON schema of configs, for editors, instead of a config.")
 def show_config(
     config: Path | None, overrides: tuple[str, ...], resolved: bool, origins: bool, as_json: bool, schema: bool
-) -> int:
+) -> None:
     """Print CONFIG, a file or a directory with a config.yaml, merged with the files that it extends and the overrides.
 
     The config is not checked against the classes that it names; --origins reads their defaults from their sources.
@@ -37,7 +37,7 @@ def show_config(
             )
 
         print_json(config_schema())
-        return 0
+        return
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
 
@@ -61,7 +61,6 @@ def show_config(
         click.echo(table([(key, repr(value), origin) for key, value, origin in rows]))
     else:
         click.echo(dump(node_of(tree.shown(), tree.position)), nl=False)
-    return 0
 
 
 def _place(key: str, rows: list[tuple[str, Any, str]]) -> int:

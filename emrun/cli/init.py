@@ -60,7 +60,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),
     help="The sample that is copied; an unknown name lists them all.",
 )  # fmt: skip
-def init(directory: Path, sample: str) -> int:
+def init(directory: Path, sample: str) -> None:
     """Create a project in DIR: a sample config, the Python files that it names, a README and a test.
 
     DIR must not exist, or be empty; a directory .git may be there. A config without other files is copied as
@@ -86,7 +86,6 @@ def init(directory: Path, sample: str) -> int:
     click.echo(f"created {target} from the sample {sample}: {listed(list(files))}")
     first = "python prepare.py; " if "prepare.py" in files else ""
     click.echo(f"train it with: cd {click.format_filename(target)}; {first}emrun train config.yaml")
-    return 0
 
 
 def samples() -> dict[str, Path]:

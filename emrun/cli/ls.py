@@ -50,7 +50,7 @@ def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
 def ls(
     directory: Path, conditions: tuple[str, ...], recursive: bool, long: bool, everything: bool, verbose: bool,
     columns: str | None, sort: str, as_json: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """List the runs in DIRECTORY (by default log), or the run in it. Nothing is imported, and nothing is written.
 
     NAME is a fact (name, status, epochs, iterations, best, best_epoch, age, duration, size, looks, config_looks,
@@ -81,7 +81,6 @@ def ls(
         if verbose and len(rows) == 1:
             click.echo(f"\n{_contents(rows[0])}")
     _tell(root, found, rows, has_conditions=bool(wanted))
-    return 0
 
 
 def _order(key: Column, row: Row) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from emrun.runs.stored_run import StoredRun
 @click.option("--follow", is_flag=True, help="Write the page again as the runs go on; in a browser, it reloads itself.")
 def write_report(
     directories: tuple[Path, ...], output: Path | None, by: str | None, overwrite: bool, follow: bool
-) -> int:
+) -> None:
     """Write one HTML file about runs: how they ended, their curves, configs, checkpoints, failures, and what differs.
 
     RUN is a run directory, or a directory with runs, such as that of a sweep. The file needs no network and no other
@@ -56,7 +56,6 @@ def write_report(
     problems = sum(len(run.problems) for run in found)
     more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""
     click.echo(f"{file} ({counted(len(found), 'run')}, {size_of(size)}){more}")
-    return 0
 
 
 def _runs_in(directory: Path) -> list[StoredRun]:

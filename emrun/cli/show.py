@@ -29,7 +29,7 @@ _ITEM = r" *(?:[-*]|\d+\.) "
 )  # fmt: skip
 @with_json
 @with_tracebacks
-def show(name: str | None, as_json: bool) -> int:
+def show(name: str | None, as_json: bool) -> None:
     """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
 
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
@@ -38,7 +38,7 @@ def show(name: str | None, as_json: bool) -> int:
     if as_json and (name is None or name in PLACES):
         kinds = PLACES if name is None else [name]
         print_json({kind: [{"name": each, "summary": text} for each, text in listing(kind)] for kind in kinds})
-        return 0
+        return
     if name is None or name in PLACES:
         formatter = click.HelpFormatter(width=_width())
         for kind, place in PLACES.items() if name is None else ():
@@ -47,7 +47,7 @@ def show(name: str | None, as_json: bool) -> int:
         if name is not None:
             formatter.write_dl(listing(name))
         click.echo(formatter.getvalue().strip())
-        return 0
+        return
     text = explanation(name)
     if text is None:
         find_user_modules()
@@ -63,7 +63,6 @@ def show(name: str | None, as_json: bool) -> int:
         except NotThere as error:
             raise click.UsageError(str(error)) from error
     print_json({"name": name, "text": text}) if as_json else click.echo(_wrapped(text, _width()))
-    return 0
 
 
 def _width() -> int:

@@ -42,7 +42,7 @@ _MOST_ROWS = 10_000  # of a table, which is made in memory
 def trace(
     runs: tuple[Path, ...], steps: bool, kind: str, keys: tuple[str, ...], streams: tuple[str, ...],
     variables: tuple[str, ...], list_keys: bool, follow: bool,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Print the epochs, or with --steps the steps, that each RUN has recorded, as one table on standard output.
 
     The columns are epoch, iteration, seconds, and the statistics: valid/loss is a mean, valid/loss/std another
@@ -56,7 +56,8 @@ def trace(
     if follow:
         if len(runs) > 1 or kind == "table" or list_keys:
             raise click.UsageError("--follow prints the rows of one run as csv, tsv or jsonl")
-        return _follow(runs[0], (steps, streams, variables), names, kind)
+        _follow(runs[0], (steps, streams, variables), names, kind)
+        return
     found = Records(_named([find_run(expanded(each)) for each in runs]), steps, streams, variables)
     if names:
         found.check_keys(list(names.values()))
@@ -70,10 +71,9 @@ def trace(
     for name, run in found.runs.items():
         for problem in run.problems:
             click.echo(f"warning: {in_one_line(name)}: {in_one_line(problem)}", err=True)
-    return 0
 
 
-def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> int:
+def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:
     """Print the rows of a run as they are recorded."""
     printed, has_begun = 0, False
     for (run,), is_running in followed(lambda: [find_run(expanded(place))]):
@@ -86,7 +86,6 @@ def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind:
         _print(rows[printed:], names, kind, with_heading=not has_begun)
         sys.stdout.flush()
         printed, has_begun = len(rows), True
-    return 0
 
 
 def _named(runs: Sequence[Any]) -> Mapping[str, Any]:
