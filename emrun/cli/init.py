@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -15,7 +15,6 @@ from emrun.cli.console import named, quietly
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
-_MAY_BE_THERE = {".git"}
 _COPIED = (".md", ".py", ".yaml")  # not the data that a sample's prepare.py has written into a clone
 _README = """\
 # {name}
@@ -71,13 +70,12 @@ def init(directory: Path, sample: str) -> None:
         near = did_you_mean(sample, known)
         raise click.UsageError(f"there is no sample {sample!r}{near} (there are {listed(list(known))})")
     target = expanded(directory)
-    if target.is_symlink() or target.exists():
-        if not target.is_dir():
-            raise click.UsageError(f"{target} is not a directory")
-        there = sorted(path.name for path in target.iterdir() if path.name not in _MAY_BE_THERE)
-        if there:
-            message = f"{target} is not empty (it has {listed([*there[:3], *['...'] * (len(there) > 3)])})"
-            raise click.UsageError(f"{message}; name a new or an empty directory")
+    if not target.is_dir() and (target.is_symlink() or target.exists()):
+        raise click.UsageError(f"{target} is not a directory")
+    there = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
+    if there:
+        message = f"{target} is not empty (it has {listed([*there[:3], *['...'] * (len(there) > 3)])})"
+        raise click.UsageError(f"{message}; name a new or an empty directory")
     files = _files(known[sample])
     try:
         _write(target, files)
@@ -129,17 +127,11 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
     """Write the files into a directory, all or none."""
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    try:
+    with ExitStack() as undone:
+        if is_new:
+            undone.callback(target.rmdir)
         for name, content in files.items():
             with (target / name).open("xb") as file:
-                written.append(target / name)  # not one that another process has written
+                undone.callback((target / name).unlink)  # not one that another process has written
                 file.write(content)
-    except BaseException:
-        for path in written:
-            with suppress(OSError):
-                path.unlink()
-        if is_new:
-            with suppress(OSError):
-                target.rmdir()
-        raise
+        undone.pop_all()
