@@ -72,15 +72,17 @@ def check(
     Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the data, the
     numerics or the environment, 2 the config is wrong.
     """
+    options = {"static": static, "data": data, "numerics": numerics, "nproc": nproc > 1}
+    given = [name for name, is_given in options.items() if is_given]
     if config is None:
-        for name, is_given in {"static": static, "data": data, "numerics": numerics, "nproc": nproc > 1}.items():
-            if is_given:
-                raise click.UsageError(f"--{name} needs a CONFIG", click.get_current_context())
+        if given:
+            raise click.UsageError(f"--{given[0]} needs a CONFIG", click.get_current_context())
         return _check_environment(as_json)
-    if static and (data or numerics or nproc > 1):
-        name = "data" if data else "numerics" if numerics else "nproc"
+    if static and given[1:]:
         what = "read data" if data else "run a step"
-        raise click.UsageError(f"--static imports nothing, so that it cannot {what}; leave out --{name} or --static")
+        raise click.UsageError(
+            f"--static imports nothing, so that it cannot {what}; leave out --{given[1]} or --static"
+        )
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
@@ -98,34 +100,21 @@ def check(
         except BaseException as error:  # the user's code may also have called sys.exit
             so_far()["contract"] = None
             return fail(error)
+    is_wrong = bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
     if as_json:
         more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}
         print_json({"problems": [], "contract": contract, **more})
     elif contract is None:
         click.echo(f"{config}: nothing is wrong, as far as can be checked without importing anything")
     else:
-        _show(contract)
-        tried = "tried a short epoch with all hooks, saving and loading"
-        if looked is not None:
-            _show_data(looked)
-            tried += ", and read all data"
-        if rows is not None:
-            _show_rows(rows)
-            tried += ", and compared the ways to compute a step"
-        if not _is_wrong(looked, rows):
-            click.echo(f"\n{config}: nothing is wrong; {tried}")
-    return 1 if _is_wrong(looked, rows) else 0
-
-
-def _show_rows(rows: list[dict[str, Any]]) -> None:
-    """Print what was compared, and the results."""
-    cells = [[each["what"], each["result"], for_terminal(each["text"])] for each in rows]
-    click.echo("\n" + table(cells, ["numerics", "result", ""]))
-
-
-def _is_wrong(looked: dict[str, Any] | None, rows: list[dict[str, Any]] | None) -> bool:
-    """Return whether something was found in the data, or differs in the numerics."""
-    return bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
+        blocks = [*_contract(contract), *(_data(looked) if looked else []), *(_numerics(rows) if rows else [])]
+        click.echo("\n".join(blocks))
+        for note in contract["notes"]:
+            click.echo(f"warning: {note}", err=True)
+        if not is_wrong:
+            also = ", and read all data" * data + ", and compared the ways to compute a step" * numerics
+            click.echo(f"\n{config}: nothing is wrong; tried a short epoch with all hooks, saving and loading{also}")
+    return 1 if is_wrong else 0
 
 
 def _check_environment(as_json: bool) -> int:
@@ -138,10 +127,8 @@ def _check_environment(as_json: bool) -> int:
             raise click.ClickException(f"{error}; install emrun and PyTorch again") from error
         found = inspect_environment(Path.cwd())
     if as_json:
-        problems = [
-            {"file": None, "line": None, "column": None, "key": None, "message": each} for each in found.problems
-        ]
-        print_json({**asdict(found), "problems": problems})
+        nowhere = dict.fromkeys(("file", "line", "column", "key"))
+        print_json({**asdict(found), "problems": [{**nowhere, "message": each} for each in found.problems]})
     else:
         click.echo(table(list(found.facts.items())))
         click.echo("\n" + table([list(row.values()) for row in found.devices], list(found.devices[0])) + "\n")
@@ -171,24 +158,24 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
     return look_at_data(config, bar)
 
 
-def _show_data(looked: dict[str, Any]) -> None:
-    """Print how many examples and which labels the streams have, and what was found."""
+def _data(looked: dict[str, Any]) -> Iterator[str]:
+    """Yield how many examples and which labels the streams have, and what was found."""
     streams = looked["streams"]
     rows = [
         [name, f"{each['batches']:,}", f"{each['examples']:,}{'' if each['whole'] else ' (one epoch)'}"]
         for name, each in streams.items()
     ]
-    click.echo("\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right")))
+    yield "\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right"))
     for source in dict.fromkeys(source for each in streams.values() for source in each["labels"]):
-        click.echo("\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()}))
+        yield "\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()})
     if any(each["tokens"] for each in streams.values()):
-        _show_tokens({name: each["tokens"] for name, each in streams.items() if each["tokens"]})
+        yield from _tokens({name: each["tokens"] for name, each in streams.items() if each["tokens"]})
     if looked["findings"]:
-        click.echo("\n" + "\n".join(f"found: {for_terminal(each['message'])}" for each in looked["findings"]))
+        yield "\n" + "\n".join(f"found: {for_terminal(each['message'])}" for each in looked["findings"])
 
 
-def _show_tokens(found: dict[str, dict[str, Any]]) -> None:
-    """Print the counts of tokens of each stream, and the first example of the first one, decoded."""
+def _tokens(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield the counts of tokens of each stream, and the first example of the first one, decoded."""
     counts = {
         name: {**each["counts"], **{f"masked by {source}": count for source, count in each["masked"].items()}}
         for name, each in found.items()
@@ -196,13 +183,19 @@ def _show_tokens(found: dict[str, dict[str, Any]]) -> None:
     names = list(dict.fromkeys(what for each in counts.values() for what in each))
     rows = [[what, *(f"{each[what]:,}" if what in each else "" for each in counts.values())] for what in names]
     first, shown = next(iter(found.items()))
-    click.echo("\n" + table(rows, [in_one_line(shown["source"], 40), *found], ("left", *("right" for _ in found))))
+    yield "\n" + table(rows, [in_one_line(shown["source"], 40), *found], ("left", *("right" for _ in found)))
     parts = [
         [for_terminal(in_one_line(each["text"], 80)), f"{each['tokens']:,}", ", ".join(each["masked_by"])]
         for each in shown["example"]["parts"]
     ]
     title = f"{first}, example {in_one_line(shown['example']['id'], 40)}"
-    click.echo("\n" + table(parts, [title, "tokens", "masked by"], ("left", "right", "left")))
+    yield "\n" + table(parts, [title, "tokens", "masked by"], ("left", "right", "left"))
+
+
+def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what was compared, and the results."""
+    cells = [[each["what"], each["result"], for_terminal(each["text"])] for each in rows]
+    yield "\n" + table(cells, ["numerics", "result", ""])
 
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
@@ -234,8 +227,8 @@ def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     return None
 
 
-def _show(contract: dict[str, Any]) -> None:
-    """Print the contract as tables."""
+def _contract(contract: dict[str, Any]) -> Iterator[str]:
+    """Yield what the dataset and the model agree on, as tables and lines."""
     rows = []
     for name, stream in contract["streams"].items():
         count = stream["batches"]
@@ -246,52 +239,44 @@ def _show(contract: dict[str, Any]) -> None:
             head = ["", ""]
         if not stream["sources"]:
             rows.append([*head, "no batches", "", "", "", ""])
-    click.echo(table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"]))
+    yield table(rows, ["stream", "", "source", "dtype", "shape", "range", "used by"])
     if used := ", ".join(f"{key}: {count}" for key, count in contract["reading"].items() if count):
-        click.echo(f"\nstreams are read ahead with {used}")
+        yield f"\nstreams are read ahead with {used}"
     rows = [[name, seen["dtype"], seen["shape"], seen["range"]] for name, seen in contract["outputs"].items()]
-    click.echo("\n" + table(rows, ["output", "dtype", "shape", "range"]))
+    yield "\n" + table(rows, ["output", "dtype", "shape", "range"])
     for stream, found in contract["statistics"].items():
         shown = ", ".join(f"{name} {value:.4g}" for name, value in statistics(found))
-        click.echo(f"metrics of the stream {stream!r}, from its first batches: {shown}")
+        yield f"metrics of the stream {stream!r}, from its first batches: {shown}"
     if contract["parameters"]:
-        click.echo(f"\n{parameters_table(contract['parameters'])}")
-    if contract["parameter_groups"]:
-        _show_groups(contract["parameter_groups"])
+        yield f"\n{parameters_table(contract['parameters'])}"
+    if groups := contract["parameter_groups"]:
+        headers = ["optimizer", "class", "group", "lr", "weight decay", "parameters", ""]
+        align = ("left", "left", "right", "right", "right", "right", "left")
+        yield "\n" + table(map(_group, groups), headers, align)
     if contract["precision"] not in (None, 32):
-        click.echo(f"\nprecision: {contract['precision']}")
-    if contract["initial_weights"]:
-        _show_initial(contract["initial_weights"])
+        yield f"\nprecision: {contract['precision']}"
+    if initial := contract["initial_weights"]:
+        rows = [
+            [each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in initial["rows"]
+        ]
+        headers = [f"weights from {initial['source']}", "tensors", "values", ""]
+        yield "\n" + table(rows, headers, ("left", "right", "right", "left"))
     if contract["schedule"] is not None:
-        space = width(sys.stdout)
-        click.echo("\n" + "\n".join(folded_line(line, space) for line in contract["schedule"]["lines"]))
+        yield "\n" + "\n".join(folded_line(line, width(sys.stdout)) for line in contract["schedule"]["lines"])
     memory = ", ".join(f"{what} {size_of(size)}" for what, size in contract["memory"].items() if size)
-    click.echo(f"\nmemory: {memory}")
-    seconds = contract["seconds_per_epoch"]
-    if seconds:
+    yield f"\nmemory: {memory}"
+    if seconds := contract["seconds_per_epoch"]:
         parts = ", ".join(f"{name} {value:.2g} s" for name, value in seconds.items())
-        click.echo(f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}")
+        yield f"an epoch takes about {sum(seconds.values()):.2g} s, estimated from the first batches: {parts}"
     rows = [
         [what, size_of(each["bytes"]) if "bytes" in each else span(each["seconds"]), each["how"]]
         for what, each in contract["forecast"].items()
     ]
-    click.echo("\n" + table(rows, ["forecast", "", "how it is known"]))
-    for note in contract["notes"]:
-        click.echo(f"warning: {note}", err=True)
+    yield "\n" + table(rows, ["forecast", "", "how it is known"])
 
 
-def _show_groups(groups: list[dict[str, Any]]) -> None:
-    rows = []
-    for each in groups:
-        numbers = ["" if each[key] is None else f"{each[key]:g}" for key in ("lr", "weight_decay")]
-        names = each["parameters"]
-        group = str(each["group"])
-        rows.append([each["optimizer"], each["class"], group, *numbers, f"{each['count']:,}", few(names, IN_TABLE)])
-    headers = ["optimizer", "class", "group", "lr", "weight decay", "parameters", ""]
-    click.echo("\n" + table(rows, headers, ("left", "left", "right", "right", "right", "right", "left")))
-
-
-def _show_initial(initial: dict[str, Any]) -> None:
-    rows = [[each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in initial["rows"]]
-    headers = [f"weights from {initial['source']}", "tensors", "values", ""]
-    click.echo("\n" + table(rows, headers, ("left", "right", "right", "left")))
+def _group(group: dict[str, Any]) -> list[str]:
+    """Return the row of a group of parameters."""
+    numbers = ["" if group[key] is None else f"{group[key]:g}" for key in ("lr", "weight_decay")]
+    names = few(group["parameters"], IN_TABLE)
+    return [group["optimizer"], group["class"], str(group["group"]), *numbers, f"{group['count']:,}", names]

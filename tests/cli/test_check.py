@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from projects import MAJORITY
 
 from emrun.base.errors import ConfigError
-from emrun.cli.check import _show_rows, check
+from emrun.cli.check import _numerics, check
 from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
@@ -495,7 +495,7 @@ def test_numerics_need_a_config_that_runs(arguments, message):
     assert message in done.output
 
 
-def test_the_rows_of_numerics_are_printed_as_a_table(capsys):
+def test_the_rows_of_numerics_are_a_table():
     row = {"what": "halves", "result": "differs", "text": "weight by 0.5", "name": "weight", "by": 0.5}
-    _show_rows([row])
-    assert capsys.readouterr().out.splitlines()[-1].split() == ["halves", "differs", "weight", "by", "0.5"]
+    (shown,) = _numerics([row])
+    assert shown.splitlines()[-1].split() == ["halves", "differs", "weight", "by", "0.5"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.cli.check import _show_data
+from emrun.cli.check import _data
 from emrun.config.config import load_config
 from emrun.datasets.token_windows import TokenWindows
 from emrun.diagnosis.data_check import look_at_data
@@ -70,7 +70,7 @@ def test_ids_that_the_tokenizer_does_not_tell_are_not_counted():
     assert check.result()["counts"] == {"tokens": 15}
 
 
-def test_token_windows_without_a_tokenizer_are_decoded_as_bytes(tmp_path, capsys):
+def test_token_windows_without_a_tokenizer_are_decoded_as_bytes(tmp_path):
     (tmp_path / "a.txt").write_text("Grüße " * 20, encoding="utf-8")
     config = load_config(
         {
@@ -84,8 +84,7 @@ def test_token_windows_without_a_tokenizer_are_decoded_as_bytes(tmp_path, capsys
     assert tokens["example"]["parts"] == [
         {"masked_by": [], "tokens": 40, "text": ("Grüße " * 20).encode()[:40].decode()}
     ]
-    _show_data(found)
-    printed = capsys.readouterr().out
+    printed = "\n".join(_data(found))
     assert "train, example 0" in printed
     assert "Grüße Grüße" in printed
     assert TokenWindows(str(tmp_path / "a.txt"), window=8, tokenizer=Encode()).tokenizer.decode([1]) == "[1]"
