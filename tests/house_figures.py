@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_025,
     "base": 1_141,
     "cli": 2_676,
-    "config": 2_789,
+    "config": 2_777,
     "diagnosis": 2_849,
     "launch": 1_216,
     "loop": 3_002,

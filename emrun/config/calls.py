@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import Problem
@@ -33,8 +33,8 @@ def check_call(
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
     elsewhere: Elsewhere = nowhere,
-) -> list[Problem]:
-    """Return the problems of a call in a config.
+) -> Iterator[Problem]:
+    """Yield the problems of a call in a config.
 
     Args:
         parameters: the parameters of the callable; None when they are not known, then there are no problems.
@@ -48,30 +48,26 @@ def check_call(
         elsewhere: returns where else in the config a key belongs.
     """
     if parameters is None:
-        return []
-    problems = []
+        return
     misspelt = set()
     positional = first + len(args or ())
     taken = parameters.by_position(positional)
     if positional > len(taken) and not parameters.takes_more:
         message = f"too many positional arguments: {positional}, at most {len(taken)} are allowed"
-        problems.append(Problem(node.key_position, key, message, "config.unknown-key"))
+        yield Problem(node.key_position, key, message, "config.unknown-key")
     named = parameters.named
     keywords = [name for name, p in named.items() if p.kind is not p.POSITIONAL_ONLY and name not in taken]
     allowed = [*(name for name in keywords if name not in supplied), *own_keys]
     for name, value in arguments.items():
         if not isinstance(name, str):
-            problems.append(
-                Problem(
-                    value.key_position, key, f"the name of an argument must be a string, not {name!r}", "config.type"
-                )
-            )
+            message = f"the name of an argument must be a string, not {name!r}"
+            yield Problem(value.key_position, key, message, "config.type")
         elif name in taken and not (parameters.takes_any and named[name].kind is inspect.Parameter.POSITIONAL_ONLY):
             message = f"argument {name!r} is already given by position; remove it"
-            problems.append(Problem(value.key_position, key, message, "config.unknown-key", "delete"))
+            yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
         elif name not in keywords and not parameters.takes_any:
             left_over = _left_over(value, key, name, node)
-            problems.append(left_over or unknown(value, key, name, allowed, elsewhere))
+            yield left_over or unknown(value, key, name, allowed, elsewhere)
             misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
@@ -80,12 +76,11 @@ def check_call(
             cls = node.get("class") if "." in key.removeprefix("model.") and not (arguments or args) else None
             if cls is not None:
                 message += f"; if the class itself is meant, write {{import: {cls.shown()}}}"
-            problems.append(Problem(node.key_position, key, message, "config.missing-key"))
+            yield Problem(node.key_position, key, message, "config.missing-key")
     by_position = enumerate(zip(taken[first:], args or (), strict=False))
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
-        problems += check_type(value, named.get(name), where)
-    return problems
+        yield from check_type(value, named.get(name), where)
 
 
 def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:

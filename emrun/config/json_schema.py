@@ -137,8 +137,8 @@ class _Writer:
             "eval": {"additionalProperties": _reference("overlay")},
             "sweep": self._arguments(self._find(SWEEP), {}, ("self",)),
         }
-        for name, kinds in SECTIONS.items():
-            allowed = [_TYPES[kind] for kind in kinds] + ["null"] * (name not in REQUIRED)
+        for name, kind in SECTIONS.items():
+            allowed = [_TYPES[kind], *["null"] * (name not in REQUIRED)]
             self._definitions[name] = {**_typed(*allowed), **inner.get(name, {})}
         extends: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}, "description": _EXTENDS}
         sections = {name: {**_reference(name), "description": _DESCRIPTIONS[name]} for name in SECTIONS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, Problem
@@ -14,20 +14,20 @@ from emrun.config.type_hints import mismatch
 from emrun.config.yaml_tree import Node
 from emrun.extra_streams import read_extra_streams
 
-SECTIONS: dict[str, tuple[type, ...]] = {
-    "seed": (int,),
-    "deterministic": (bool,),
-    "name": (str,),
-    "code_directory": (str,),
-    "vars": (dict,),
-    "dataset": (dict,),
-    "model": (dict,),
-    "main_loop": (dict,),
-    "hooks": (list,),
-    "eval": (dict,),
-    "sweep": (dict,),
+SECTIONS: dict[str, type] = {
+    "seed": int,
+    "deterministic": bool,
+    "name": str,
+    "code_directory": str,
+    "vars": dict,
+    "dataset": dict,
+    "model": dict,
+    "main_loop": dict,
+    "hooks": list,
+    "eval": dict,
+    "sweep": dict,
 }
-"""The sections of a config -> the types that their values may have."""
+"""The sections of a config -> the type of their values."""
 
 REQUIRED = ("dataset", "model")
 """The sections that a config must have."""
@@ -44,42 +44,36 @@ SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "see
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a string"}
 
 
-def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> list[Problem]:
-    """Return the problems in the structure of a config: its sections, their types and the entries of lists."""
-    if not isinstance(config.value, dict):
-        return [
-            Problem(
-                config.position, "", "a config must be a mapping with the keys dataset, model, ...", "config.structure"
-            )
-        ]
-    problems = _check_kinds(config, "", tuple(SECTIONS), elsewhere)
-    missing = [name for name in REQUIRED if config.get(name) is None]
-    problems += [Problem(config.position, "", f"missing section {name!r}", "config.missing-key") for name in missing]
-    problems += check_hooks(config.get("hooks"), "hooks")
+def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> Iterator[Problem]:
+    """Yield the problems in the structure of a config: its sections, their types and the entries of lists."""
+    yield from _check_kinds(config, "", tuple(SECTIONS), elsewhere)
+    for name in REQUIRED:
+        if config.get(name) is None:
+            yield Problem(config.position, "", f"missing section {name!r}", "config.missing-key")
+    yield from check_hooks(config.get("hooks"), "hooks")
     seed = config.get("seed")
     if seed is not None and isinstance(seed.value, int) and seed.value < 0:
-        problems.append(Problem(seed.position, "seed", f"must be 0 or greater, not {seed.shown()}"))
-    name = config.get("name")
-    if name is not None and isinstance(name.value, str) and name.value:
+        yield Problem(seed.position, "seed", f"must be 0 or greater, not {seed.shown()}")
+    named = config.get("name")
+    if named is not None and isinstance(named.value, str) and named.value:
         try:
-            safe_component("name", name.value)
+            safe_component("name", named.value)
         except ArgumentError as error:
-            problems.append(Problem(name.position, "name", name.censored(error.message)))
+            yield Problem(named.position, "name", named.censored(error.message))
     overlays = config.get("eval")
     for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
         if isinstance(overlay.value, dict):
-            problems += _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
-            problems += check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
+            yield from _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
+            yield from check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
             message = f"{overlay.shown()!r} is not a mapping of sections"
-            problems.append(Problem(overlay.position, f"eval.{stream}", message, "config.structure"))
-    return problems
+            yield Problem(overlay.position, f"eval.{stream}", message, "config.structure")
 
 
 def check_main_loop(
     section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere, name: str = "main_loop"
-) -> list[Problem]:
-    """Return the problems of the section `main_loop` or `sweep`: unknown keys, and values of the wrong type.
+) -> Iterator[Problem]:
+    """Yield the problems of the section `main_loop` or `sweep`: unknown keys, and values of the wrong type.
 
     Args:
         section: the section, None when the config has none.
@@ -88,22 +82,20 @@ def check_main_loop(
         name: the name of the section.
     """
     if section is None or not isinstance(section.value, dict) or main_loop is None:
-        return []
+        return
     policy = section.get("on_incorrect_config")
     lenient = policy is not None and policy.value in ("warn", "ignore")
     allowed = [each for each in main_loop.named if each not in SUPPLIED_TO_LOOP]
-    problems = []
     for key, node in section.value.items():
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
                 message = node.censored(f"{name} does not build objects; write the value without 'class' or 'import'")
-                problems.append(Problem(node.position, f"{name}.{key}", message, "config.type"))
+                yield Problem(node.position, f"{name}.{key}", message, "config.type")
             else:
                 wrong = check_type(node, main_loop.named[key], f"{name}.{key}")
-                problems += wrong or (_check_extra_streams(section, node) if key == "extra_streams" else [])
+                yield from wrong or (_check_extra_streams(section, node) if key == "extra_streams" else [])
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
-            problems.append(unknown(node, name, key, allowed, elsewhere))
-    return problems
+            yield unknown(node, name, key, allowed, elsewhere)
 
 
 def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
@@ -116,21 +108,19 @@ def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
     return []
 
 
-def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> list[Problem]:
-    problems = []
+def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> Iterator[Problem]:
     for name, node in section.value.items():
         where = f"{prefix}.{name}" if prefix else str(name)
         if name not in allowed:
-            problems.append(unknown(node, prefix, name, list(allowed), elsewhere, "key"))
+            yield unknown(node, prefix, name, list(allowed), elsewhere, "key")
             continue
-        kinds = SECTIONS[name]
-        wrong = not isinstance(node.value, kinds) or (isinstance(node.value, bool) and bool not in kinds)
-        optional = name not in REQUIRED and node.value is None
-        if wrong and not optional:
+        kind = SECTIONS[name]
+        wrong = not isinstance(node.value, kind) or (isinstance(node.value, bool) and kind is not bool)
+        if wrong and (name in REQUIRED or node.value is not None):
             shown = "it is empty, and" if node.is_empty else repr(node.shown())
-            message = f"{shown} is not {_WORDS[kinds[0]]}"
-            if isinstance(node.value, str | int | float) and kinds[0] not in (dict, list):
-                message = mismatch(node, kinds[0]) or message
+            message = f"{shown} is not {_WORDS[kind]}"
+            if isinstance(node.value, str | int | float) and kind not in (dict, list):
+                message = mismatch(node, kind) or message
             if name in REQUIRED and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.shown()):
                 message += f"; write {{class: {node.shown()}}}"
             if name == "hooks" and isinstance(node.value, dict) and node.value:
@@ -138,34 +128,27 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere
                 arguments = "" if child.value is None else ": ..."
                 message = f"each hook needs a dash before its name: - {first}{arguments}"
             fix = f"set {text}" if (text := message.partition("; write ")[2]) else ""
-            problems.append(Problem(node.position, where, message, "config.type", fix))
-    return problems
+            yield Problem(node.position, where, message, "config.type", fix)
 
 
-def check_hooks(hooks: Node | None, where: str) -> list[Problem]:
-    """Return the problems in the structure of a list of hooks.
+def check_hooks(hooks: Node | None, where: str) -> Iterator[Problem]:
+    """Yield the problems in the structure of a list of hooks.
 
     Args:
         hooks: the list.
         where: the key of the list in the config.
     """
-    if hooks is None or not isinstance(hooks.value, list):
-        return []
-    problems = []
-    for index, entry in enumerate(hooks.value):
+    for index, entry in enumerate(hooks.value if hooks is not None and isinstance(hooks.value, list) else ()):
         name, arguments = hook_entry(entry)
         if name is not None and " {" in name:
             text = f"{name}: {arguments.shown() if arguments is not None else ''}".replace(" {", ": {", 1)
-            problems.append(
-                Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}", "config.structure")
-            )
+            yield Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}", "config.structure")
         elif name is None:
             message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
             if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
                 first = next(iter(entry.value))
                 message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
-            problems.append(Problem(entry.position, f"{where}[{index}]", message, "config.structure"))
+            yield Problem(entry.position, f"{where}[{index}]", message, "config.structure")
         elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
             message = f"{arguments.shown()!r} is not a mapping; write `- {name}: {{argument: value}}`"
-            problems.append(Problem(arguments.position, f"{where}[{index}].{name}", message, "config.structure"))
-    return problems
+            yield Problem(arguments.position, f"{where}[{index}].{name}", message, "config.structure")

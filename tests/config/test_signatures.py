@@ -287,7 +287,7 @@ GIVEN += [{"x": 1, "more": 2}, {"hand": True, "more": 1}, {"hand": True, "x": 1}
 def problems(target, arguments, args=()):
     node = node_of({"args": list(args), **arguments}, Position("c.yaml", 1, 1))
     given = {name: child for name, child in node.value.items() if name != "args"}
-    return check_call(parameters_of(target), given, key="it", node=node, args=node.value["args"].value)
+    return list(check_call(parameters_of(target), given, key="it", node=node, args=node.value["args"].value))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: getattr(target, "__name__", type(target).__name__))
