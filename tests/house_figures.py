@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 1_025,
     "base": 1_141,
-    "cli": 2_676,
+    "cli": 2_664,
     "config": 2_777,
     "diagnosis": 2_849,
     "launch": 1_216,

@@ -15,7 +15,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, few, listed, short
-from emrun.cli.console import Directory, complete_configs, with_terminal_log
+from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import end_by_signal, tell_json
 from emrun.cli.output import only_json, print_json, with_json
 from emrun.cli.sweep import command_of, prepared
@@ -49,9 +49,7 @@ def _range(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 
 @click.command("compare")
-@click.argument(
-    "given", metavar="A [B] [OVERRIDE...]", nargs=-1, required=True, shell_complete=complete_configs,
-)  # fmt: skip
+@click.argument("given", metavar="A [B] [OVERRIDE...]", nargs=-1, required=True, type=click.Path())
 @click.option("-b", "changes", multiple=True, metavar="OVERRIDE", help="What B has that A has not; without B, B is A.")
 @click.option(
     "--metric", metavar="STATISTIC", help="Such as valid/accuracy; by default that of SaveBest, or valid/loss."

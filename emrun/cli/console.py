@@ -11,80 +11,67 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
 from emrun.base.terminal import outlived
 from emrun.ranks.group import rank_of
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
-
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
 DISPLAY = ("LogVariables", "ShowProgress")
 """The hooks that `emrun train` and `emrun resume` add to a config that does not list them."""
-_UNFINISHED = "partial"  # an item after which the shell writes no blank
-_FILE, _DIRECTORY = "file", "dir"  # the shell completes these
-_PLAIN = "plain"
 
-_Items = Iterable[tuple[str, str]]
-_Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+_Items = Callable[[click.Context, str], Iterable[CompletionItem]]
 
 
-def quietly(items: Callable[[click.Context, str], _Items]) -> _Completer:
+def quietly(items: _Items) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return a completer that finds nothing where something is wrong, for example with the config."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
         try:
-            return [CompletionItem(value, type=kind) for value, kind in items(context, incomplete)]
+            return list(items(context, incomplete))
         except Exception:  # also the user's code may fail; a message would stand in the typed line
             return []
 
     return complete
 
 
-def named(names: Iterable[str], incomplete: str) -> list[tuple[str, str]]:
+def named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     """Return the items for those of some names that begin with what is typed."""
-    return [(name, _PLAIN) for name in names if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _overrides(context: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
     from emrun.config.config import read_config
     from emrun.config.override_keys import keys_below
 
-    deletes = incomplete.startswith("~")
     if "=" in incomplete:
         return
     head, dot, tail = incomplete.removeprefix("~").rpartition(".")
     source = context.params.get("config") or context.params["directory"]
     for name, is_deeper in keys_below(read_config(source), head.split(".") if head else []).items():
         if name.startswith(tail):
-            written = f"{'~' * deletes}{head}{dot}{name}"
-            if is_deeper:
-                yield f"{written}.", _UNFINISHED
-            elif deletes:
-                yield written, _PLAIN
-            else:
-                yield f"{written}=", _UNFINISHED
+            deletes = incomplete.startswith("~")
+            ending = "." if is_deeper else "=" * (not deletes)
+            kind = "partial" if ending else "plain"  # the shell writes no blank after a partial one
+            yield CompletionItem(f"{'~' * deletes}{head}{dot}{name}{ending}", type=kind)
 
 
-def _streams_or_overrides(context: click.Context, incomplete: str) -> _Items:
+def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     from emrun.config.config import read_config
     from emrun.config.override_keys import streams_of
 
     source = context.params.get("config") or context.params["directory"]
     found = [] if re.search(r"[.~=]", incomplete) else named(streams_of(read_config(source)), incomplete)
-    return found or list(_overrides(context, incomplete))
+    return found or _overrides(context, incomplete)
 
 
-def _at_hand(context: click.Context, incomplete: str) -> _Items:
+def _at_hand(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
     from emrun.config.names import short_names
 
     kinds = ("hooks", "datasets", "models", "optimizers", "schedules", "metrics")
@@ -92,9 +79,7 @@ def _at_hand(context: click.Context, incomplete: str) -> _Items:
     return named((*kinds, *names), incomplete)
 
 
-complete_configs = quietly(lambda context, incomplete: [(incomplete, _FILE)])
-"""Lets the shell complete a config: a file."""
-complete_runs = quietly(lambda context, incomplete: [(incomplete, _DIRECTORY)])
+complete_runs = quietly(lambda context, incomplete: [CompletionItem(incomplete, type="dir")])
 """Lets the shell complete a run: a directory."""
 complete_overrides = quietly(_overrides)
 """Completes the key of an override, one part at a time, from the config and the signatures of its classes."""
@@ -157,8 +142,7 @@ class Directory(click.Path):
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments `config` and `overrides`."""
-    config = click.argument("config", type=click.Path(path_type=Path), shell_complete=complete_configs)
-    return config(overrides_argument(command))
+    return click.argument("config", type=click.Path(path_type=Path))(overrides_argument(command))
 
 
 def _note_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
