@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,53 +66,44 @@ class ExampleStore:
     def twice(self, stream: str) -> Alike:
         """Return the examples of a stream that occurred before in it, with the first one that each is like."""
         number = self._streams.index(stream)
-        groups_ = "(SELECT COUNT(*) AS n FROM examples WHERE stream = ? GROUP BY content)"
-        count = self._number(f"SELECT COALESCE(SUM(n - 1), 0) FROM {groups_}", number)
-        firsts = self._data.execute(
-            "SELECT content FROM examples WHERE stream = ? GROUP BY content HAVING COUNT(*) > 1 "
-            "ORDER BY MIN(rowid) LIMIT ?",
-            (number, _SHOWN),
+        return self._alike(
+            "SELECT SUM(COUNT(*) - 1) OVER (), content FROM examples WHERE stream = ? "
+            "GROUP BY content HAVING COUNT(*) > 1 ORDER BY MIN(rowid)",
+            [number],
+            lambda content: self._ids(content, number),
         )
-        return Alike(count, [self._ids(number, content) for (content,) in firsts.fetchall()])
 
     def in_both(self, stream: str, other: str) -> Alike:
         """Return the examples of a stream that are also in another one, with those that they are like there."""
         pair = self._streams.index(stream), self._streams.index(other)
-        shared = (
-            "FROM examples AS a WHERE a.stream = ? AND EXISTS "
-            "(SELECT 1 FROM examples AS b WHERE b.content = a.content AND b.stream = ?)"
+        return self._alike(
+            "SELECT COUNT(*) OVER (), id, content FROM examples AS a WHERE stream = ? AND EXISTS "
+            "(SELECT 1 FROM examples AS b WHERE b.content = a.content AND b.stream = ?) ORDER BY rowid",
+            pair,
+            lambda name, content: [name, *self._ids(content, pair[1])],
         )
-        count = self._number(f"SELECT COUNT(*) {shared}", *pair)
-        rows = self._data.execute(f"SELECT a.id, a.content {shared} ORDER BY a.rowid LIMIT ?", (*pair, _SHOWN))
-        return Alike(count, [[name, *self._ids(pair[1], content)] for name, content in rows.fetchall()])
 
     def with_other_labels(self) -> Alike:
         """Return the examples that are like an earlier one of any stream, but have other labels."""
-        found = (
-            "FROM (SELECT content FROM examples GROUP BY content HAVING COUNT(DISTINCT labels) > 1) AS c "
-            "JOIN examples AS e ON e.content = c.content"
+        return self._alike(
+            "SELECT SUM(COUNT(*)) OVER (), content FROM examples "
+            "GROUP BY content HAVING COUNT(DISTINCT labels) > 1 ORDER BY MIN(rowid)",
+            (),
+            self._ids,
         )
-        count = self._number(f"SELECT COUNT(*) {found}")
-        firsts = self._data.execute(
-            f"SELECT e.content {found} GROUP BY e.content ORDER BY MIN(e.rowid) LIMIT ?", (_SHOWN,)
-        )
-        groups = []
-        for (content,) in firsts.fetchall():
-            rows = self._data.execute(
-                "SELECT stream, id FROM examples WHERE content = ? ORDER BY rowid LIMIT ?", (content, _SHOWN)
-            )
-            groups.append([f"{self._streams[number]} {name}" for number, name in rows.fetchall()])
-        return Alike(count, groups)
 
-    def _ids(self, number: int, content: bytes) -> list[str]:
+    def _alike(self, query: str, values: Sequence[int], group: Callable[..., list[str]]) -> Alike:
+        """Return what a query finds: its first column is how many examples there are; `group` gets the others."""
+        rows = self._data.execute(f"{query} LIMIT {_SHOWN}", values).fetchall()
+        return Alike(rows[0][0] if rows else 0, [group(*found) for _, *found in rows])
+
+    def _ids(self, content: bytes, number: int | None = None) -> list[str]:
+        """Return the first ids of a content: in a stream, or behind the names of their streams."""
         rows = self._data.execute(
-            "SELECT id FROM examples WHERE content = ? AND stream = ? ORDER BY rowid LIMIT ?",
+            "SELECT stream, id FROM examples WHERE content = ? AND stream = IFNULL(?, stream) ORDER BY rowid LIMIT ?",
             (content, number, _SHOWN),
         )
-        return [name for (name,) in rows.fetchall()]
-
-    def _number(self, query: str, *values: int) -> int:
-        return int(self._data.execute(query, values).fetchone()[0])
+        return [f"{self._streams[each]} {name}" if number is None else name for each, name in rows]
 
 
 def in_words(alike: Alike, other: str = "") -> str:
