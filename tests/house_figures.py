@@ -23,7 +23,7 @@ CEILINGS = {
     "cli": 2_664,
     "config": 2_777,
     "diagnosis": 2_837,
-    "launch": 1_216,
+    "launch": 1_207,
     "loop": 3_002,
     "models": 5_110,
     "ranks": 561,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import TrialState
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import derived_seed
@@ -40,15 +40,13 @@ class Search:
         self._nearest: dict[str, Callable[[Value], Value]] = {
             each.name: each.span.nearest if each.span is not None else lambda value: value for each in parameters
         }
-        pruner: Any = optuna.pruners.NopPruner()
-        if settings.pruner:
-            pruner = _built("pruner", optuna.pruners, "Pruner", settings.pruner, settings.pruner_arguments)
-        self._sampler(0)
+        name, arguments = settings.pruner, settings.pruner_arguments
         self._study = optuna.create_study(
-            direction="minimize" if settings.condition == "min" else "maximize", pruner=pruner
+            sampler=self._sampler(0),
+            pruner=_built("pruner", optuna.pruners, "Pruner", name, arguments) if name else optuna.pruners.NopPruner(),
+            direction="minimize" if settings.condition == "min" else "maximize",
         )
         self._live: dict[str, optuna.Trial] = {}
-        self._reported: dict[str, set[int]] = {}
 
     @property
     def count(self) -> int:
@@ -67,55 +65,41 @@ class Search:
             self._study.enqueue_trial(dict(experiment.values))
             trial = self._study.ask(self._distributions)
         self._live[_name(experiment)] = trial
-        self._reported[_name(experiment)] = set()
 
     def should_prune(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> bool:
         """Report the values of the epochs of an experiment; return whether it is worse than others."""
-        trial, reported = self._live[_name(experiment)], self._reported[_name(experiment)]
-        for epoch, value in values:
-            if epoch > 0 and epoch not in reported:
-                reported.add(epoch)
-                trial.report(value, epoch)
-                if trial.should_prune():
-                    return True
-        return False
+        return any(trial.should_prune() for trial in self._reports(experiment, values))
 
     def end(self, experiment: Experiment, results: Sequence[Result]) -> None:
         """Note the results of an experiment that has ended, whether it ran here or not."""
-        state, value = _outcome(results)
-        trial = self._live.pop(_name(experiment), None)
-        if trial is not None:
-            self._study.tell(trial, value, state, skip_if_finished=True)
-        else:
-            between = {epoch: each for epoch, each in results[0].values if epoch > 0} if len(results) == 1 else {}
-            self._study.add_trial(
-                create_trial(
-                    state=state,
-                    value=value,
-                    params=dict(experiment.values),
-                    distributions=self._distributions,
-                    intermediate_values=between,
-                )
-            )
+        if _name(experiment) not in self._live:
+            self.begin(experiment)
+        if len(results) == 1:
+            list(self._reports(experiment, results[0].values))
+        self.repeat(self._live.pop(_name(experiment)), results)
 
     def repeat(self, trial: optuna.Trial, results: Sequence[Result]) -> None:
-        """Note the results of a proposal that was tried before."""
-        state, value = _outcome(results)
-        self._study.tell(trial, value, state)
+        """Note the results of a proposal; also of one that was tried before."""
+        found = summary_of(each.value for each in results)
+        is_whole = found["count"] == len(results) and not math.isnan(found["mean"])
+        state = TrialState.COMPLETE if is_whole else TrialState.FAIL
+        if any(each.status == "pruned" for each in results):
+            state = TrialState.PRUNED
+        self._study.tell(trial, found["mean"] if state == TrialState.COMPLETE else None, state)
+
+    def _reports(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> Iterator[optuna.Trial]:
+        """Report the values of epochs that are not known yet; yield the trial after each."""
+        trial = self._live[_name(experiment)]
+        known = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        for epoch, value in values:
+            if epoch > 0 and epoch not in known:
+                trial.report(value, epoch)
+                yield trial
 
     def _sampler(self, number: int) -> Any:
         seed = derived_seed(self._seed, "sampler", number) % 2**32
         name = "random" if self._settings.is_grid else self._settings.method
         return _built("method", optuna.samplers, "Sampler", name, {"seed": seed, **self._settings.method_arguments})
-
-
-def _outcome(results: Sequence[Result]) -> tuple[TrialState, float | None]:
-    """Return how an experiment ended, as Optuna has it."""
-    if any(each.status == "pruned" for each in results):
-        return TrialState.PRUNED, None
-    found = summary_of(each.value for each in results)
-    mean, is_whole = found["mean"], found["count"] == len(results) and not math.isnan(found["mean"])
-    return (TrialState.COMPLETE, mean) if is_whole else (TrialState.FAIL, None)
 
 
 def _name(experiment: Experiment) -> str:
