@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_141,
     "cli": 2_664,
     "config": 2_777,
-    "diagnosis": 2_837,
+    "diagnosis": 2_829,
     "launch": 1_207,
     "loop": 3_002,
     "models": 5_110,

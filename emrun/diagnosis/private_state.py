@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,14 +16,14 @@ from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
 from emrun.hook import AbstractHook
 
 _TRUSTED = ("emrun.", "torch.")  # checkpoints have all state of these classes; other attributes do not matter
+_SAVED = ("model", "module", "hook")  # of these, checkpoints may have the buffers that are persistent
 _DEEPEST = 8  # levels of nested containers
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 
 def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> dict[str, str]:
     """Return the state of a model, hooks and a dataset that may be in no checkpoint; see `unsaved_state`."""
-    own = [*(_kept([("", hook)], "hook") for hook in hooks), _kept([("", dataset)], "dataset")]
-    return unsaved_state(model) | _texts(itertools.chain.from_iterable(own))
+    return unsaved_state(model) | _texts([*(("hook", hook) for hook in hooks), ("dataset", dataset)])
 
 
 def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:
@@ -44,43 +43,38 @@ def unsaved_state(model: Any) -> dict[str, str]:
         A name such as `module 'encoder' (Encoder), attribute 'count'` -> the number, or a digest of a longer value.
         State that `get_extra_state()` or the model's `state_dict()` returns is included.
     """
-    found: list[Iterable[tuple[str, Any]]] = [_kept([("", model)], "model")]
-    module = getattr(model, "module", None)
-    if isinstance(module, torch.nn.Module):
-        found.append(_kept(module.named_modules(), "module"))
-    for key, loss in getattr(model, "losses", {}).items():
-        is_module = isinstance(loss, torch.nn.Module)
-        found.append(_kept(loss.named_modules() if is_module else [("", loss)], key))
-        if is_module:
-            found.append([(f"{key} {_kind(loss)}, buffer {name!r}", each) for name, each in loss.named_buffers()])
-    return _texts(itertools.chain.from_iterable(found))
+    return _texts([("model", model), ("module", getattr(model, "module", None)), *getattr(model, "losses", {}).items()])
 
 
-def _kept(owners: Iterable[tuple[str, Any]], what: str) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of objects, unless emrun or torch defines their classes, and non-persistent buffers.
+def _texts(wholes: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Return strings for the state of objects, without values that cannot be compared; see `_kept`."""
+    found = {}
+    for what, whole in wholes:
+        for name, value in _kept(what, whole):
+            with suppress(Exception):  # the user's objects may raise anything; some tensors support few operations
+                found[name] = _text(value)
+    return found
+
+
+def _kept(what: str, whole: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object and its submodules, unless emrun or torch defines their classes, and buffers.
+
+    Of a model, its module and a hook, only the buffers that are not persistent.
 
     Args:
-        owners: the named submodules of a module, or one object with an empty name.
-        what: the word for the whole in the yielded names, such as `hook`.
+        what: the word for the object in the yielded names, such as `hook`.
+        whole: the object.
     """
-    for name, owner in owners:
+    for name, owner in whole.named_modules() if isinstance(whole, torch.nn.Module) else [("", whole)]:
         place = f"{what} {name!r} ({_kind(owner)})" if name else f"{what} {_kind(owner)}"
         if not type(owner).__module__.startswith(_TRUSTED):
             own = list(getattr(owner, "__dict__", {}).items())
             yield from ((f"{place}, attribute {key!r}", value) for key, value in own if key not in _OF_MODULES)
-        if isinstance(owner, torch.nn.Module):
-            lost = owner._non_persistent_buffers_set
-            buffers = [(key, each) for key, each in owner.named_buffers(recurse=False) if key in lost]
-            yield from ((f"{place}, buffer {key!r} {NOT_PERSISTENT}", each) for key, each in buffers)
-
-
-def _texts(values: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Return strings for values under their names, without values that cannot be compared."""
-    found = {}
-    for name, value in values:
-        with suppress(Exception):  # the user's objects may raise anything; some tensors support few operations
-            found[name] = _text(value)
-    return found
+        for key, each in owner.named_buffers(recurse=False) if isinstance(owner, torch.nn.Module) else ():
+            if what not in _SAVED:
+                yield f"{place}, buffer {key!r}", each
+            elif key in owner._non_persistent_buffers_set:
+                yield f"{place}, buffer {key!r} {NOT_PERSISTENT}", each
 
 
 def _text(value: Any, depth: int = 0) -> str:
