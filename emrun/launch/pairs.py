@@ -8,12 +8,12 @@ import itertools
 import json
 import logging
 import math
-import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError, UsageError
@@ -141,23 +141,21 @@ def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: floa
         with fewer than two pairs.
     """
     differences_ = [right - left for left, right in zip(a, b, strict=True)]
-    middle, half = statistics.fmean(differences_), half_width(differences_, resolution((*a, *b)))
-    low, high = middle - half, middle + half
+    half = half_width(differences_, resolution((*a, *b))) if any(differences_) else 0.0
+    low, high = fmean(differences_) - half, fmean(differences_) + half
     word = "undecided"
-    if not any(differences_):
-        word, low, high, half = "none", 0.0, 0.0, 0.0
-    elif by and -by <= low and high <= by:
+    if -by <= low and high <= by:
         word = "none"
     elif low > 0 or high < 0:
         word = "b" if (low > 0) == (condition == "max") else "a"
     sides = {"a": a, "b": b}
-    means = {name: statistics.fmean(each) for name, each in sides.items()}
+    means = {name: fmean(each) for name, each in sides.items()}
     return {
         "verdict": word,
         "means": means,
         "difference": means["b"] - means["a"],
         "interval": (low, high) if math.isfinite(half) else None,
-        "noise": {name: statistics.stdev(each) for name, each in sides.items()} if len(a) > 1 else None,
+        "noise": {name: stdev(each) for name, each in sides.items()} if len(a) > 1 else None,
     }
 
 
@@ -176,14 +174,12 @@ def half_width(differences_: Sequence[float], step: float = 0.0) -> float:
         step: the distance of the values that a difference may have, which counts as noise.
     """
     n = len(differences_)
-    if n < 2:
-        return math.inf
     r = 1 + n * _SPREAD
     most = (math.sqrt(r) / ERROR) ** (2 / n)
-    if most >= r:
+    if most >= r:  # also of a single difference
         return math.inf
-    variance = statistics.variance(differences_) + step**2 / 6
-    return math.sqrt(variance * (n - 1) * (most - 1) / (1 - most / r) / n)
+    noise = variance(differences_) + step**2 / 6
+    return math.sqrt(noise * (n - 1) * (most - 1) / (1 - most / r) / n)
 
 
 def resolution(values: Sequence[float]) -> float:
@@ -202,12 +198,11 @@ def worst_for_missing(sides: Sequence[Sequence[float | None]], condition: Condit
     Raises:
         UsageError: no run has a value.
     """
-    finite = [each for side in sides for each in side if each is not None and math.isfinite(each)]
+    finite = sorted(each for side in sides for each in side if each is not None and math.isfinite(each))
     if not finite:
         raise UsageError("no run is finished and has a finite value of the metric")
-    low, high = min(finite), max(finite)
-    beyond = (high - low) or abs(high) or 1.0
-    worst = high + beyond if condition == "min" else low - beyond
+    beyond = (finite[-1] - finite[0]) or abs(finite[-1]) or 1.0
+    worst = finite[-1] + beyond if condition == "min" else finite[0] - beyond
     return [[each if each is not None and has_value(each) else worst for each in side] for side in sides]
 
 
@@ -223,22 +218,18 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
         `stream`, `pairs` (those with predictions of both), `fixed` and `broken`, the names of examples; None if there
         are no predictions.
     """
-    votes: dict[str, tuple[list[float], list[float]]] = {}
-    count = 0
-    for places in pairs:
-        a, b = (_right_in(each, stream, variable) for each in places)
-        count += bool(a and b)
-        for name in a if b else ():
-            if name in b:
-                of_a, of_b = votes.setdefault(name, ([], []))
-                of_a.append(a[name])
-                of_b.append(b[name])
-    shares = {name: (fmean(a), fmean(b)) for name, (a, b) in votes.items()}
+    found = [[_right_in(each, stream, variable) for each in places] for places in pairs]
+    both = [(a, b) for a, b in found if a and b]
+    votes = defaultdict(list)
+    for a, b in both:
+        for name in (each for each in a if each in b):
+            votes[name].append((a[name], b[name]))
+    shares = {name: tuple(map(fmean, zip(*each, strict=True))) for name, each in votes.items()}
     if not shares:
         return None
     fixed = [name for name, (a, b) in shares.items() if a < 0.5 < b]
     broken = [name for name, (a, b) in shares.items() if b < 0.5 < a]
-    return {"stream": stream, "pairs": count, "fixed": fixed, "broken": broken}
+    return {"stream": stream, "pairs": len(both), "fixed": fixed, "broken": broken}
 
 
 def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
@@ -248,14 +239,9 @@ def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
         given = [each["SavePredictions"] for each in run.final.get("hooks") or () if "SavePredictions" in each]
         files = [str(each["file"]) for each in given if each["stream"] == stream]
         for file in (each for each in files if each.endswith((".csv", ".jsonl"))):
-            rows = _rows(file, read_regular(directory / file, _LARGEST, len(Path(file).parts)).decode())
+            lines = io.StringIO(read_regular(directory / file, _LARGEST, len(Path(file).parts)).decode())
+            rows: Iterable[Any] = csv.DictReader(lines) if file.endswith(".csv") else map(json.loads, lines)
             found = {str(row.get("id", row.get("position"))): float(row[variable]) for row in rows if variable in row}
             if found and set(found.values()) <= {0.0, 1.0}:
                 return found
     return {}
-
-
-def _rows(file: str, text: str) -> list[Mapping[str, Any]]:
-    if file.endswith(".csv"):
-        return list(csv.DictReader(io.StringIO(text)))
-    return [json.loads(line) for line in text.splitlines()]
