@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -13,9 +13,10 @@ import torch
 
 from emrun.base.errors import DifferentRanks, StreamError
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, EpochData
+from emrun.epoch_data import ByStream
 from emrun.events import merges, reads_batches, runs_on_every_rank
-from emrun.hook import AbstractHook, Loop, TrainingTerminated
+from emrun.hook import AbstractHook, Loop
 from emrun.loop.agreement import AgreedEndings, one_rank
 from emrun.loop.batch_calls import Calls
 from emrun.loop.batch_checks import BatchChecks
@@ -48,6 +49,7 @@ class RankEvents:
     _batch: Mapping[str, Any] = field(default_factory=dict, init=False)  # the current one
     _is_told: bool = field(default=False, init=False)
     _spare: dict[tuple[str, bool], Batch] = field(default_factory=dict, init=False)  # see `filled`
+    _whole: tuple[int, Mapping[str, Any]] = field(default=(0, {}), init=False)  # of all ranks: its length, its data
 
     @property
     def share(self) -> tuple[int, int]:
@@ -58,26 +60,16 @@ class RankEvents:
     def called(self, event: str, hooks: Sequence[tuple[AbstractHook, Call]]) -> list[Call]:
         """Return what to call at an event, for the hooks and their methods, in their order."""
         found: list[Call] = []
-        collected: list[Call] = []
-
-        def end_collected() -> None:
-            if collected:
-                found.append(self._with_whole_batch(collected.copy()))
-                collected.clear()
-
         if event == "after_epoch" and not self.ranks.is_first:
             found.append(self._exchange)
-        for hook, call in hooks:
-            everywhere = runs_on_every_rank(hook)
-            if event == "after_batch" and not everywhere and reads_batches(hook):
-                collected.append(call)
-                continue
-            end_collected()
-            if everywhere:
-                found.append(self._as_here(hook, call, event))
-            elif self.ranks.is_first:
-                found.append(one_rank(call, self.endings))
-        end_collected()
+        for is_whole, alike in itertools.groupby(hooks, lambda each: event == "after_batch" and _gets_whole(each[0])):
+            if is_whole:
+                found.append(self._gather)
+            for hook, call in alike:
+                if runs_on_every_rank(hook):
+                    found.append(self._as_here(hook, call, event))
+                elif self.ranks.is_first:
+                    found.append(one_rank(self._with_whole_batch(call) if is_whole else call, self.endings))
         if event == "after_epoch" and self.ranks.is_first:
             found.append(self._exchange)
         return list(map(answered(), found)) if self.loop.model.is_sharded else found
@@ -182,7 +174,7 @@ class RankEvents:
             if self.ranks.is_first:
                 hook.merge(states[1:])
 
-    def _exchange(self, epoch_id: int, epoch_data: MutableMapping[str, Any]) -> None:
+    def _exchange(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Give all ranks the data of the epoch that rank 0 has after its hooks."""
         received = self.ranks.from_first({name: dict(values) for name, values in epoch_data.items()})
         if not self.ranks.is_first:
@@ -205,48 +197,40 @@ class RankEvents:
 
         return called
 
-    def _with_whole_batch(self, calls: Sequence[Call]) -> Call:
-        """Return a function that collects the batch on rank 0 and calls `after_batch` of hooks there."""
+    def _gather(self, stream_name: str, batch_data: Mapping[str, Any]) -> None:
+        """Collect the batch on rank 0, for the hooks after this that get whole batches there."""
+        self._whole = 0, {}  # frees the last one
+        joined, rows = Joined("several ranks", "several ranks"), self.share[0]
+        for count, data in self.ranks.gathered((rows, _in_main_memory(batch_data) if rows else None)):
+            if data is not None:
+                joined.counts.append(count)
+                joined.add(data, weight_of(data, count))
+        self._whole = sum(joined.counts), joined.on_demand()
 
-        def called(stream_name: str, batch_data: Mapping[str, Any]) -> None:
-            rows = self.share[0]
-            found = self.ranks.gathered((rows, _in_main_memory(batch_data) if rows else None))
-            if not self.ranks.is_first:
-                return
-            joined = Joined("several ranks", "several ranks")
-            for count, data in found:
-                if data is not None:
-                    joined.counts.append(count)
-                    joined.add(data, weight_of(data, count))
-            if not joined.counts:
-                return  # a batch that is empty on all ranks: an error at the end of the stream
-            whole, ended = joined.on_demand(), list[TrainingTerminated]()
-            length = switched_on(self.loop, "batch_length", sum(joined.counts))
-            with switched_on(self.endings, "is_alone"), length:
-                for call in calls:
-                    called.__wrapped__ = call  # type: ignore[attr-defined]  # see `owner`
-                    try:
-                        call(stream_name=stream_name, batch_data=whole)
-                    except TrainingTerminated as error:
-                        ended.append(error)
-            if ended:
-                ended[0].alike = False
-                raise ended[0]
+    def _with_whole_batch(self, call: Call) -> Call:
+        """Return `after_batch` of a hook with the batch of all ranks; not called if the batch is empty on all ranks."""
+
+        @wraps(call)
+        def called(stream_name: str, batch_data: object) -> None:
+            length, whole = self._whole
+            if length:  # otherwise there is an error at the end of the stream
+                with switched_on(self.loop, "batch_length", length):
+                    call(stream_name=stream_name, batch_data=whole)
 
         return called
+
+
+def _gets_whole(hook: AbstractHook) -> bool:
+    """Return whether a hook reads batches on rank 0 alone."""
+    return not runs_on_every_rank(hook) and reads_batches(hook)
 
 
 def _without_effect_on_data(call: Call) -> Call:
     """Return `after_epoch` of a hook of a rank that has the data of rank 0, and would write those of its own rows."""
 
     @wraps(call)
-    def called(epoch_id: int, epoch_data: MutableMapping[str, Any]) -> None:
-        received = {name: dict(values) for name, values in epoch_data.items()}
-        try:
-            call(epoch_id=epoch_id, epoch_data=epoch_data)
-        finally:
-            epoch_data.clear()
-            epoch_data.update(received)
+    def called(epoch_id: int, epoch_data: EpochData) -> None:
+        call(epoch_id=epoch_id, epoch_data=ByStream((name, dict(values)) for name, values in epoch_data.items()))
 
     return called
 
