@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from emrun.base.types import InsteadOf, InterruptPolicy, Policy
 from emrun.hook import Loop, TrainingTerminated
 from emrun.loop.endings import Endings, switched_on
-from emrun.loop.interrupts import Ending
+from emrun.loop.interrupts import Ending, Interrupts
 from emrun.ranks.group import Ranks
-
-if TYPE_CHECKING:
-    import torch
 
 _SECONDS = 0.25  # between two reductions; a wish takes at most about three times as long
 _SECONDS_OF_SIGNALS = 1.0  # in which a launcher and a scheduler may both send the same signal
@@ -27,15 +26,12 @@ _LONGEST = 1_000  # iterations between two reductions
 
 
 class _Wishes(NamedTuple):
-    """What a rank wants."""
+    """What a rank wants; all are false if it wants nothing."""
 
     ending: Ending | None
     wants_checkpoint: bool
     end: tuple[str, bool] | None  # the reason, and whether it is a limit
     names: list[tuple[str, Policy]]
-
-
-_NOTHING = _Wishes(None, False, None, [])
 
 
 class AgreedEndings(Endings):
@@ -50,10 +46,9 @@ class AgreedEndings(Endings):
     def __init__(self, loop: Loop, on_interrupt: InterruptPolicy, ranks: Ranks) -> None:
         super().__init__(loop, on_interrupt, patience=_SECONDS_OF_SIGNALS)
         self._ranks = ranks
+        self._known = Interrupts(self._wake)  # only has what all ranks know
         self._wish: TrainingTerminated | None = None
         self._requests: list[tuple[str, Policy, InsteadOf]] = []  # the arguments of `ask`
-        self._agreed_ending: Ending | None = None
-        self._agreed_checkpoint = False
         self._reduction: tuple[Callable[[], None], torch.Tensor] | None = None
         self._every = 1  # iterations between two reductions
         self._began = perf_counter()
@@ -61,15 +56,10 @@ class AgreedEndings(Endings):
         """How many batches are left until the loop is to call `look`; all ranks count alike."""
         self.must_look = True
 
-    @property
-    def ending(self) -> Ending | None:
-        """How signals end the run, if all ranks know it."""
-        return self._agreed_ending
-
     def begin(self) -> None:
         """Handle signals until `restore`; forget earlier signals and terminations."""
         super().begin()
-        self._agreed_ending, self._agreed_checkpoint, self._wish, self._requests = None, False, None, []
+        self._known, self._wish, self._requests = Interrupts(self._wake), None, []
 
     def take(self, event: str, ended: Sequence[TrainingTerminated]) -> None:
         """Handle the terminations of an event: one that all ranks have ends the run now, another one is a wish."""
@@ -86,12 +76,12 @@ class AgreedEndings(Endings):
         else:
             self._wish = self._wish or termination
 
-    def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
+    def ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
         """Request a checkpoint: now, or, by a hook of one rank, when all ranks know it."""
-        if self.is_alone:
+        if not self.is_alone:
+            super().ask(name, on_failure, instead_of)
+        elif self.have_effect:
             self._requests.append((name, on_failure, instead_of))
-        else:
-            self.request(name, on_failure, instead_of)
 
     def look(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
@@ -100,22 +90,19 @@ class AgreedEndings(Endings):
             if self._end_reduction():
                 self.agree()
             self._begin_reduction()
-        if self._agreed_ending is None and self._termination is None and self.limit is None:
+        if self.ending is None and self._termination is None and self.limit is None:
             return False
         ends = super().look(is_last)
         self.must_look = True
         return ends
 
     def _begin_reduction(self) -> None:
-        import torch
-
         now = perf_counter()
         batches = self._counted - self.left
         proposed = min(_LONGEST, max(1, int(batches * _SECONDS / max(now - self._began, 1e-6))))
         self._counted = self.left = self._every
         self._began = now
-        has_wishes = self._wishes() != _NOTHING
-        tensor = torch.tensor([has_wishes, proposed if self._ranks.is_first else 0])
+        tensor = torch.tensor([any(self._wishes()), proposed if self._ranks.is_first else 0])
         self._reduction = self._ranks.begin_maximum(tensor), tensor
 
     def _end_reduction(self) -> bool:
@@ -130,7 +117,7 @@ class AgreedEndings(Endings):
     def _wishes(self) -> _Wishes:
         wish = self._wish if self.have_effect else None
         names = [each[:2] for each in self._requests] if self._ranks.is_first else []
-        ending, agreed = self._interrupts.ending, self._agreed_ending
+        ending, agreed = self._interrupts.ending, self.ending
         if ending is not None and agreed is not None and ending.after_batch <= agreed.after_batch:
             ending = None
         end = None if wish is None else (wish.reason, wish.limit)
@@ -145,18 +132,13 @@ class AgreedEndings(Endings):
         self._interrupts.wants_checkpoint = False
         own, self._requests, self._wish = self._requests, [], None
         endings = [each.ending for each in all_wishes if each.ending is not None]
-        self._agreed_ending = max(endings, key=lambda each: each.after_batch, default=self._agreed_ending)
-        self._agreed_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
+        self._known.ending = max(endings, key=lambda each: each.after_batch, default=self.ending)
+        self._known.wants_checkpoint |= any(each.wants_checkpoint for each in all_wishes)
         self.must_look = True
         for reason, is_limit in [each.end for each in all_wishes if each.end is not None]:
             super().defer(TrainingTerminated(reason, limit=is_limit))
         for number, (name, on_failure) in enumerate(all_wishes[0].names):
             self.request(name, on_failure, own[number][2] if self._ranks.is_first else ())
-
-    def wants_checkpoint(self) -> bool:
-        """Return whether a signal to any rank has requested a checkpoint since the last call."""
-        wanted, self._agreed_checkpoint = self._agreed_checkpoint, False
-        return wanted
 
 
 def one_rank(call: Callable[..., Any], endings: AgreedEndings) -> Callable[..., None]:

@@ -61,7 +61,7 @@ class Endings:
         """Called on a signal to end the wait for a batch; must not block."""
         self.request: Callable[[str, Policy, InsteadOf], None]
         """Requests a checkpoint."""
-        self._interrupts = Interrupts(self._wake, on_interrupt, patience)
+        self._known = self._interrupts = Interrupts(self._wake, on_interrupt, patience)  # the latter gets signals
         self._termination: TrainingTerminated | None = None
         self.begins_again = False
         """Whether an epoch that is resumed in its middle begins: terminations and requests have no effect then."""
@@ -70,7 +70,7 @@ class Endings:
     @property
     def ending(self) -> Ending | None:
         """How signals end the run; None if there was none."""
-        return self._interrupts.ending
+        return self._known.ending
 
     @property
     def have_effect(self) -> bool:
@@ -118,11 +118,8 @@ class Endings:
     def ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
         """Request a checkpoint; see `Loop.request_checkpoint`."""
         if self.have_effect:
-            self._ask(name, on_failure, instead_of)
+            self.request(name, on_failure, instead_of)
             self.must_look = True
-
-    def _ask(self, name: str, on_failure: Policy, instead_of: InsteadOf) -> None:
-        self.request(name, on_failure, instead_of)
 
     def agree(self) -> None:
         """Let all ranks end the run at the same point; here there is one."""
@@ -159,7 +156,7 @@ class Endings:
 
     def wants_checkpoint(self) -> bool:
         """Return whether a signal has requested a checkpoint since the last call."""
-        wanted, self._interrupts.wants_checkpoint = self._interrupts.wants_checkpoint, False
+        wanted, self._known.wants_checkpoint = self._known.wants_checkpoint, False
         return wanted
 
     def is_interrupted(self) -> bool:
