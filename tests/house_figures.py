@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_025,
     "base": 1_141,
     "cli": 2_664,
-    "config": 2_777,
+    "config": 2_769,
     "diagnosis": 2_829,
     "launch": 1_195,
     "loop": 2_970,

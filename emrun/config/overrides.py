@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,7 +113,8 @@ class _Overriding:
         if new is not None and path[0] == "hooks" and hooks.value is None:
             self.tree = replace(self.tree, value={**self.tree.value, "hooks": replace(hooks, value=[])})
         if len(path) > 1 and path[0] == "hooks":
-            path[1:] = _hook_path(path[1:], [str(hook_entry(item)[0]) for _, item in hooks.entries()])
+            _, name, rest = hooks_at(path[1:], [str(hook_entry(item)[0]) for _, item in hooks.entries()])
+            path[1:] = [name, *rest]
         self.tree = self._changed(self.tree, path, new, ())
         if new is not None:
             self._earlier[here.source] = path
@@ -221,7 +222,7 @@ class _Overriding:
             holds = f"the list has length {len(items)}, indices begin at 0"
             raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=...")
         names = [str(hook_entry(item)[0]) for item in items]
-        indices = [index for index, name in enumerate(names) if is_hook(part, name)]
+        indices, _, _ = hooks_at([part], names)
         if len(indices) > 1:
             raise self._error(where, f"{part} is listed {len(indices)} times; use one of the indices {indices} instead")
         if not indices and new is None:
@@ -254,38 +255,26 @@ def check_streams_of_eval(overrides: Sequence[str], streams: Sequence[str]) -> N
             raise UsageError(f"{text} has no effect: the stream {stream} is not evaluated, only {listed(streams)}")
 
 
-def _hook_path(path: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a path below `hooks` with the hook as one part, its index or name; names may be dotted paths.
+def hooks_at(path: Sequence[str], names: Sequence[str]) -> tuple[list[int], str, list[str]]:
+    """Return the indices of the hooks that a path below `hooks` begins with, their part of the path, and the rest.
 
+    A hook is an index, perhaps followed by its name, as emrun prints such paths; or a name, which may be a dotted path.
     A hook that is not listed is named up to the first part with a capital: `my_module.MyHook.argument`.
 
     Args:
-        path: the path; after an index, the name of the hook may follow, as emrun prints such paths.
+        path: the path, as overrides have it.
         names: the names of the listed hooks.
     """
     first, *rest = path
     if first.isdecimal() and len(first) < 10 and int(first) < len(names):
         parts = names[int(first)].split(".")
-        return [first, *(rest[len(parts) :] if rest[: len(parts)] == parts else rest)]
-    beginnings = [".".join(path[:length]) for length in range(len(path), 0, -1)]
-    listed = next((each for each in beginnings if any(is_hook(each, name) for name in names)), None)
-    capital = next((index for index, part in enumerate(path) if part[:1].isupper()), 0)
-    length = capital + 1 if listed is None else listed.count(".") + 1
-    return [".".join(path[:length]), *path[length:]]
-
-
-def hook_at(path: Sequence[str], names: Sequence[str]) -> tuple[int, list[str]] | None:
-    """Return the index of the hook that a path below `hooks` names, and the rest of the path; None if it is not listed.
-
-    Args:
-        path: the path, as overrides have it.
-        names: the names of the listed hooks; of several hooks with a name, the first is meant.
-    """
-    first, *rest = _hook_path(path, names)
-    if first.isdecimal():
-        return (int(first), rest) if len(first) < 10 and int(first) < len(names) else None
-    found = next((index for index, name in enumerate(names) if is_hook(first, name)), None)
-    return None if found is None else (found, rest)
+        return [int(first)], first, rest[len(parts) :] if rest[: len(parts)] == parts else rest
+    for length in range(len(path), 0, -1):
+        name = ".".join(path[:length])
+        if indices := [index for index, each in enumerate(names) if is_hook(name, each)]:
+            return indices, name, [*path[length:]]
+    length = next((index for index, part in enumerate(path) if part[:1].isupper()), 0) + 1
+    return [], ".".join(path[:length]), [*path[length:]]
 
 
 def is_hook(part: str, name: str) -> bool:
@@ -300,8 +289,8 @@ def _renamed(new: Node, old: Node | None) -> Node:
     return replace(new, former=old.former or str(old.shown()))
 
 
-def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> list[str]:
-    """Return a note for each value that overrides changed while a copy of it, made by a YAML anchor, did not change.
+def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> Iterator[str]:
+    """Yield a note for each value that overrides changed while a copy of it, made by a YAML anchor, did not change.
 
     Args:
         before: the config without the overrides.
@@ -310,7 +299,6 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
     """
     found = list(before.places())
     there, left = _by_position(found), _by_position(after.places())
-    notes = []
     reported: list[tuple[Any, ...]] = []
     for path, node, _ in found:
         kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
@@ -321,19 +309,16 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         is_same = new is not None and new.plain() == node.plain()
         if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
             reported.append(path)
-            notes.append(_note_of_copies(path, there[node.position][path], new, kept))
-    return notes
+            yield _note_of_copies(path, there[node.position][path], new, kept)
 
 
-def words_in(overrides: Sequence[str]) -> list[str]:
-    """Return a note for each override whose value is a word such as `no`, which is a text and so true."""
-    notes = []
+def words_in(overrides: Sequence[str]) -> Iterator[str]:
+    """Yield a note for each override whose value is a word such as `no`, which is a text and so true."""
     for text in overrides:
         key, _, value = text.partition("=")
         if value.strip().lower() in BOOLEANS:
             meant = BOOLEANS[value.strip().lower()]
-            notes.append(f"override {text!r}: {value.strip()} is a text; for a boolean write {key}={meant}")
-    return notes
+            yield f"override {text!r}: {value.strip()} is a text; for a boolean write {key}={meant}"
 
 
 def in_name(overrides: Sequence[str], most: int = 36) -> str:

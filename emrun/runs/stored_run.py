@@ -13,7 +13,7 @@ from typing import Any, Final
 from emrun.base.errors import ConfigError, Position, StorageError
 from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
-from emrun.config.overrides import hook_at
+from emrun.config.overrides import hooks_at
 from emrun.config.yaml_tree import Node, node_of, parse
 from emrun.epoch_data import as_float, named, statistics
 from emrun.record.rows import Reader
@@ -311,9 +311,9 @@ def _below_hooks(path: tuple[str, ...], hooks: list[Any]) -> tuple[str, ...] | N
         hooks: the entries of the list: a name, or a mapping or list with the name.
     """
     names = [each if isinstance(each, str) else str(next(iter(each or ()), "")) for each in hooks]
-    found = hook_at(path[1:], names)
-    if found is None:
+    indices, _, rest = hooks_at(path[1:], names)
+    if not indices:
         return None
-    index, rest = found
+    index = indices[0]
     name = () if isinstance(hooks[index], str) else (names[index],)
     return ("hooks", str(index), *name, *rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -346,7 +346,7 @@ def remove(run: Run, *, keeps_directory: bool = False) -> None:
         _LOG.warning("%s %s", from_here(run.directory), what_stays(run.directory, left))
 
 
-def warn_of(notes: Sequence[str]) -> None:
+def warn_of(notes: Iterable[str]) -> None:
     """Log notes about a config as warnings; the terminal shows each note only once."""
     for note in notes:
         _LOG.warning("%s", note, extra={"once": True})

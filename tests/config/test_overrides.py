@@ -428,7 +428,7 @@ eval:
 
 def left_by(text, *overrides):
     config = parse(text, "c.yaml")
-    return copies_left(config, override(config, overrides))
+    return list(copies_left(config, override(config, overrides)))
 
 
 def test_the_place_of_an_overridden_copy_is_that_of_the_copy():
@@ -489,7 +489,7 @@ def test_values_that_are_not_copied_or_never_used_get_no_note(text, override):
 
 def test_equal_values_in_a_mapping_without_a_file_are_not_copies():
     config = node_of({"a": {"n": 1}, "b": {"n": 1}}, Position("config"))
-    assert copies_left(config, override(config, ["a.n=2"])) == []
+    assert list(copies_left(config, override(config, ["a.n=2"]))) == []
 
 
 @pytest.mark.parametrize(
