@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,14 @@ def seed_everything(seed: int, *key: Key, devices: bool = True) -> None:
     random.seed(value)
     np.random.seed(value % 2**32)
     if torch := sys.modules.get("torch"):
-        has_devices = devices and torch.accelerator.current_accelerator() is not None
-        (torch if has_devices else torch.default_generator).manual_seed(value % 2**63)
+        (torch if devices and _has_accelerator(torch) else torch.default_generator).manual_seed(value % 2**63)
+
+
+def _has_accelerator(torch: Any) -> bool:
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # so torch 2.6 says that there is none
+        return False
 
 
 @contextmanager

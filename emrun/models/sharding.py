@@ -122,8 +122,11 @@ class Sharding:
     def _divide(self, module: torch.nn.Module, parts: Sequence[tuple[str, torch.nn.Module]], ranks: Ranks) -> None:
         """Divide the parts, each after those within it."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+            message = f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
+            raise ArgumentError(KEY, message)
         copy_from_first(dict(chain(module.named_parameters(), module.named_buffers())), ranks)
         mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:

@@ -245,10 +245,11 @@ class Ranks:
         global _longest_wait  # noqa: PLW0603 - a process is one rank
         _longest_wait = seconds
         if self.several:
-            from torch.distributed.distributed_c10d import _set_pg_timeout
+            from torch.distributed import distributed_c10d
 
+            name = "set_timeout" if hasattr(distributed_c10d, "set_timeout") else "_set_pg_timeout"  # before torch 2.14
             for group in (self.group, None):
-                _set_pg_timeout(timedelta(seconds=seconds), group)
+                getattr(distributed_c10d, name)(timedelta(seconds=seconds), group)
 
     def longest_wait(self) -> float:
         """Return how long this rank waits for the others, in seconds."""

@@ -118,6 +118,18 @@ def test_preserved_randomness_restores_an_odd_number_of_gaussians():
             assert found == expected
 
 
+def test_seeding_works_where_torch_raises_for_the_lack_of_an_accelerator(monkeypatch):
+    def current_accelerator():
+        raise RuntimeError("Cannot access accelerator device when none is available.")  # torch 2.6
+
+    with preserved_randomness():
+        seed_everything(1)
+        expected = draws()
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+        seed_everything(1)
+        assert draws() == expected
+
+
 def test_seeding_and_preserving_do_not_import_torch():
     code = (
         "import sys; from emrun.base.randomness import *\n"

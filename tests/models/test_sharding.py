@@ -9,6 +9,7 @@ import torch
 from in_ranks import Failed, in_ranks, results_of
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import SGD, AdamW, Muon
 from torch.utils._pytree import tree_flatten_with_path, tree_map
 
@@ -103,6 +104,12 @@ def test_what_cannot_be_sharded_is_an_error_in_one_process_too(value, change, me
 def test_a_module_without_parameters_is_an_error():
     with pytest.raises(ArgumentError, match="Sequential has no parameters to shard; remove strategy"):
         Sharding(nn.Sequential(nn.ReLU()), {"shard": "0"}, Ranks())
+
+
+def test_a_torch_that_cannot_sum_the_gradients_of_shards_is_an_error(monkeypatch):
+    monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
+    with pytest.raises(ArgumentError, match=r"strategy.shard: torch \S+ cannot sum the gradients of shards; install a"):
+        Sharding(Net(), BLOCKS, Ranks(size=2))
 
 
 def test_weights_that_are_tied_in_one_shard_are_allowed():
