@@ -8,7 +8,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterator
 
-_MAX_EXTENDED = 2**20  # bytes of a long name or of extended attributes, which are read into memory
+_MAX_EXTENDED = 2**14  # bytes of a long name or of extended attributes; tarfile takes the square of them in time
 _EXTENDED = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
