@@ -218,6 +218,7 @@ class StepsFile:
                     number = format_of(block)
                     if number is not None and number > FORMAT:
                         return f"has lines of format {number}, which a newer emrun wrote"
-                    is_step_record |= block.startswith(_OWN) or _OWN.startswith(block)
+                    kept = block.rstrip(b"\0")  # a loss of power leaves zeros
+                    is_step_record |= kept.startswith(_OWN) or _OWN.startswith(kept)
                 is_beginning = block.endswith(b"\n")
         return None if is_step_record else "is not a step record"

@@ -140,7 +140,19 @@ def test_without_a_position_the_iterations_before_the_checkpoint_are_kept_silent
 
 NEWER = CHUNKS[0].line().encode() + b'\n{"format": 2, "blocks": "..."}\n'
 FOREIGN = {"text": b"my notes\nof steps", "one line": b"x", "json": b'{"step": 1}\n', "binary": bytes(range(256)) * 999}
-FOREIGN |= {"zeros": bytes(9999), "long line": b"x" * 10**7}
+FOREIGN |= {"zeros": b"x" + bytes(9999), "long line": b"x" * 10**7}
+
+
+@pytest.mark.parametrize("kept", [0, 6, 22, 60])
+def test_zeros_that_a_loss_of_power_leaves_are_cut_off(tmp_path, caplog, kept):
+    path, line = tmp_path / "steps.jsonl", f"{CHUNKS[0].line()}\n".encode()
+    path.write_bytes(line[:kept] + bytes(len(line) - kept))
+    file = StepsFile(path)
+    file.rewind()
+    file.begin()
+    file.append(CHUNKS[0])
+    assert path.read_bytes() == line
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("content", [NEWER, *FOREIGN.values()], ids=["newer", *FOREIGN])
