@@ -90,10 +90,10 @@ class ObjectState:
             found[path] = {"class": _class_of(part), "built": self._built.get(path, ""), "values": values}
         return found
 
-    def fits(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a state is of an object that was built in the same way."""
+    def fits(self, state: Mapping[str, Any] | None) -> bool:
+        """Return whether there is a state, of an object that was built in the same way."""
         now = {path: (_class_of(part), self._built.get(path, "")) for path, part in _parts(self._thing)}
-        return now == {path: (each["class"], each["built"]) for path, each in state.items()}
+        return now == {path: (each["class"], each["built"]) for path, each in (state or {}).items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `take` returned, of an object that was built in the same way."""

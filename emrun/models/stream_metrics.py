@@ -35,8 +35,7 @@ class StreamMetrics:
     """
 
     def __init__(self, calculations: Calculations, device: torch.device) -> None:
-        taken = next(filter(is_rate, calculations), None)
-        if taken is not None:
+        if (taken := next(filter(is_rate, calculations), None)) is not None:
             raise ArgumentError("metrics", f"{taken!r} is the name of a learning rate; choose another name")
         self._calculations = calculations
         self._states: dict[str, ObjectState] = {}
@@ -70,22 +69,24 @@ class StreamMetrics:
             StreamError: a metric needs a name that is neither an output nor a source.
         """
         if stream != self._open:
-            self._check_names(outputs, inputs)
-            self.begin(stream)
+            for what, there in (("an output", outputs), ("a source", inputs)):
+                for name in filter(there.__contains__, self._calculations):
+                    raise ArgumentError("metrics", f"there is {what} {name} already; rename one of the two")
+            self._turn_to(stream)
         with torch.no_grad():
             for name, each in self._of_open.items():
                 each(outputs, inputs)
-                if name in self._outside:
-                    self._look_at_range(name, {**inputs, **outputs}.get(each.inputs[0]))
+                value = {**inputs, **outputs}[each.inputs[0]] if name in self._outside else None
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+                    self._outside[name].append(((value < 0) | (value > 1)).any())
         if self._is_saved:  # again, now that there is something in the states
             self._is_saved = False
             self._take()
 
-    def begin(self, stream: str) -> None:
-        """Begin a stream, unless it has begun, without a batch."""
+    def begin(self, stream: str | None) -> None:
+        """Begin a stream, unless it has begun, without a batch; None for no stream."""
         if stream != self._open:
-            self._reset()
-            self._set_open(stream)
+            self._turn_to(stream)
 
     def end(self, stream: str) -> None:
         """Compute the metrics at the end of a stream, unless it had no batches.
@@ -107,8 +108,7 @@ class StreamMetrics:
                 found[name] = self._statistic(name, result)
                 self._tell_of_range(stream, name)
         self._values[stream] = found
-        self._reset()
-        self._open = None
+        self._turn_to(None)
 
     def _statistic(self, name: str, result: Any) -> Any:
         """Return a result as a number, or those of its entries that are numbers by their names; log the others.
@@ -133,15 +133,11 @@ class StreamMetrics:
             _LOG.info("model.metrics.%s: %s are left out, which are not numbers", name, others)
         return found if isinstance(result, Mapping) else found[""]
 
-    def _look_at_range(self, name: str, value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-            self._outside[name].append(((value < 0) | (value > 1)).any())
-
     def _tell_of_range(self, stream: str, name: str) -> None:
         """Warn once of a metric that has taken some updates of a stream as logits, and some as probabilities."""
-        flags = self._outside.get(name)
+        flags = self._outside.get(name, [])
         count = int(torch.stack(flags).sum()) if flags else 0
-        if flags and 0 < count < len(flags):
+        if 0 < count < len(flags):
             del self._outside[name]
             _LOG.warning(
                 "model.metrics.%s is wrong for stream %r: of %d updates, %d have values outside of 0 to 1, which "
@@ -156,9 +152,7 @@ class StreamMetrics:
 
     def clear(self) -> None:
         """Forget the batches and the results of an epoch."""
-        if self._open is not None:
-            self._reset()
-            self._open = None
+        self.begin(None)
         self._values = {}
 
     def check(self) -> None:
@@ -184,13 +178,11 @@ class StreamMetrics:
         Raises:
             FieldError: the state has another form.
         """
-        self._reset()
-        self._set_open(state["open"])
-        saved = {name: state["metrics"][name] for name in self._states if state["metrics"].get(name) is not None}
-        fitting = {name: each for name, each in saved.items() if self._states[name].fits(each)}
-        for name, each in fitting.items():
-            self._states[name].restore(each)
-        changed = [name for name in self._states if name not in fitting]
+        self._turn_to(state["open"])
+        saved = {name: state["metrics"].get(name) for name in self._states}
+        changed = [name for name, each in saved.items() if not self._states[name].fits(each)]
+        for name in saved.keys() - changed:
+            self._states[name].restore(saved[name])
         if changed and self._open is not None:
             _LOG.warning(
                 "model.metrics: %s is not that of the checkpoint; its value for this epoch covers only the batches "
@@ -204,29 +196,28 @@ class StreamMetrics:
 
     def merged(self, states: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
         """Return what several ranks have in `state_dict` as one, or with metrics that have seen nothing."""
-        found = dict(states[0])
-        self._reset()
-        for name, each in self._states.items():
+        self._turn_to(None)
+        if empty:
+            return {**states[0], "metrics": self._take()}
+        metrics = dict(states[0]["metrics"])
+        for name, each in self._states.items() if states[0]["open"] is not None and len(states) > 1 else ():
             saved = [state["metrics"].get(name) for state in states]
-            if empty:
-                found["metrics"] = {**found["metrics"], name: each.take()}
-            elif found["open"] is not None and len(saved) > 1 and all(map(each.fits, saved)):
-                metric, copies = self._calculations[name].metric, []
-                for one in saved:
-                    each.restore(one)
-                    copies.append(copy.deepcopy(metric))
-                each.restore(saved[0])
-                try:
-                    for one in copies[1:]:
-                        metric.merge_state(one)
-                except Exception as error:
-                    _LOG.warning(
-                        "model.metrics.%s: its value for this epoch covers the rows of rank 0: %s", name, error
-                    )
-                else:
-                    found["metrics"] = {**found["metrics"], name: each.take()}
-        self._reset()
-        return found
+            if not all(map(each.fits, saved)):
+                continue
+            metric, others = self._calculations[name].metric, []
+            for one in saved[1:]:
+                each.restore(one)
+                others.append(copy.deepcopy(metric))
+            each.restore(saved[0])
+            try:
+                for one in others:
+                    metric.merge_state(one)
+            except Exception as error:
+                _LOG.warning("model.metrics.%s: its value for this epoch covers the rows of rank 0: %s", name, error)
+            else:
+                metrics[name] = each.take()
+        self._turn_to(None)
+        return {**states[0], "metrics": metrics}
 
     def _take(self) -> dict[str, Any]:
         try:
@@ -234,21 +225,14 @@ class StreamMetrics:
         except StateError as error:
             raise ArgumentError("metrics", str(error)) from error
 
-    def _reset(self) -> None:
+    def _turn_to(self, stream: str | None) -> None:
+        """Reset the metrics, for the batches of a stream."""
         for each in self._calculations.values():
             each.metric.reset()
         for flags in self._outside.values():
             flags.clear()
-
-    def _set_open(self, stream: str | None) -> None:
         self._open = stream
         self._of_open = {name: each for name, each in self._calculations.items() if each.is_of(stream or "")}
-
-    def _check_names(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
-        for name in self._calculations:
-            if name in outputs or name in inputs:
-                what = "an output" if name in outputs else "a source"
-                raise ArgumentError("metrics", f"there is {what} {name} already; rename one of the two")
 
 
 def _looks_at_range(metric: Any) -> bool:
@@ -264,14 +248,12 @@ def _looks_at_range(metric: Any) -> bool:
 def _number(value: Any) -> float | int | None:
     """Return a value with exactly one number as a plain number; None for any other value."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        size = value.numel() if isinstance(value, Tensor) else value.size
-        value = value.item() if size == 1 else None
+        value = value.item() if np.prod(value.shape) == 1 else None
     return value + 0 if isinstance(value, bool | int | float) else None
 
 
 def _described(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    kind = type(value).__name__
     if shape is not None:
-        return f"a {kind} of shape {tuple(shape)}"
-    return repr(value) if value is None or isinstance(value, str) else f"a value of type {kind}"
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    return repr(value) if value is None or isinstance(value, str) else f"a value of type {type(value).__name__}"

@@ -246,6 +246,12 @@ def test_a_metric_that_has_changed_begins_anew_with_a_warning(caplog):
     assert found["changed"] == 2 * found["new"] != 2 * found["same"]
 
 
+def test_a_metric_that_is_new_leaves_those_of_several_ranks_as_they_are():
+    states = [halfway(model_with(same=form())) for _ in range(2)]
+    merged = model_with(same=form(), new=form()).of_new_rank(states, is_first=True)
+    assert list(merged["stream_metrics"]["metrics"]) == ["same"]
+
+
 def test_values_of_streams_that_have_ended_are_in_the_state():
     model, other = model_with(error=form()), model_with(error=form())
     halfway(model, 3)
