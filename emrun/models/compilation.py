@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import check_flag
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
 from emrun.base.wording import did_you_mean, listed
@@ -25,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 _KEY = "compile"
 _OFF = "set compile: false"
 _KINDS: dict[str, tuple[Any, str]] = {
+    "fullgraph": (bool, "is neither true nor false"),
+    "dynamic": (bool | None, "is neither true nor false"),
     "mode": (str | None, "is not the name of a mode"),
     "backend": (str | Callable, "is neither the name of a backend nor a function"),
     "options": (Mapping | None, "is not a mapping from options to values"),
@@ -36,9 +37,8 @@ _GRAPHS = ("reduce-overhead", "max-autotune")  # the modes that replay CUDA grap
 class _Stopwatch:
     """The seconds that torch has spent on compiling, in this process."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._began: float | None = None
+    seconds = 0.0
+    _began: float | None = None
 
     def set(self) -> None:
         """Begin to listen to torch, if that was not done before, or torch was reset since."""
@@ -82,24 +82,21 @@ class Compilation:
 
     def __init__(self, value: object, module: torch.nn.Module, device: torch.device) -> None:
         self._options = _options(value)
-        compiled = [name for name, part in module.named_modules() if _is_compiled(part)]
-        if compiled:
-            where = f"{listed(compiled[:1])} of {type(module).__name__}" if compiled[0] else type(module).__name__
+        if (name := next((name for name, part in module.named_modules() if _is_compiled(part)), None)) is not None:
+            where = f"{name} of {type(module).__name__}" if name else type(module).__name__
             message = f"{where} is compiled already; give emrun the plain module, or {_OFF}"
             raise ArgumentError(_KEY, message)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own modules, which this imports
-                torch.compile(_nothing, **self._options)
+                torch.compile(lambda: None, **self._options)
         except Exception as error:  # torch raises many kinds
             raise _refused(error, self._options) from error
         if self._options.get("backend", "inductor") == "inductor":
             _check_compiler(device)
-        options = self._options.get("options") or {}
-        has_graphs = self._options.get("mode") in _GRAPHS or options.get("triton.cudagraphs", False)
-        self._copies = has_graphs and device.type == "cuda"
-        self._was_used = False
-        self._before = _STOPWATCH.seconds
+        has_option = (self._options.get("options") or {}).get("triton.cudagraphs", False)
+        self._copies = device.type == "cuda" and (self._options.get("mode") in _GRAPHS or has_option)
+        self._before: float | None = _STOPWATCH.seconds  # None once it was checked that something is compiled
         _STOPWATCH.set()
 
     clock = staticmethod(_STOPWATCH.clock)
@@ -124,16 +121,14 @@ class Compilation:
         before = _STOPWATCH.seconds
         try:
             outputs = call(module, tensors)
-        except Exception as error:
-            if isinstance(error, torch._dynamo.exc.TorchDynamoException):
-                error.add_note(
-                    "torch.compile failed, which model.compile uses; with model.compile=false, the same runs without "
-                    "it, which tells whether the module is the cause"
-                )
+        except torch._dynamo.exc.TorchDynamoException as error:
+            error.add_note(
+                "torch.compile failed, which model.compile uses; with model.compile=false, the same runs without it, "
+                "which tells whether the module is the cause"
+            )
             raise
-        if _STOPWATCH.seconds > before:
+        if (seconds := _STOPWATCH.seconds - before) > 0:
             shapes = ", ".join(describe(name, each) for name, each in tensors.items())
-            seconds = _STOPWATCH.seconds - before
             _LOG.info("compiling %s took %.1f s, for %s", type(module).__name__, seconds, shapes)
         if not self._copies:
             return outputs
@@ -141,10 +136,11 @@ class Compilation:
 
     def check_use(self, module: torch.nn.Module) -> None:
         """Warn, once, if nothing was compiled although the module was trained or evaluated."""
-        if not self._was_used and _STOPWATCH.seconds == self._before:
-            kind = type(module).__name__
-            _LOG.warning("model.compile has no effect: nothing calls %s itself, but at most its parts", kind)
-        self._was_used = True
+        if self._before == _STOPWATCH.seconds:
+            _LOG.warning(
+                "model.compile has no effect: nothing calls %s itself, but at most its parts", type(module).__name__
+            )
+        self._before = None
 
 
 def _options(value: object) -> dict[str, Any]:
@@ -155,15 +151,13 @@ def _options(value: object) -> dict[str, Any]:
         message = f"{value!r} is neither true nor arguments of torch.compile, such as {{dynamic: true}}"
         raise ArgumentError(_KEY, message)
     parameters = inspect.signature(torch.compile).parameters.values()
-    known = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-    known = [name for name in known if name not in ("disable", "name")]
+    keywords = (each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    known = [name for name in keywords if name not in ("disable", "name")]
     for key, each in value.items():
         argument = f"{_KEY}.{key}"
         if key not in known:
             hint = f"; {_OFF}" if key == "disable" else did_you_mean(str(key), known)
             raise ArgumentError(argument, f"torch.compile has no such option here{hint} (allowed: {', '.join(known)})")
-        if key == "fullgraph" or (key == "dynamic" and each is not None):
-            check_flag(argument, each)
         kinds, wrong = _KINDS.get(key, (object, ""))
         if not isinstance(each, kinds):
             raise ArgumentError(argument, f"{each!r} {wrong}")
@@ -178,14 +172,10 @@ def _refused(error: Exception, options: Mapping[str, Any]) -> ArgumentError:
         hint = did_you_mean(str(options["backend"]), backends)
         text = f"{options['backend']!r} is not a backend{hint} (there are {', '.join(backends)})"
         return ArgumentError(f"{_KEY}.backend", text)
-    found = next((key for key in ("mode", "options") if key in options), None)
-    both = {"mode", "options"} <= options.keys()
-    return ArgumentError(_KEY if both or found is None else f"{_KEY}.{found}", _short(text))
-
-
-def _short(text: str) -> str:
-    """Return a message of torch without its list of all options."""
-    return text if len(text) <= 300 else f"{text[: text.find(', known options')]}; see torch._inductor.list_options()"
+    if len(text) > 300:  # with a list of all options
+        text = f"{text[: text.find(', known options')]}; see torch._inductor.list_options()"
+    given = [key for key in ("mode", "options") if key in options]
+    return ArgumentError(f"{_KEY}.{given[0]}" if len(given) == 1 else _KEY, text)
 
 
 def _check_compiler(device: torch.device) -> None:
@@ -197,14 +187,14 @@ def _check_compiler(device: torch.device) -> None:
     if device.type == "cpu":
         from torch._inductor import config  # of the compiler, which is imported when it is needed
 
-        names = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
-        if not any(name is not None and shutil.which(name) for name in names):
-            tried = listed([str(name) for name in names if name is not None])
+        given = config.cpp.cxx if isinstance(config.cpp.cxx, list | tuple) else (config.cpp.cxx,)
+        names = [name for name in given if name is not None]
+        if not any(map(shutil.which, names)):
             now = f" (now {os.environ['CXX']!r})" if "CXX" in os.environ else ""
             raise ArgumentError(
                 _KEY,
-                f"there is no C++ compiler {tried}, which torch.compile needs on a CPU; install one, such as g++, name "
-                f"it in the environment variable CXX{now}, or {_OFF}",
+                f"there is no C++ compiler {listed(names)}, which torch.compile needs on a CPU; install one, such as "
+                f"g++, name it in the environment variable CXX{now}, or {_OFF}",
             )
     elif device.type == "cuda":
         from torch.utils._triton import has_triton
@@ -226,7 +216,3 @@ def _calling(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*arguments, **keywords)
 
     return called
-
-
-def _nothing() -> None:
-    """Stand for a module, to check the options."""
