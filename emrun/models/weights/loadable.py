@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -56,9 +56,8 @@ def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
 
 def _is_held(tensor: torch.Tensor) -> bool:
     """Return whether safetensors stores such a tensor."""
-    if tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
-        return False
-    return _is_storable(tensor.dtype)
+    is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
+    return not is_special and _is_storable(tensor.dtype)
 
 
 @cache
@@ -98,15 +97,12 @@ class Loadable:
         Raises:
             ArgumentError: a checkpoint cannot be saved, or a resume could not load it.
         """
-        self._check_that_weights_can_be_held()
-        now = structure(self._model.module)
-        changed = differences(self._registered, now, of_dtypes=False)
-        if changed:
-            self._refuse(
-                "before_training of a hook or of the model changes parameters or buffers, after the checkpoint was "
-                f"loaded: {listed(changed)}; do that in the constructor of the hook or model"
-            )
-        self._before_update = now
+        self._before_update = self._compared(
+            self._registered,
+            "before_training of a hook or of the model changes parameters or buffers, after the checkpoint was loaded: "
+            "{}; do that in the constructor of the hook or model",
+            of_dtypes=False,
+        )
 
     def check_first_update(self) -> None:
         """Call `check` once, between the first forward of a training step and its update."""
@@ -119,26 +115,34 @@ class Loadable:
         Raises:
             ArgumentError: a resume could not load the parameters and buffers.
         """
-        if self._before_update is None:
-            return
-        changed = differences(self._before_update, structure(self._model.module))
-        if changed:
-            self._refuse(
-                f"forward changes parameters or buffers: {listed(changed)}; create them in __init__, or use lazy "
-                "modules such as torch.nn.LazyLinear; the optimizer would not train parameters that are created later"
+        if self._before_update is not None:
+            self._compared(
+                self._before_update,
+                "forward changes parameters or buffers: {}; create them in __init__, or use lazy modules such as "
+                "torch.nn.LazyLinear; the optimizer would not train parameters that are created later",
             )
-        self._check_that_weights_can_be_held()
 
-    def _refuse(self, reason: str) -> NoReturn:
-        kind = type(self._model.module).__name__
-        raise ArgumentError("module", f"a resume could not load a checkpoint of {kind}: {reason}")
+    def _compared(self, before: Structure, refusal: str, *, of_dtypes: bool = True) -> Structure:
+        """Return the structure of the module, which is that before, and can be saved.
 
-    def _check_that_weights_can_be_held(self) -> None:
-        found = what_cannot_be_held(self._model.module)
-        if found:
+        Args:
+            before: the structure before.
+            refusal: what is wrong if it is another one, with a place for the differences.
+            of_dtypes: whether dtypes are compared too.
+
+        Raises:
+            ArgumentError: it is another one, or a tensor cannot be saved.
+        """
+        module = self._model.module
+        now = structure(module)
+        if changed := differences(before, now, of_dtypes=of_dtypes):
+            reason = refusal.format(listed(changed))
+            raise ArgumentError("module", f"a resume could not load a checkpoint of {type(module).__name__}: {reason}")
+        if refused := what_cannot_be_held(module):
             raise ArgumentError(
                 "module",
-                f"the weights cannot be saved: {listed(found)}, which safetensors cannot store; use another dtype or "
+                f"the weights cannot be saved: {listed(refused)}, which safetensors cannot store; use another dtype or "
                 "layout, such as torch.view_as_real of complex numbers, or a buffer with persistent=False and "
                 "get_extra_state()",
             )
+        return now
