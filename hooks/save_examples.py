@@ -7,9 +7,8 @@ import heapq
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,14 +32,13 @@ _LOG = logging.getLogger(__name__)
 _MOST = 256  # examples in a sheet
 
 
-@dataclass(order=True)
-class _Kept:
-    """An example that is kept; the smallest one is dropped first."""
+class _Kept(NamedTuple):
+    """An example that is kept; the smallest one is dropped first, and no two have the same rank."""
 
     rank: tuple[float, ...]
-    id: str = field(compare=False)
-    values: dict[str, Any] = field(compare=False)
-    shown: Pixels | str | None = field(compare=False)
+    id: str
+    values: dict[str, Any]
+    shown: Pixels | str | None
 
 
 class SaveExamples(SavesExamples):
@@ -138,8 +136,7 @@ class SaveExamples(SavesExamples):
         if len(self._kept) >= self._most:
             rows = [row for row in rows if keys[row] > self._kept[-1].rank]
         if rows:
-            new = self._read(examples, rows, [keys[row] for row in rows])
-            self._kept = heapq.nlargest(self._most, [*self._kept, *new])
+            self._kept = heapq.nlargest(self._most, [*self._kept, *self._read(examples, rows, keys)])
 
     def after_stream(self, stream_name: str) -> None:
         """Write the folder of the evaluation.
@@ -155,8 +152,10 @@ class SaveExamples(SavesExamples):
         path = folder.begin()
         try:
             with storing(place, "write"):
-                names = [self._write_picture(path, index, each) for index, each in enumerate(kept)]
-                (path / "examples.csv").write_bytes(self._table(kept, names).encode())
+                for number, each in enumerate(kept, start=1):
+                    if isinstance(each.shown, np.ndarray):
+                        (path / _file(number, each)).write_bytes(png(each.shown))
+                (path / "examples.csv").write_bytes(self._table(kept).encode())
                 which = "first" if self._by is None else f"highest {self._by}"
                 cells = [self._cell(each) for each in kept]
                 picture = png(sheet(cells, f"{stream_name}, epoch {self._epoch}: {which}"))
@@ -172,63 +171,59 @@ class SaveExamples(SavesExamples):
 
     def _read(self, examples: Examples, rows: Sequence[int], keys: Sequence[tuple[float, ...]]) -> list[_Kept]:
         """Return some examples of a batch, as copies."""
-        ids = examples.ids(self._id, rows)
-        names = needed(self._by, self._label, self._prediction, *self._variables)
-        columns = {name: examples.column(name, rows) for name in names}
-        shown = examples.column(self._show, rows) if self._show is not None else [None] * len(rows)
-        found = []
-        for index, (key, name) in enumerate(zip(keys, ids, strict=True)):
-            values = {each: _plain(column[index]) for each, column in columns.items()}
-            for each in needed(self._label, self._prediction):
-                values[each] = _class_of(examples, each, values[each])
-            found.append(_Kept(key, name, values, self._shown(examples, shown[index])))
-        return found
+        columns: dict[str, list[Any]] = {}
+        for name in needed(self._by, self._label, self._prediction, *self._variables):
+            values = plain(examples.column(name, rows))
+            columns[name] = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in values]
+        for name in needed(self._label, self._prediction):
+            columns[name] = [_class_of(examples, name, each) for each in columns[name]]
+        ids, shown = examples.ids(self._id, rows), self._shown(examples, rows)
+        return [
+            _Kept(keys[row], ids[index], {name: each[index] for name, each in columns.items()}, shown[index])
+            for index, row in enumerate(rows)
+        ]
 
-    def _shown(self, examples: Examples, value: Any) -> Pixels | str | None:
-        if value is None or isinstance(value, str):
-            return value
+    def _shown(self, examples: Examples, rows: Sequence[int]) -> list[Pixels | str | None]:
+        """Return the pictures or texts of some examples."""
+        values = [None] * len(rows) if self._show is None else examples.column(self._show, rows)
         try:
-            return picture_of(value).copy()
+            return [each if each is None or isinstance(each, str) else picture_of(each).copy() for each in values]
         except ValueError as error:
             raise examples.error(f"show: {self._show!r} is neither a picture nor a text: {error}") from error
 
-    def _write_picture(self, path: Path, index: int, each: _Kept) -> str:
-        if not isinstance(each.shown, np.ndarray):
-            return ""
-        name = f"{index + 1:02}_{file_stem(each.id)}.png"
-        (path / name).write_bytes(png(each.shown))
-        return name
-
-    def _table(self, kept: Sequence[_Kept], files: Sequence[str]) -> str:
+    def _table(self, kept: Sequence[_Kept]) -> str:
         """Return the examples as CSV."""
-        names = list(kept[0].values)
-        classes = [name for name in needed(self._label, self._prediction) if self._classes]
-        more = [self._show] if isinstance(kept[0].shown, str) else ["file"] if self._show is not None else []
-        rows = [["rank", "id", *names, *(f"{name}_name" for name in classes), *more]]
-        for index, (each, file) in enumerate(zip(kept, files, strict=True)):
-            last = [each.shown] if isinstance(each.shown, str) else [file] if self._show is not None else []
-            called = [self._called(each.values[name]) for name in classes]
-            values = [value if isinstance(value, str | int | float) else str(value) for value in each.values.values()]
-            rows.append([index + 1, each.id, *values, *called, *last])
-        return csv_of(rows, quoting=csv.QUOTE_NONNUMERIC)
+        named = needed(self._label, self._prediction) if self._classes else []
+        rows = []
+        for number, each in enumerate(kept, start=1):
+            classes = [(f"{name}_name", self._called(each.values[name])) for name in named]
+            shown = (self._show, each.shown) if isinstance(each.shown, str) else ("file", _file(number, each))
+            more = [shown] if self._show is not None else []
+            rows.append([("rank", number), ("id", each.id), *each.values.items(), *classes, *more])
+        table = [[name for name, _ in rows[0]], *([value for _, value in row] for row in rows)]
+        return csv_of(table, quoting=csv.QUOTE_NONNUMERIC)
 
     def _cell(self, each: _Kept) -> Cell:
         """Return what the sheet has of an example."""
+        values, classes = each.values, {"is": self._label, "predicted": self._prediction}
         lines = [f"id {each.id}"]
         if self._by is not None:
-            lines.append(f"{self._by} {each.values[self._by]:.4g}")
-        label, prediction = (None if name is None else each.values[name] for name in (self._label, self._prediction))
-        for name, value in (("is", label), ("predicted", prediction)):
-            lines += [] if value is None else [f"{name} {self._called(value)}"]
+            lines.append(f"{self._by} {values[self._by]:.4g}")
+        lines += [f"{word} {self._called(values[name])}" for word, name in classes.items() if name is not None]
         for name in self._variables:
-            value = each.values[name]
-            lines.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
-        return Cell(each.shown, lines, is_wrong=None not in (label, prediction) and label != prediction)
+            lines.append(f"{name} {values[name]:.4g}" if isinstance(values[name], float) else f"{name} {values[name]}")
+        is_wrong = len({values[name] for name in classes.values() if name is not None}) > 1
+        return Cell(each.shown, lines, is_wrong=is_wrong)
 
     def _called(self, number: Any) -> str:
         """Return the name of a class, or its number."""
         names = self._classes or ()
         return names[number] if isinstance(number, int) and 0 <= number < len(names) else str(number)
+
+
+def _file(number: int, each: _Kept) -> str:
+    """Return the name of the file of a picture."""
+    return f"{number:02}_{file_stem(each.id)}.png"
 
 
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
@@ -242,14 +237,6 @@ def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
         raise examples.error(f"by: {name!r} has {has}, not a number for each example")
     values = [float(each) for each in column.reshape(-1)]
     return [(1.0, 0.0) if math.isnan(each) else (0.0, each) for each in values]
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of an example as a plain number, string or list; a list of one number as this number."""
-    if isinstance(value, str):
-        return value
-    found = plain([value])[0] if not isinstance(value, np.ndarray | np.generic) else value.tolist()
-    return found[0] if isinstance(found, list) and len(found) == 1 else found
 
 
 def _class_of(examples: Examples, name: str, value: Any) -> Any:
