@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Annotated, Any, Literal
 
@@ -82,14 +82,13 @@ class AverageWeights(AbstractHook):
         self._batch_norm = batch_norm
         self._recomputes = batch_norm == "recompute" or (batch_norm is None and kind == "swa")
         self._is_recomputed = False  # whether the statistics are those of the averages
-        self._every = Interval.parse("every", every, ("updates", "epochs"))
-        begin = None if not_before is None else Interval.parse("not_before", not_before, ("updates", "epochs"))
-        self._not_before = begin
+        units = ("updates", "epochs")
+        self._every = Interval.parse("every", every, units)
+        self._not_before = None if not_before is None else Interval.parse("not_before", not_before, units)
         self._average = self._function(half_life, decay, kind)
         self._averaged = 0
         self._last_update = 0
-        self._averages: list[Tensor] = []
-        self._weights: list[Tensor] = []
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # average and weight
         self._others: list[tuple[Tensor, Tensor]] = []  # buffers that are copied, such as counters
 
     def _function(self, half_life: object, decay: float | None, kind: Kind) -> Callable[..., Any]:
@@ -98,9 +97,9 @@ class AverageWeights(AbstractHook):
             if given:
                 raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; {_without(given[0])}")
             return get_swa_multi_avg_fn()  # type: ignore[no-any-return, no-untyped-call]
-        if len(given) != 1:
-            if not given:
-                raise ArgumentError("half_life", "give half_life or decay, e.g. half_life: 500 updates")
+        if not given:
+            raise ArgumentError("half_life", "give half_life or decay, e.g. half_life: 500 updates")
+        if len(given) > 1:
             both = f"half_life: {half_life} and decay: {decay} say the same in two ways"
             raise ArgumentError("half_life", f"{both}; {_without('half_life')}, or decay")
         if half_life is not None:
@@ -113,9 +112,7 @@ class AverageWeights(AbstractHook):
     def register_mainloop(self, main_loop: Loop) -> None:
         """Find out whether there are statistics of BatchNorm to recompute."""
         super().register_mainloop(main_loop)
-        if self._recomputes and self._why_not(main_loop) is not None:
-            self._recomputes = False
-        if not self._recomputes:
+        if not self._recomputes or self._why_not(main_loop) is not None:
             self.before_evaluation = None  # type: ignore[method-assign, assignment]
 
     def _why_not(self, loop: Loop) -> str | None:
@@ -144,10 +141,9 @@ class AverageWeights(AbstractHook):
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""
-        loop = self.main_loop
-        last = self._last_optimizer(model)
-        if self._every.unit == "updates" and (last is None or optimizer is last):
-            done = loop.updates_done + 1  # this update is counted after the batch
+        several = list(model.optimizers.values())
+        if self._every.unit == "updates" and (not several or optimizer is several[-1]):
+            done = self.main_loop.updates_done + 1  # this update is counted after the batch
             if done % self._every.count == 0 and self._has_begun(done) and done != self._last_update:
                 self._last_update = done
                 self._add(model)
@@ -163,7 +159,7 @@ class AverageWeights(AbstractHook):
     def before_evaluation(self) -> None:
         """Calculate the statistics of BatchNorm anew, if the averages have changed."""
         loop = self.main_loop
-        if not self._averages or self._is_recomputed or loop.evaluating:
+        if not self._pairs or self._is_recomputed or loop.evaluating:
             return
         with closing(loop.evaluation_pass(loop.train_stream_name)) as batches:  # type: ignore[type-var]
             loop.model.recompute_batch_norm(batches)  # type: ignore[attr-defined]
@@ -175,7 +171,7 @@ class AverageWeights(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages that the model has loaded."""
-        self._averaged, self._averages, self._is_recomputed = state["averaged"], [], False
+        self._averaged, self._pairs, self._is_recomputed = state["averaged"], [], False
         if self.main_loop.evaluating or not self._averaged:
             return
         model: Any = self.main_loop.model
@@ -186,39 +182,31 @@ class AverageWeights(AbstractHook):
             return
         self._begin(model, restored)
 
-    def _last_optimizer(self, model: Any) -> Any:
-        several = getattr(model, "optimizers", None)
-        return list(several.values())[-1] if several else model.optimizer
-
     def _has_begun(self, updates: int) -> bool:
         if self._not_before is None:
             return True
         done = updates if self._not_before.unit == "updates" else self.main_loop.training_epochs_done
         return done >= self._not_before.count
 
-    def _begin(self, model: Any, values: dict[str, Tensor]) -> None:
-        """Give the model tensors for evaluations, with these values."""
-        module = model.module
-        saved = module.state_dict().keys()
-        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        own = {name: tensor for name, tensor in own.items() if name in saved}
-        others = {name: values[name].detach().clone() for name in own}
-        model.evaluation_weights = others
-        is_averaged = {name: tensor.is_floating_point() or tensor.is_complex() for name, tensor in own.items()}
-        self._weights = [tensor for name, tensor in own.items() if is_averaged[name]]
-        self._averages = [others[name] for name in own if is_averaged[name]]
-        self._others = [(others[name], tensor) for name, tensor in own.items() if not is_averaged[name]]
+    def _begin(self, model: Any, values: dict[str, Tensor] | None = None) -> None:
+        """Give the model tensors for evaluations, with these values, or those that are trained."""
+        saved = model.module.state_dict().keys()
+        named = (*model.module.named_parameters(), *model.module.named_buffers())
+        own = {name: tensor for name, tensor in named if name in saved}
+        model.evaluation_weights = {name: (own if values is None else values)[name].detach().clone() for name in own}
+        pairs = [(model.evaluation_weights[name], tensor) for name, tensor in own.items()]
+        self._pairs = [pair for pair in pairs if pair[1].is_floating_point() or pair[1].is_complex()]
+        self._others = [pair for pair in pairs if not (pair[1].is_floating_point() or pair[1].is_complex())]
 
     def _add(self, model: Any) -> None:
         """Add the current weights to the averages."""
         self._is_recomputed = False
         with torch.no_grad():
-            if not self._averages:
-                names = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
-                self._begin(model, names)
+            if not self._pairs:
+                self._begin(model)
             else:
-                for averages, weights in _by_kind(self._averages, self._weights):
-                    self._average(averages, weights, self._averaged)
+                for pairs in _by_kind(self._pairs):
+                    self._average(*map(list, zip(*pairs, strict=True)), self._averaged)
                 for other, tensor in self._others:
                     other.copy_(tensor)
         self._averaged += 1
@@ -229,11 +217,9 @@ def _without(argument: str) -> str:
     return f"remove {argument}, by an override with ~hooks.AverageWeights.{argument}"
 
 
-def _by_kind(averages: list[Tensor], weights: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return the tensors in groups of one device, dtype and kind, as the functions of torch need them."""
-    groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-    for average, weight in zip(averages, weights, strict=True):
-        group = groups.setdefault((average.device, average.dtype, is_in_pieces(average)), ([], []))
-        group[0].append(average)
-        group[1].append(weight)
-    return list(groups.values())
+def _by_kind(pairs: list[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:
+    """Return pairs in groups of one device, dtype and kind, as the functions of torch need them."""
+    groups: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for average, weight in pairs:
+        groups.setdefault((average.device, average.dtype, is_in_pieces(average)), []).append((average, weight))
+    return groups.values()
