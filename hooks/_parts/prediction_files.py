@@ -9,9 +9,9 @@ import tempfile
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -92,21 +92,16 @@ class CsvFile(PredictionFile):
         """Add the rows of a batch; see `PredictionFile.add`."""
         shapes = {name: self._shape(name, values) for name, values in columns.items()}
         if not self.columns:
-            cells = [(name, *map(str, index)) for name, shape in shapes.items() for index in np.ndindex(shape)]
-            self.columns = [".".join(cell) for cell in cells]
+            places = ((name, *index) for name, shape in shapes.items() for index in np.ndindex(shape))
+            self.columns = [".".join(map(str, place)) for place in places]
             twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
             if twice is not None:
                 raise self._cannot(twice, "two columns would have this name; choose another format")
             self._file.write(csv_of([self.columns]).encode())
-        flat = [_flat(values) for values in columns.values()]
+        arrays = [np.asarray(each, getattr(each, "dtype", object)) for each in columns.values()]
+        flat = [each.reshape(len(each), -1).tolist() for each in arrays]
         rows = ([each for row in rows for each in row] for rows in zip(*flat, strict=True))
         self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC).encode())
-
-
-def _flat(values: Column) -> list[list[Any]]:
-    if isinstance(values, np.ndarray):
-        return values.reshape(len(values), -1).tolist()
-    return [[each] for each in values]
 
 
 class JsonLinesFile(PredictionFile):
@@ -123,22 +118,11 @@ class JsonLinesFile(PredictionFile):
         lists = [plain(values) for values in columns.values()]
         lines = []
         for row in zip(*lists, strict=True):
-            entry = dict(zip(columns, row, strict=True))
-            try:
-                line = json.dumps(entry, allow_nan=False)
-            except ValueError:
-                line = json.dumps(_spelled(entry), allow_nan=False)
-            lines.append(line + "\n")
+            line = json.dumps(dict(zip(columns, row, strict=True)))
+            if "NaN" in line or "Infinity" in line:  # perhaps as a number, which JSON does not have
+                line = json.dumps(json.loads(line, parse_constant=str))
+            lines.append(f"{line}\n")
         self._file.write("".join(lines).encode())
-
-
-def _spelled(value: Any) -> Any:
-    """Return a value with strings in place of numbers that are not finite."""
-    if isinstance(value, float) and not np.isfinite(value):
-        return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {key: _spelled(each) for key, each in value.items()}
-    return [_spelled(each) for each in value] if isinstance(value, list) else value
 
 
 class ParquetFile(PredictionFile):
@@ -237,7 +221,6 @@ class NpzFile(PredictionFile):
 
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, owner)
-        self._open = ExitStack()
         self._parts: dict[str, Any] = {}
         self._types: dict[str, np.dtype[Any]] = {}
         self._batches = self._rows = 0
@@ -247,10 +230,11 @@ class NpzFile(PredictionFile):
         self.columns = list(columns)
         for name, values in columns.items():
             self._shape(name, values)
-            array = self._as_array(name, values)
+            if not isinstance(values, np.ndarray) and any(each.endswith("\0") for each in values):
+                raise self._cannot(name, "NumPy's strings lose a NUL at their end; choose .parquet or .jsonl")
+            array = np.asarray(values, getattr(values, "dtype", np.str_))
             if name not in self._parts:
-                part = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - closed by the stack
-                self._parts[name] = self._open.enter_context(part)
+                self._parts[name] = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - `close` does it
             dtype = self._types.setdefault(name, array.dtype)
             if array.dtype != dtype:
                 if (array.dtype.kind, dtype.kind) != ("U", "U"):
@@ -260,32 +244,24 @@ class NpzFile(PredictionFile):
         self._batches += 1
         self._rows += len(array)
 
-    def _as_array(self, name: str, values: Column) -> np.ndarray[Any, Any]:
-        if isinstance(values, np.ndarray):
-            return values
-        if any(each.endswith("\0") for each in values):
-            raise self._cannot(name, "NumPy's strings lose a NUL at their end; choose .parquet or .jsonl")
-        return np.asarray(values, dtype=np.str_)
-
     def finish(self) -> None:
         """Write the arrays into the file and flush it to disk."""
         with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, part in self._parts.items():
+                shape, dtype = (self._rows, *self._shapes[name]), self._types[name]
+                header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+                part.seek(0)
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    self._copy(part, member, self._shapes[name], self._types[name])
+                    np.lib.format.write_array_header_2_0(member, header)
+                    for _ in range(self._batches):
+                        array = np.lib.format.read_array(part, allow_pickle=False)
+                        member.write(np.ascontiguousarray(array, dtype).tobytes())
         super().finish()
-
-    def _copy(self, part: BinaryIO, member: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (self._rows, *shape)}
-        np.lib.format.write_array_header_2_0(member, header)
-        part.seek(0)
-        for _ in range(self._batches):
-            array = np.lib.format.read_array(part, allow_pickle=False)
-            member.write(np.ascontiguousarray(array, dtype=dtype).tobytes())
 
     def close(self) -> None:
         """Close the file, and close and so delete the temporary files."""
-        self._open.close()
+        for part in self._parts.values():
+            part.close()
         super().close()
 
 
