@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_146,
     "cli": 2_664,
     "config": 2_769,
-    "diagnosis": 2_829,
+    "diagnosis": 2_818,
     "launch": 1_195,
     "loop": 2_970,
     "models": 5_079,

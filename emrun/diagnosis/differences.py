@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from emrun.diagnosis.recorded_trainings import Event, Recording
 
@@ -30,6 +30,18 @@ _OF_RANKS = (
     "each rank draws random numbers of its own, such as dropout and those of `ctx.rng` in a batch; "
     "`ctx.rng_for(index)` draws the same on any number of ranks"
 )
+_OF_REPETITION = {
+    "batch": (
+        "stream {stream!r} yields other batches each time it is read: its randomness does not come from the config's "
+        "seed, but for example from the time; use ctx.rng instead"
+    ),
+    "random": "the number of random draws depends on more than the seed, for example on the time or on a thread",
+}
+_DEPENDS = (
+    "two uninterrupted runs differ: a kernel is not deterministic (set `deterministic: true` in the config), or "
+    "something depends on the time"
+)
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +134,32 @@ def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Diff
         found = _compare_batches(expected[place], event)
         if found is not None:
             return found
-    if missing:
-        return Difference(f"{_told(next(iter(missing.values())))}: missing in the other run", "order")
-    return None
+    first = next(iter(missing.values()), None)
+    return None if first is None else Difference(f"{_told(first)}: missing in the other run", "order")
 
 
 def _compare_batches(one: Event, other: Event) -> Difference | None:
-    where = _told(other)
-    if one["batch"] != other["batch"]:
-        return Difference(f"{where}: the batch differs", "batch", other["stream"])
-    for name in varying(one["random_before"], other["random_before"]):
-        return Difference(f"{where}: random state of {name} before the batch", "random", name)
-    if one["outputs"] != other["outputs"]:
-        names = [name for name in varying(one["outputs"], other["outputs"]) if name in one["outputs"]]
-        name = "loss" if "loss" in names else (names or ["(other names)"])[0]
-        values = _both(one["shown"].get(name), other["shown"].get(name))
-        return Difference(f"{where}: output {name}{values}", "outputs", name)
-    if one["rates"] != other["rates"]:
-        return Difference(f"{where}: learning rate{_both(', '.join(one['rates']), ', '.join(other['rates']))}", "rates")
-    for name in varying(one["random"], other["random"]):
-        return Difference(f"{where}: random state of {name} after the batch", "random", name)
+    expected, found = _values_of(one), _values_of(other)
+    for part, detail, what in varying(expected, found)[:1]:
+        values = (each.get((part, detail, what), ("", None))[1] for each in (expected, found))
+        return Difference(f"{_told(other)}: {what}{_both(*values)}", part, detail)
     return None
+
+
+def _values_of(event: Event) -> dict[tuple[str, str, str], tuple[Any, str | None]]:
+    """Return part, name and description of each value of a batch -> the value and its text, in the order of time."""
+    outputs = sorted(event["outputs"].items(), key=lambda pair: pair[0] != "loss")
+    before, after = (
+        {("random", name, f"random state of {name} {when} the batch"): (state, None) for name, state in states.items()}
+        for when, states in (("before", event["random_before"]), ("after", event["random"]))
+    )
+    return {
+        ("batch", event["stream"], "the batch differs"): (event["batch"], None),
+        **before,
+        **{("outputs", name, f"output {name}"): (value, event["shown"][name]) for name, value in outputs},
+        ("rates", "", "learning rate"): (event["rates"], ", ".join(event["rates"])),
+        **after,
+    }
 
 
 def _place_of(event: Event) -> tuple[Any, ...]:
@@ -161,7 +178,7 @@ def _both(one: str | None, other: str | None) -> str:
     return "" if one == other or one.startswith(DIGEST) else f" ({one} uninterrupted, {other} in the other run)"
 
 
-def varying(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def varying(one: Mapping[_Name, Any], other: Mapping[_Name, Any]) -> list[_Name]:
     """Return the names whose values differ, and those that only one mapping has, in their order."""
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
@@ -189,7 +206,7 @@ class Causes:
         """
         cause = self._of_reading_ahead(found)
         if cause is None and other is self.again:
-            cause = self._of_repetition(found)
+            cause = _OF_REPETITION.get(found.part, _DEPENDS).format(stream=found.detail)
         return replace(found, cause=cause or self._of_state(found, other))
 
     def _of_reading_ahead(self, found: Difference) -> str | None:
@@ -203,29 +220,18 @@ class Causes:
                 )
         return None
 
-    def _of_repetition(self, found: Difference) -> str:
-        if found.part == "batch":
-            return (
-                f"stream {found.detail!r} yields other batches each time it is read: its randomness does not come from "
-                "the config's seed, but for example from the time; use ctx.rng instead"
-            )
-        if found.part == "random":
-            return "the number of random draws depends on more than the seed, for example on the time or on a thread"
-        return (
-            "two uninterrupted runs differ: a kernel is not deterministic (set `deterministic: true` in the config), "
-            "or something depends on the time"
-        )
-
     def _of_state(self, found: Difference, other: Recording) -> str | None:
         """Name the attributes that are saved in no checkpoint and differ."""
         recordings = (self.straight, self.again, other)
         kept, repeated, now = (each.one("private").get("attributes", {}) for each in recordings)
-        different = sorted({*varying(kept, now)} - {*varying(kept, repeated)}) if now else []
-        order = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
-        different.sort(key=lambda name: not name.startswith(order))
-        keep = "save it with register_buffer(), or with get_extra_state() and set_extra_state() of the module"
+        names = {*varying(kept, now)} - {*varying(kept, repeated)} if now else ()
+        first = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
+        different = sorted(names, key=lambda name: (not name.startswith(first), name))
         hints = {
-            "module": f"the module has state outside its parameters and buffers; {keep}",
+            "module": (
+                "the module has state outside its parameters and buffers; save it with register_buffer(), or with "
+                "get_extra_state() and set_extra_state() of the module"
+            ),
             "loss": "a loss has state, and checkpoints do not save losses; make the loss part of the module",
             "model": "the model has state that its state_dict() does not return",
             "hook": "a hook has state that its state_dict() does not return",
@@ -238,5 +244,5 @@ class Causes:
             return f"{lost if different[0].endswith(NOT_PERSISTENT) else hints[kind]}: {'; '.join(shown)}"
         if found.part == "batch":
             return f"stream {found.detail!r} depends on more than ctx and the random states at the start of a pass"
-        names = ", ".join(self.straight.one("private").get("forgetful", ()))
-        return f"some state is saved in no checkpoint; hooks without state_dict: {names}" if names else None
+        hooks = ", ".join(self.straight.one("private").get("forgetful", ()))
+        return f"some state is saved in no checkpoint; hooks without state_dict: {hooks}" if hooks else None
