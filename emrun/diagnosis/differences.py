@@ -238,7 +238,7 @@ class Causes:
             "dataset": "the dataset has state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
         }
         if different:
-            kind = different[0].split()[0]
+            kind = different[0].split()[0].partition(".")[0]  # of several losses, each is `loss.name`
             shown = [f"{name}{_both(kept.get(name), now.get(name))}" for name in different[:3]]
             lost = "a buffer with persistent=False changes in training and is not saved; make it persistent"
             return f"{lost if different[0].endswith(NOT_PERSISTENT) else hints[kind]}: {'; '.join(shown)}"
