@@ -13,7 +13,6 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 
 from emrun.base.signals import handled, is_main_thread
 from emrun.base.wording import listed
@@ -99,19 +98,17 @@ class HangWatch:
 
     def _append(self, path: Path, since: float | None) -> None:
         frames, names = sys._current_frames(), {each.ident: each.name for each in threading.enumerate()}
-        main = threading.main_thread().ident
-        now = "waits" if since is not None else f"is elsewhere: {_place(frames.get(main or 0))}"
+        main = threading.main_thread().ident or 0
+        place = traceback.extract_stack(frames[main], limit=1)[0]
+        now = "waits" if since is not None else f"is elsewhere: {place.filename}:{place.lineno}, in {place.name}"
         stacks = [
             f"\n\nthread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
             for ident in sorted(frames, key=lambda each: each != main)
             if ident != threading.get_ident()
         ]
         text = f"rank {self._ranks.rank} of {self._ranks.size}, process {os.getpid()}, {now}{''.join(stacks)}"
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(file, f"{text}\n\n".encode(errors="backslashreplace"))  # at once, so that ranks do not mix
-        finally:
-            os.close(file)
+        with path.open("ab", buffering=0) as file:  # all at once, so that ranks do not mix
+            file.write(f"{text}\n\n".encode(errors="backslashreplace"))
 
     def _report(self, path: Path) -> None:
         """Log which rank is elsewhere, as soon as all have written, or after some time."""
@@ -121,14 +118,6 @@ class HangWatch:
             found = dict(_HEAD.findall(path.read_text(encoding="utf-8")))
         places = {rank: found.get(str(rank), "it does not answer") for rank in range(self._ranks.size)}
         elsewhere = [f"rank {rank} is elsewhere ({place})" for rank, place in places.items() if place]
-        if len(elsewhere) == self._ranks.size:
-            said = "no rank waits for another"
-        else:
-            said = f"{listed(elsewhere)}, and the others wait" if elsewhere else "all ranks wait for each other"
+        extremes = {0: "all ranks wait for each other", self._ranks.size: "no rank waits for another"}
+        said = extremes.get(len(elsewhere)) or f"{listed(elsewhere)}, and the others wait"
         _LOG.warning("%s; the stacks of all ranks are in %s", said, path)
-
-
-def _place(frame: FrameType | None) -> str:
-    if frame is None:
-        return "it has no main thread"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
