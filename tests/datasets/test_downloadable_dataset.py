@@ -136,7 +136,7 @@ def sparse(name):
 
 def with_long_header(name):
     member = tarfile.TarInfo(name)
-    member.pax_headers = {"comment": "x" * 900_000}
+    member.pax_headers = {"comment": "x" * 16_000}
     return member
 
 
@@ -461,7 +461,7 @@ BAD = {
     "bomb in a tar": ("data.tgz", tar_of([("a", bytes(2**23))], "w:gz"), "more than 250 times its size"),
     "bomb of headers": (
         "data.tgz",
-        tar_of([(with_long_header(f"{number}"), b"") for number in range(4)], "w:gz"),
+        tar_of([(with_long_header(f"{number}"), b"") for number in range(250)], "w:gz"),
         "more than 250 times its size",
     ),
     "too much": (
