@@ -95,7 +95,7 @@ class TF32:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before: list[tuple[Any, str]] = []
+        self._before: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
         """Change the settings."""
@@ -107,15 +107,20 @@ class TF32:
             )
         elif not self._before:
             backends: Any = torch.backends
-            for each in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-                self._before.append((each, each.fp32_precision))
-                each.fp32_precision = "tf32"
+            switches: list[tuple[Any, str, Any]]
+            if hasattr(backends.cudnn, "conv"):
+                places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+                switches = [(each, "fp32_precision", "tf32") for each in places]
+            else:  # before torch 2.9
+                switches = [(each, "allow_tf32", True) for each in (backends.cuda.matmul, backends.cudnn)]
+            for each, name, value in switches:
+                self._before.append((each, name, getattr(each, name)))
+                setattr(each, name, value)
 
     def end(self) -> None:
         """Restore the settings."""
         while self._before:
-            each, before = self._before.pop()
-            each.fp32_precision = before
+            setattr(*self._before.pop())
 
 
 def has_tf32(device: torch.device) -> bool:

@@ -211,6 +211,17 @@ def test_tf32_is_set_during_a_run_and_restored(monkeypatch):
     assert settings() == before
 
 
+def test_tf32_is_set_where_torch_has_only_the_older_switches(monkeypatch):
+    monkeypatch.setattr(precision_module, "has_tf32", lambda device: True)
+    monkeypatch.delattr(type(torch.backends.cudnn), "conv", raising=False)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    tf32 = precision_module.TF32(torch.device("cpu"))
+    tf32.begin()
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
+    tf32.end()
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+
+
 def test_tf32_without_such_a_gpu_is_a_warning(caplog):
     run(TorchModel(Affine(), optimizer=SGD, precision="tf32", device="cpu"))
     assert "precision: tf32 has no effect on the device 'cpu'" in caplog.text
