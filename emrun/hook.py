@@ -33,7 +33,6 @@ import typing
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -141,22 +140,6 @@ class Loop:
     `reason` says why in one line. None before."""
     capsule: Path | None = None
     """The directory with the batch that made the training fail; None if there is none."""
-    is_alone: bool = property(attrgetter("_endings.is_alone"))  # type: ignore[assignment]
-    """Whether a hook is called now on this rank only, of several."""
-    fixed_epoch_size: int | None = property(attrgetter("streams.fixed_epoch_size"))  # type: ignore[assignment]
-    """Number of batches of the train stream in an epoch; None for a whole pass."""
-    stream_sizes: Mapping[str, int] = property(attrgetter("streams.sizes"))  # type: ignore[assignment]
-    """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
-    training_seconds: float = property(attrgetter("time.seconds"))  # type: ignore[assignment]
-    """The seconds in which this process has trained: without start and compilation, evaluations and checkpoints."""
-    limits: Mapping[str, int] = property(attrgetter("_length.limits"))  # type: ignore[assignment]
-    """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
-    horizon: Horizon = property(attrgetter("_length.horizon"))  # type: ignore[assignment]
-    """How many updates the run will make, as far as this is known."""
-    passes_done: int = property(attrgetter("_length.passes_done"))  # type: ignore[assignment]
-    """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
-    metrics: Sequence[Mapping[str, Any]] = property(attrgetter("rows.epochs"))  # type: ignore[assignment]
-    """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
     rows: Any
     """The rows that the run records, an `emrun.record.record.Record`: sinks are made from them."""
     shown: dict[str, Shown]
@@ -178,14 +161,54 @@ class Loop:
         return list(self.streams.extra)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether a hook is called now on this rank only, of several."""
+        return self._endings.is_alone  # type: ignore[no-any-return]
+
+    @property
+    def fixed_epoch_size(self) -> int | None:
+        """Number of batches of the train stream in an epoch; None for a whole pass."""
+        return self.streams.fixed_epoch_size  # type: ignore[no-any-return]
+
+    @property
     def reading_ahead(self) -> Mapping[str, int]:
         """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
         return {"buffer": self.streams.reading.buffer or 0, "workers": self.streams.reading.workers}
 
     @property
+    def stream_sizes(self) -> Mapping[str, int]:
+        """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
+        return self.streams.sizes  # type: ignore[no-any-return]
+
+    @property
+    def training_seconds(self) -> float:
+        """The seconds in which this process has trained: without start and compilation, evaluations and checkpoints."""
+        return self.time.seconds  # type: ignore[no-any-return]
+
+    @property
     def epoch_seconds(self) -> float:
         """Seconds since the current epoch began in this process, evaluations included."""
         return perf_counter() - self.epoch_began
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
+        return self._length.limits  # type: ignore[no-any-return]
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many updates the run will make, as far as this is known."""
+        return self._length.horizon  # type: ignore[no-any-return]
+
+    @property
+    def passes_done(self) -> int:
+        """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
+        return self._length.passes_done  # type: ignore[no-any-return]
+
+    @property
+    def metrics(self) -> Sequence[Mapping[str, Any]]:
+        """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
+        return self.rows.epochs  # type: ignore[no-any-return]
 
     @property
     def recorded(self) -> Mapping[str, Any]:
@@ -531,6 +554,8 @@ def _given(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
                 kwargs, pairs = value, list(value.items())
             hint = evaluated(annotations.get(name, Any), names)
             yield from ((each, hint, given) for each, given in pairs)
+        if not (args or kwargs):
+            return
 
 
 def _names_in(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
