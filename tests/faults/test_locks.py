@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -137,7 +138,7 @@ def add_hook(project, small, name, **arguments):
 
 
 def stop_at(number):
-    """Let the process stop itself behind the n-th batch."""
+    """Let the process stop itself behind the n-th batch, when its code is recorded: the stop would cut a file."""
     from emrun.models.torch_model import TorchModel
 
     run, count = TorchModel.run, 0
@@ -147,6 +148,9 @@ def stop_at(number):
         count += 1
         found = run(*arguments)
         if count == number:
+            for thread in threading.enumerate():
+                if thread.name.startswith("emrun-code"):
+                    thread.join()
             os.kill(os.getpid(), signal.SIGSTOP)
         return found
 

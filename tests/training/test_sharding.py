@@ -282,7 +282,7 @@ class DiesInCommit(AbstractHook):
 
     def before_epoch(self, epoch_id):
         if epoch_id == 3 and not ranks().is_first:
-            shards.describe = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+            shards.describe = lambda *path, **how: os.kill(os.getpid(), signal.SIGKILL)
         self.main_loop.request_checkpoint("latest")
 
 

@@ -146,7 +146,7 @@ def damaged(path, kind):
     content = {
         "newer": own + b'{"format": 2, "blocks": "..."}\n',
         "foreign": b"my notes\nof steps\n",
-        "zeros": bytes(5000),
+        "zeros": b"x" + bytes(5000),
         "long line": b'{"format": 1, "loss": [' + b"0.5, " * 20_000_000,
     }[kind]
     path.write_bytes(content)
