@@ -49,14 +49,11 @@ def is_fork_safe() -> bool:
     OpenBLAS, which NumPy and SciPy use, ends its threads before a fork and starts them again when it needs them. So a
     fork that does nothing shows whether there are others, such as those of OpenMP, for which a child would wait.
     """
-    if sys.platform != "linux":
-        return False
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if sys.platform != "linux" or (torch is not None and torch.cuda.is_initialized()):
         return False
     if _count_threads() > 1:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             child = os.fork()
         if child == 0:
             os._exit(0)
@@ -103,7 +100,6 @@ class Job:
             return self._status, self.output()
         finally:
             self.send(signal.SIGKILL)
-            self.close()
 
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -111,14 +107,10 @@ class Job:
             os.kill(self.pid, number)
 
     def output(self) -> str:
-        """Return what the process has printed; only the end of it, if it is long."""
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - _MOST))
-        return self._output.read().decode(errors="replace")
-
-    def close(self) -> None:
-        """Free the output."""
-        self._output.close()
+        """Return what the process has printed, only the end of it if it is long, and free it."""
+        with self._output as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST))
+            return file.read().decode(errors="replace")
 
 
 class Jobs:
@@ -160,8 +152,7 @@ class Jobs:
         parent = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about threads: see `may_fork`
+            with warnings.catch_warnings(action="ignore"):  # about threads: see `may_fork`
                 pid = os.fork()
             if pid == 0:
                 self._live(parent, arguments, slot, threads, forks, output)
@@ -181,15 +172,11 @@ class Jobs:
             os.setpgid(0, 0)  # a Ctrl-C on the terminal reaches the sweep, which passes it on
             end_with(parent, signal.SIGTERM)
             with Path(os.devnull).open("rb") as nothing:
-                os.dup2(nothing.fileno(), 0)
-            for descriptor in (1, 2):
-                os.dup2(output.fileno(), descriptor)
-            if self._devices is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
-            if threads is not None:
-                os.environ[THREADS] = str(threads)
-            if self._share is not None:
-                os.environ[SHARE] = str(self._share)
+                for descriptor, file in enumerate((nothing, output, output)):
+                    os.dup2(file.fileno(), descriptor)
+            device = None if self._devices is None else self._devices[slot % len(self._devices)]
+            given = {"CUDA_VISIBLE_DEVICES": device, THREADS: threads, SHARE: self._share}
+            os.environ |= {name: str(value) for name, value in given.items() if value is not None}
             forget_in_child()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             if not forks:

@@ -265,7 +265,6 @@ class SweepLoop:
         """Note how the process of a trial ended."""
         status, place = ended.job.poll(), ended.trial.directory
         seconds, text = time.monotonic() - ended.job.began, ended.job.output()
-        ended.job.close()
         assert status is not None
         is_named = writer_of(place) not in (None, ANOTHER)
         if status == _IN_USE and (is_named or place not in self._refused):

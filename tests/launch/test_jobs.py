@@ -12,9 +12,7 @@ from emrun.launch.jobs import Jobs, threads_per_job
 
 def ended(job):
     os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # leaves the status to `poll`
-    status, output = job.poll(), job.output()
-    job.close()
-    return status, output
+    return job.poll(), job.output()
 
 
 def tell(arguments):
