@@ -6,13 +6,14 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from time import monotonic
 from typing import Any
 
 from emrun.base.censor import Censor
-from emrun.base.errors import RunInUse, reason_of
+from emrun.base.errors import RunInUse, StorageError, reason_of
 from emrun.base.wording import listed
 from emrun.storage.code.files import (
     BATCHES,
@@ -72,6 +73,8 @@ class CodeRecord:
             self._began = monotonic()
             modules = dict(sys.modules)
             self._listed = set(modules)
+            with suppress(StorageError, RunInUse):  # that of the first batches, which do not wait for a flush then
+                make_code_directory(self._directory / "code")
             self._thread = Thread(target=self._try, args=(self._record, modules), name="emrun-code", daemon=True)
             self._thread.start()
 
