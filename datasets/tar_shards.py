@@ -204,7 +204,7 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     "npy": _array,
     "txt": bytes.decode,
 }
-"""Ending of a field that is no image -> what decodes its content."""
+"""Ending of the name of a field -> the function that decodes its content; images are decoded by `Images`."""
 
 
 class _Found(NamedTuple):

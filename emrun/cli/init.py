@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import click
@@ -129,9 +130,14 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     with ExitStack() as undone:
         if is_new:
-            undone.callback(target.rmdir)
+            undone.callback(_try, target.rmdir)
         for name, content in files.items():
             with (target / name).open("xb") as file:
-                undone.callback((target / name).unlink)  # not one that another process has written
+                undone.callback(_try, (target / name).unlink)  # not one that another process has written
                 file.write(content)
         undone.pop_all()
+
+
+def _try(remove: Callable[[], None]) -> None:
+    with suppress(OSError):  # the error that is told is the one of the write
+        remove()

@@ -118,8 +118,10 @@ def sweep(
 def _settings(loaded: Config) -> Sweep:
     """Return the section `sweep`."""
     section = loaded.tree.get("sweep")
+    if section is not None and not isinstance(section.value, dict | None):
+        check_statically(loaded)
     try:
-        return Sweep(**(section.plain() if section is not None and isinstance(section.value, dict) else {}))
+        return Sweep(**((section and section.plain()) or {}))
     except TypeError:  # unknown keys
         check_statically(loaded)
         raise

@@ -16,11 +16,12 @@ from typing import Any
 
 from emrun.base.arguments import check_choice
 from emrun.base.cores import THREADS, cores, reading_threads
-from emrun.base.errors import StreamError, UsageError, reason_of
+from emrun.base.errors import ConfigError, StreamError, UsageError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, StartMethod
 from emrun.config.config import Config, load_config
 from emrun.config.plan import named_streams
+from emrun.config.sections import check_sections
 from emrun.dataset import asks_model, stream_function, stream_names, takes_context
 from emrun.diagnosis.model_facts import timed_run
 from emrun.events import may_change_batches
@@ -159,6 +160,8 @@ def bench(
     """
     loaded = load_config(config, overrides)
     whole = loaded.tree
+    if wrong := [each for each in check_sections(whole) if each.code != "config.missing-key"]:
+        raise ConfigError(wrong)
     with preserved_randomness():
         dataset = create_dataset(loaded)
         names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])

@@ -119,7 +119,8 @@ def test_an_unknown_sample_is_answered_with_all_samples(tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
-def test_a_project_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_removed", [True, False], ids=["", "a directory that cannot be removed is not told"])
+def test_a_project_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch, is_removed):
     whole = Path.open
 
     def full(path, mode="r", **others):
@@ -128,9 +129,12 @@ def test_a_project_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
         return whole(path, mode, **others)
 
     monkeypatch.setattr(Path, "open", full)
+    if not is_removed:
+        monkeypatch.setattr(Path, "rmdir", lambda path: path.rename(path / "into itself"))  # an error of the system
     done = begin(tmp_path / "mine")
     assert f"error: cannot write the project: the disk is full: {tmp_path / 'mine' / 'README.md'}" in done.stderr
-    assert not (tmp_path / "mine").exists()
+    assert (tmp_path / "mine").exists() is not is_removed
+    assert [*(tmp_path / "mine").glob("*")] == []
 
 
 def test_a_directory_that_cannot_be_created_is_an_error_of_storage(emrun, tmp_path):

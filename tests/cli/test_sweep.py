@@ -85,6 +85,7 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
         (["--repeats", "1000000000"], "at most 100,000 are tried; use fewer values"),
         (["~sweep.parameters"], "nothing to try: give -p"),
         (["sweep.jbos=2"], "sweep: unknown argument 'jbos'; did you mean 'jobs'?"),
+        (["-p", "model.lr=[0.5]", "sweep=5"], "sweep: 5 is not a mapping"),
         (["sweep.condition=best"], "sweep.condition: 'best' is not one of min, max"),
         (["sweep.parameters=lr"], "sweep.parameters: 'lr' is not a mapping"),
         (["seed=abc"], "seed: 'abc' is not a whole number"),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from emrun.base.encoding import random_digest
-from emrun.base.errors import ArgumentError, UsageError
+from emrun.base.errors import ArgumentError, ConfigError, UsageError
 from emrun.base.randomness import seed_everything
 from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
 
@@ -171,6 +171,9 @@ def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
         bench(of("Failing"), ["main_loop.extra_streams=[trian]"])
     with pytest.raises(ArgumentError, match=r"main_loop.start_method: 'run' is not one of"):
         bench(of("Failing"), ["main_loop.start_method=run"])
+    for override, message in (("main_loop=5", "main_loop: 5 is not a mapping"), ("modle.lr=1", "unknown key 'modle'")):
+        with pytest.raises(ConfigError, match=message):
+            bench(of("Failing"), [override])
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from emrun.base.censor import Censor
-from emrun.base.errors import RunInUse, StorageError, reason_of
+from emrun.base.errors import EmrunError, RunInUse, reason_of
 from emrun.base.wording import listed
 from emrun.storage.code.files import (
     BATCHES,
@@ -73,7 +73,7 @@ class CodeRecord:
             self._began = monotonic()
             modules = dict(sys.modules)
             self._listed = set(modules)
-            with suppress(StorageError, RunInUse):  # that of the first batches, which do not wait for a flush then
+            with suppress(EmrunError):  # the thread tells it; first batches wait for no flush of the directory
                 make_code_directory(self._directory / "code")
             self._thread = Thread(target=self._try, args=(self._record, modules), name="emrun-code", daemon=True)
             self._thread.start()

@@ -12,6 +12,7 @@ import pytest
 from emrun.base.censor import Censor
 from emrun.storage.code.files import Code, Module
 from emrun.storage.code.record import CodeRecord, copy_code
+from emrun.storage.files import note_writes
 
 
 def code_of(problems=(), packages=None, **sources):
@@ -138,6 +139,18 @@ def test_a_file_system_that_does_not_answer_ends_neither_the_run_nor_its_wait(tm
         if thread.name == "emrun-code":
             thread.join(60)
     assert list(tmp_path.rglob("*")) == [tmp_path / "code"]  # empty: the run may belong to another process by now
+
+
+def test_a_foreign_file_in_the_way_is_told_and_does_not_end_the_run(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("emrun.storage.files._WRITTEN", {})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/batches.jsonl").write_text("notes")
+    note_writes(tmp_path, [])
+    record = CodeRecord(tmp_path, Censor(), lambda modules, everything: code_of())
+    record.begin(0)
+    record.end()
+    assert "the code of the run is not recorded completely: the run has not written" in caplog.text
+    assert (tmp_path / "code/batches.jsonl").read_text() == "notes"
 
 
 def test_a_copy_has_the_records_without_temporary_files(tmp_path):
