@@ -171,9 +171,8 @@ def test_wrong_names_in_the_config_are_reported_before_anything_is_read():
         bench(of("Failing"), ["main_loop.extra_streams=[trian]"])
     with pytest.raises(ArgumentError, match=r"main_loop.start_method: 'run' is not one of"):
         bench(of("Failing"), ["main_loop.start_method=run"])
-    for override, message in (("main_loop=5", "main_loop: 5 is not a mapping"), ("modle.lr=1", "unknown key 'modle'")):
-        with pytest.raises(ConfigError, match=message):
-            bench(of("Failing"), [override])
+    with pytest.raises(ConfigError, match="main_loop: 5 is not a mapping"):
+        bench(of("Failing"), ["main_loop=5"])
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
