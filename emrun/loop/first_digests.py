@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from emrun.base.sources import is_nested
 from emrun.base.wording import listed
 from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
+from emrun.storage.code.files import FirstBatches
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
@@ -31,12 +34,12 @@ class FirstDigests:
     """
 
     def __init__(self, run: Run | None) -> None:
-        self._batches = None if run is None or run.code is None else run.code.batches
+        self._code = None if run is None else run.code
         self._seen: set[tuple[str, int]] = set()
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Look at the first batch of a stream."""
-        if self._batches is not None:
+        if self._code is not None:
             calls.before.append(lambda batch: self.note(stream.name, stream.position, batch))
 
     def note(self, stream: str, position: StreamPosition, batch: Any) -> None:
@@ -48,39 +51,50 @@ class FirstDigests:
             batch: the batch, before hooks can change it.
         """
         key = stream, position.pass_number
-        if self._batches is None or key in self._seen or position.pass_number > 1 or position.batch != 1:
+        if self._code is None or key in self._seen or position.pass_number > 1 or position.batch != 1:
             return
         self._seen.add(key)
+        # copied, since the batch may change; the checksums would hold up the training
+        self._code.later(partial(self._write, self._code.batches, *key, beginnings(batch), ranks().size))
+
+    def _write(
+        self, batches: FirstBatches, stream: str, pass_number: int, values: Mapping[str, Any], size: int
+    ) -> None:
         try:
-            different = self._batches.note(*key, digests(batch), ranks().size)
+            different = batches.note(stream, pass_number, digests(values), size)
             if different:
-                where = f"pass {position.pass_number}" if position.pass_number else "an evaluation"
+                where = f"pass {pass_number}" if pass_number else "an evaluation"
                 message = "stream %r has other data than when the run began: %s in the first batch of %s"
                 _LOG.warning(message, stream, listed(list(map(repr, different))), where)
         except StorageError as error:
             _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
 
 
-def digests(batch: Any) -> dict[str, str | None]:
-    """Return a checksum of each source of a batch, None for values that have none: objects of other types.
+def beginnings(batch: Any) -> dict[str, list[Any]]:
+    """Return a copy of the beginning of each source of a batch, in a list, which is empty for objects of other types.
 
     Of a large batch only the beginning counts: of each source as many bytes as make about a megabyte together, and of
     lists as many numbers and strings as can be looked at in the same time.
     """
-    if not isinstance(batch, Mapping) or not batch:
-        return {}
-    return {str(name): _digest(values, _MOST // len(batch)) for name, values in batch.items()}
+    found: dict[str, list[Any]] = {}
+    for name, values in batch.items() if isinstance(batch, Mapping) else ():
+        found[str(name)] = []
+        with suppress(Exception):  # values of the user's own types can raise anything
+            found[str(name)].append(_beginning(values, [_MOST // len(batch)]))
+    return found
 
 
-def _digest(values: Any, most: int) -> str | None:
-    try:
-        return digest(_beginning(values, [most]))
-    except Exception:  # values of the user's own types can raise anything
-        return None
+def digests(values: Mapping[str, Sequence[Any]]) -> dict[str, str | None]:
+    """Return a checksum of each of the `beginnings` of a batch; None for those that are empty."""
+    found: dict[str, str | None] = dict.fromkeys(values)
+    for name, each in values.items():
+        with suppress(Exception):
+            found[name] = digest(*each)
+    return found
 
 
 def _beginning(values: Any, left: list[int]) -> Any:
-    """Return the first values, and the lengths of all, in types of which `digest` makes a checksum.
+    """Copy the first values, and the lengths of all, in types of which `digest` makes a checksum.
 
     Args:
         values: a source, or a part of it.
@@ -98,7 +112,7 @@ def _beginning(values: Any, left: list[int]) -> Any:
             rows = max(left[0], 0) * len(first) // first.nbytes
             first = first[:rows] if rows else first[0]
         left[0] -= first.nbytes
-        return [str(tuple(values.shape)), first]
+        return [str(tuple(values.shape)), first.detach().clone() if isinstance(first, torch.Tensor) else first.copy()]
     if isinstance(values, Mapping | list | tuple | np.ndarray):
         entries = []
         for each in values.items() if isinstance(values, Mapping) else values:

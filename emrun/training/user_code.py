@@ -71,7 +71,7 @@ def record_code(plan: Plan, run: Run) -> None:
     def gathered(modules: Mapping[str, Any], everything: bool) -> Code:
         return early.completed(modules) if everything else early.sources(modules)
 
-    run.code = CodeRecord(run.directory, run.censor, gathered)
+    run.code = CodeRecord(run.directory, run.censor, gathered, early.has_ended)
 
 
 class _Early(Thread):
@@ -87,6 +87,11 @@ class _Early(Thread):
         """Gather."""
         with suppress(Exception):  # it happens, and is logged, again in `completed`
             self._code = gather(*self._places, self._imported)
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for some seconds at most, and tell whether the thread has ended."""
+        self.join(seconds)
+        return not self.is_alive()
 
     def sources(self, modules: Mapping[str, Any]) -> Code:
         """Return the user's modules of these only."""

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from emrun.base.errors import StorageError
-from emrun.loop.first_digests import FirstDigests, digests
+from emrun.loop import first_digests as module
+from emrun.loop.first_digests import FirstDigests
 from emrun.streams.stream import StreamPosition
+
+
+def digests(batch):
+    return module.digests(module.beginnings(batch))
 
 
 class Batches:
@@ -16,7 +21,7 @@ class Batches:
         self.noted = []
 
     def note(self, stream, pass_number, sources, ranks):
-        self.noted.append((stream, pass_number, list(sources)))
+        self.noted.append((stream, pass_number, sources))
 
 
 @pytest.fixture
@@ -26,14 +31,25 @@ def batches():
 
 @pytest.fixture
 def first_digests(batches):
-    return FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches)))
+    return FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches, later=lambda task: task())))
 
 
 def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(first_digests, batches):
     for stream, *position in (("train", 0, 1), ("valid", 0, 1), ("valid", 0, 1), ("train", 1, 1), ("train", 2, 1)):
         first_digests.note(stream, StreamPosition(*position), {"x": [1]})
     first_digests.note("test", StreamPosition(0, 2), {"x": [1]})  # a resume continues in the pass
-    assert batches.noted == [("train", 0, ["x"]), ("valid", 0, ["x"]), ("train", 1, ["x"])]
+    sources = digests({"x": [1]})
+    assert batches.noted == [("train", 0, sources), ("valid", 0, sources), ("train", 1, sources)]
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), torch.zeros(3)], ids=["array", "tensor"])
+def test_a_batch_that_is_changed_afterwards_counts_as_it_was(batches, values):
+    tasks, expected = [], digests({"x": values})
+    first_digests = FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches, later=tasks.append)))
+    first_digests.note("train", StreamPosition(1, 1), {"x": values})
+    values += 1
+    tasks.pop()()
+    assert batches.noted == [("train", 1, expected)]
 
 
 def test_without_a_run_or_a_record_nothing_is_noted():

@@ -20,7 +20,7 @@ def record(tmp_path):
         directory = tmp_path / run / place
         directory.mkdir(parents=True)
         code = Code(**{"python": "3.11", "modules": modules, "packages": {"numpy": "2.0"}, **others})
-        write_code(directory, code, 0)
+        write_code(directory, code, 0)()
         return tmp_path / run
 
     return write

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -19,11 +19,10 @@ from emrun.storage.files import (
     append_line,
     check_guards,
     check_no_link,
-    flush_directory,
+    flush_file,
     read_regular,
     storing,
     write_atomically,
-    write_flushed,
 )
 from emrun.storage.lines import read_lines
 
@@ -160,7 +159,7 @@ class Code:
 
 
 def make_code_directory(directory: Path) -> None:
-    """Make a directory `code` unless it exists; `write_code` flushes its name to disk.
+    """Make a directory `code` unless it exists; what `write_code` returns flushes its name to disk.
 
     Raises:
         StorageError: it is a link, or it cannot be made.
@@ -171,15 +170,18 @@ def make_code_directory(directory: Path) -> None:
         directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
 
 
-def write_code(directory: Path, code: Code, iterations_done: int) -> None:
-    """Write the files of a directory `code`; `record.json` is written last, and says that the others are complete.
+def write_code(directory: Path, code: Code, iterations_done: int) -> Callable[[], None]:
+    """Write the files of a directory `code`, but for `record.json`, which says that the others are complete.
 
     Args:
         directory: an existing directory.
         code: what to write, censored.
         iterations_done: the number of iterations that the run had done without this code.
+
+    Returns:
+        Flushes the files to disk, and writes `record.json`.
     """
-    _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
+    return _write(directory, code.files(), {**code.record(), "iterations_done": iterations_done})
 
 
 def add_modules(directory: Path, recorded: Mapping[str, Any], code: Code) -> list[str]:
@@ -195,7 +197,7 @@ def add_modules(directory: Path, recorded: Mapping[str, Any], code: Code) -> lis
         return []
     problems = [each for each in code.problems if each not in recorded["problems"]]
     added = {"modules": {**recorded["modules"], **new.record()["modules"]}}
-    _write(directory, new.files(), {**recorded, **added, "problems": [*recorded["problems"], *problems]})
+    _write(directory, new.files(), {**recorded, **added, "problems": [*recorded["problems"], *problems]})()
     return problems
 
 
@@ -252,21 +254,26 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
     return severe, others
 
 
-def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> None:
-    """Write files and then, when they are on the disk, `record.json`."""
+def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> Callable[[], None]:
+    """Write files; return what flushes them to disk and then writes `record.json`."""
     check_guards(directory / RECORD, *(directory / path for path in files))
+    text = json.dumps(content, indent=1) + "\n"
+    folders = sorted({parent for path in files for parent in PurePath(path).parents})
     with storing(directory, "write"):
-        folders = sorted({parent for path in files for parent in PurePath(path).parents})
         for folder in folders[1:]:  # not `directory` itself, as in `make_code_directory`
             check_no_link(directory / folder)
             (directory / folder).mkdir(exist_ok=True)
         for path, data in files.items():
             (directory / path).unlink(missing_ok=True)
-            write_flushed(directory / path, data)
-        for folder in folders:
-            flush_directory(directory / folder)
-        flush_directory(directory.parent)
-    write_atomically(directory / RECORD, json.dumps(content, indent=1) + "\n")
+            (directory / path).write_bytes(data)
+
+    def flush() -> None:
+        with storing(directory, "write"):
+            for path in (*map(PurePath, files), *folders, directory.parent):
+                flush_file(directory / path)
+        write_atomically(directory / RECORD, text)
+
+    return flush
 
 
 def _patch(number: int) -> str:

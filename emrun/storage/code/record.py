@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 from typing import Any
 
 from emrun.base.censor import Censor
-from emrun.base.errors import EmrunError, RunInUse, reason_of
+from emrun.base.errors import RunInUse, reason_of
 from emrun.base.wording import listed
 from emrun.storage.code.files import (
     BATCHES,
@@ -33,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 _CODE = re.compile(r"code(?:-([1-9]\d{0,8}))?")
 _SHOWN = 5  # entries of a list in the log
+_MOMENT = 0.05  # seconds that the first batch may wait
 _LONGEST_WAIT = 6.0  # seconds; gathering ends after five, unless a file system does not answer
 
 
@@ -47,36 +48,55 @@ class CodeRecord:
         censor: removes values of the environment.
         gather: returns what the run is made from: which of the given modules, by name, and if the second argument is
             true the packages and repositories.
+        is_gathered: waits for some seconds at most, and tells whether `gather` will answer at once.
     """
 
-    def __init__(self, directory: Path, censor: Censor, gather: Callable[[Mapping[str, Any], bool], Code]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        censor: Censor,
+        gather: Callable[[Mapping[str, Any], bool], Code],
+        is_gathered: Callable[[float], bool] = lambda seconds: False,
+    ) -> None:
         self.batches = FirstBatches(directory / "code", censor)
         """The first batches of the streams, in the directory `code`."""
         self._directory = directory
         self._censor = censor
         self._gather = gather
+        self._is_gathered = is_gathered
         self._thread: Thread | None = None
+        self._tasks: list[Callable[[], object]] = []  # of the thread, which ends when there is none
+        self._changing = Lock()
         self._began = 0.0
-        self._iterations_done = 0
         self._listed: set[str] = set()  # the modules that were imported when the training began
         self._newest = Path()
         self._is_given_up = False
 
     def begin(self, iterations_done: int) -> None:
-        """List the imported modules, and begin to gather and to write in a thread; later calls do nothing.
+        """List the imported modules and write the record; later calls do nothing.
+
+        A thread flushes the record to disk. What was not gathered in time is gathered and written by the thread, too,
+        but then each of its many calls of the system holds up the training.
 
         Args:
             iterations_done: the number of iterations of the run so far.
         """
-        if self._thread is None:
-            self._iterations_done = iterations_done
+        if not self._began:
             self._began = monotonic()
             modules = dict(sys.modules)
             self._listed = set(modules)
-            with suppress(EmrunError):  # the thread tells it; first batches wait for no flush of the directory
-                make_code_directory(self._directory / "code")
-            self._thread = Thread(target=self._try, args=(self._record, modules), name="emrun-code", daemon=True)
-            self._thread.start()
+            steps = self._record(modules, iterations_done)
+            if self._is_gathered(_MOMENT):
+                self._try(partial(next, steps, None))
+            self.later(partial(list, steps))
+
+    def later(self, task: Callable[[], object]) -> None:
+        """Let a thread do something when the record is written."""
+        with self._changing:
+            self._tasks.append(task)
+            if len(self._tasks) == 1:
+                self._thread = Thread(target=self._work, name="emrun-code", daemon=True)
+                self._thread.start()
 
     def end(self) -> None:
         """Wait until the thread has ended, at most a few seconds, and add modules that were imported meanwhile."""
@@ -87,17 +107,26 @@ class CodeRecord:
             self._is_given_up = True
             _LOG.warning("the code of the run is not recorded completely: the file system does not answer")
         else:
-            self._try(self._add, {name: each for name, each in dict(sys.modules).items() if name not in self._listed})
+            self._try(self._add)
 
-    def _try(self, step: Callable[[Mapping[str, Any]], None], modules: Mapping[str, Any]) -> None:
+    def _work(self) -> None:
+        while not self._is_given_up:
+            self._try(self._tasks[0])
+            with self._changing:
+                del self._tasks[0]
+                if not self._tasks:
+                    return
+
+    def _try(self, task: Callable[[], object]) -> None:
         try:
-            step(modules)
+            task()
         except RunInUse:  # the loop finds out, too
             pass
         except Exception as error:
             _LOG.warning("the code of the run is not recorded completely: %s", reason_of(error) or type(error).__name__)
 
-    def _record(self, modules: Mapping[str, Any]) -> None:
+    def _record(self, modules: Mapping[str, Any], iterations_done: int) -> Iterator[None]:
+        """Write the record, but for what is flushed to disk; then, from the second step on, flush."""
         code = self._gather(modules, True).censored(self._censor)
         if self._is_given_up:
             return
@@ -112,7 +141,9 @@ class CodeRecord:
             return
         self._newest = self._free_place(newest + 1)
         make_code_directory(self._newest)
-        write_code(self._newest, code, self._iterations_done)
+        flush = write_code(self._newest, code, iterations_done)
+        yield
+        flush()
         if any(found):
             level = logging.WARNING if found[0] else logging.INFO
             text = "the code has changed since the run began or was resumed: %s; see %s"
@@ -127,7 +158,8 @@ class CodeRecord:
                 return place
             number += 1
 
-    def _add(self, late: Mapping[str, Any]) -> None:
+    def _add(self) -> None:
+        late = {name: each for name, each in dict(sys.modules).items() if name not in self._listed}
         code = self._gather(late, False) if late else None
         recorded = read_code(self._newest) if code is not None and code.modules else None
         if code is not None and recorded is not None:

@@ -38,12 +38,12 @@ CODE = Code(
 
 
 def written(tmp_path, code=CODE):
-    write_code(tmp_path, code, 0)
+    write_code(tmp_path, code, 0)()
     return read_code(tmp_path)
 
 
 def test_the_files_show_sources_patch_and_packages(tmp_path):
-    write_code(tmp_path, CODE, 12)
+    write_code(tmp_path, CODE, 12)()
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         "record.json",
         "packages.txt",
@@ -62,7 +62,7 @@ def test_the_files_show_sources_patch_and_packages(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10_000, '{"format": 2}', '{"format": 1, "modules": 3}'], ids=str)
 def test_a_record_that_is_damaged_or_of_another_format_is_unknown(tmp_path, text):
-    write_code(tmp_path, CODE, 0)
+    write_code(tmp_path, CODE, 0)()
     (tmp_path / "record.json").write_text(text)
     assert read_code(tmp_path) is None
 
@@ -122,7 +122,7 @@ def test_values_of_the_environment_are_replaced_in_any_encoding(tmp_path, encodi
         [Repository(f"/{value}", None, f"+token = '{value}'\n".encode(), [f"{value}.txt"])],
         [f"no {value}"],
     ).censored(Censor([(value, "${env:TOKEN}")]))
-    write_code(tmp_path, code, 0)
+    write_code(tmp_path, code, 0)()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 4
     for path in files:
@@ -156,7 +156,7 @@ def test_a_link_in_the_directory_is_not_written_through(tmp_path, name):
         outside.mkdir()
     (code / name).symlink_to(outside)
     with suppress(StorageError):
-        write_code(code, CODE, 0)
+        write_code(code, CODE, 0)()
     recorded = {**Code("").record(), "iterations_done": 0}
     with suppress(StorageError):
         add_modules(code, recorded, CODE)
@@ -167,7 +167,7 @@ def test_a_run_directory_that_was_removed_does_not_come_back(tmp_path):
     with pytest.raises(StorageError, match=r"cannot create .*code: No such file or directory"):
         make_code_directory(tmp_path / "run/code")
     with pytest.raises(StorageError, match="No such file or directory"):
-        write_code(tmp_path / "run/code", CODE, 0)
+        write_code(tmp_path / "run/code", CODE, 0)()
     assert not (tmp_path / "run").exists()
 
 
@@ -197,7 +197,7 @@ def test_a_run_lists_the_files_on_the_disk_before_they_are_there(tmp_path, monke
         place.mkdir()
         note_writes(place, ["config.yaml"])
     make_code_directory(run / "code")
-    write_code(run / "code", CODE, 0)
+    write_code(run / "code", CODE, 0)()
     copy_code(run, copy)
     assert [len(each) for each in listed[run]] == [
         0,

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from emrun.base.censor import Censor
+from emrun.storage.code import files
 from emrun.storage.code.files import Code, Module
 from emrun.storage.code.record import CodeRecord, copy_code
 from emrun.storage.files import note_writes
@@ -20,13 +21,13 @@ def code_of(problems=(), packages=None, **sources):
     return Code("3.11.2", modules, {"torch": "2.13.0"} if packages is None else packages, problems=list(problems))
 
 
-def recorded(directory, code, late=None, iterations_done=0):
+def recorded(directory, code, late=None, iterations_done=0, is_gathered=True):
     """Record the code of a run; return the names of the directories of its records."""
 
     def gather(modules, everything):
         return code if everything else late or Code("3.11.2")
 
-    record = CodeRecord(directory, Censor(), gather)
+    record = CodeRecord(directory, Censor(), gather, lambda seconds: is_gathered)
     record.begin(iterations_done)
     record.begin(iterations_done)
     sys.modules["late"] = ModuleType("late")
@@ -41,6 +42,27 @@ def test_a_run_records_its_code_once(tmp_path, caplog):
     assert recorded(tmp_path, code_of(net="width = 3"), iterations_done=50) == ["code"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert caplog.text == ""
+
+
+def test_what_is_gathered_in_time_is_written_before_the_first_batch_and_complete_when_it_is_flushed(
+    tmp_path, monkeypatch
+):
+    may_flush = threading.Event()
+    flush_file = files.flush_file
+    monkeypatch.setattr(files, "flush_file", lambda path: (may_flush.wait(60), flush_file(path)))
+    record = CodeRecord(tmp_path, Censor(), lambda modules, everything: code_of(net="width = 3"), lambda seconds: True)
+    done = []
+    record.begin(0)
+    record.later(lambda: done.append((tmp_path / "code/record.json").exists()))
+    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["net.py", "packages.txt"]
+    may_flush.set()
+    record.end()
+    assert done == [True]
+
+
+def test_what_is_gathered_late_is_written_by_the_thread(tmp_path):
+    assert recorded(tmp_path, code_of(net="width = 3"), is_gathered=False) == ["code"]
+    assert (tmp_path / "code/record.json").exists()
 
 
 def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path, caplog):
@@ -138,7 +160,7 @@ def test_a_file_system_that_does_not_answer_ends_neither_the_run_nor_its_wait(tm
     for thread in threading.enumerate():
         if thread.name == "emrun-code":
             thread.join(60)
-    assert list(tmp_path.rglob("*")) == [tmp_path / "code"]  # empty: the run may belong to another process by now
+    assert list(tmp_path.rglob("*")) == []  # the run may belong to another process by now
 
 
 def test_a_foreign_file_in_the_way_is_told_and_does_not_end_the_run(tmp_path, caplog, monkeypatch):
