@@ -280,11 +280,10 @@ def remove_files(files: Iterable[Path], home: Path) -> None:
 
 def _delete(path: Path) -> None:
     """Delete a file or a folder; errors are ignored."""
-    if path.is_dir() and not path.is_symlink():
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a folder
         shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:

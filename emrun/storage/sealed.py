@@ -106,7 +106,7 @@ def describe(path: Path, *, flushes: bool = False) -> dict[str, Any]:
         flushes: whether to flush the file to disk first.
     """
     found, size = hashlib.sha256(), 0
-    with opened_regular(path, _DEPTH) as file:
+    with opened_regular(path, 1 if flushes else _DEPTH) as file:  # a folder that this process has just made is no link
         if flushes:
             os.fsync(file.fileno())
         while chunk := file.read(_CHUNK):

@@ -23,6 +23,7 @@ class Bookmark:
         before_first: the state at the beginning of the pass.
         after: of a stream that asks the model, which cannot make a batch again: returns the state after the last batch;
             or this state, as it was loaded.
+        digested: the number of a batch with its checksums: two checkpoints after one batch compute them once.
     """
 
     began: dict[str, Any] | None = None
@@ -30,12 +31,15 @@ class Bookmark:
     before_last: Any = None
     before_first: Any = None
     after: Any = None
+    digested: tuple[int, str | None] = 0, None
 
-    def state(self, name: str) -> dict[str, Any]:
-        """Return the bookmark of the stream `name` as a state that can be saved."""
+    def state(self, name: str, batch: int) -> dict[str, Any]:
+        """Return the bookmark of the stream `name`, after a batch of this number, as a state that can be saved."""
+        if self.digested[0] != batch:
+            self.digested = batch, None if self.last is None else _digests(self.last)
         return {
             "began": self.began,
-            "digest": _digests(self.last) if self.last is not None else None,
+            "digest": self.digested[1],
             "before_last": encode(self.before_last, f"stream {name!r}"),
             "before_first": encode(self.before_first, f"stream {name!r}"),
             "after": encode(self.after(), f"stream {name!r}") if callable(self.after) else self.after,

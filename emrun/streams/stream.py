@@ -136,7 +136,7 @@ class StreamWrapper:
         )
         if not self._batch:
             return {**position, "end_of_pass": self._end_of_pass()}
-        return {**position, **self._bookmark.state(self.name)}
+        return {**position, **self._bookmark.state(self.name, self._batch)}
 
     def _keep_end_of_pass(self) -> None:
         """Save the state at the end of the pass; a stream that keeps state begins the next pass from there."""
@@ -144,7 +144,7 @@ class StreamWrapper:
         if self.training and self._batch:
             self.last_pass = self.position
             position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
-            self._end_of_pass = lambda: {**position, **bookmark.state(self.name)}
+            self._end_of_pass = lambda: {**position, **bookmark.state(self.name, position["batch"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position of another wrapper of the stream; `restore` or the first iteration goes there."""

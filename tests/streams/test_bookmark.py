@@ -9,6 +9,7 @@ import pytest
 from doubles import always_the_same, by_context, flat, readers, wrapped
 
 from emrun.base.randomness import preserved_randomness
+from emrun.streams import bookmark
 from emrun.streams.stream import StreamPosition
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")
@@ -140,3 +141,16 @@ def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_
         assert after.restore()
         assert list(after) == rest
     assert len(head + rest) == 20
+
+
+def test_the_checksums_of_a_batch_are_computed_once_also_of_a_batch_that_is_the_same_object(monkeypatch):
+    batch = {"x": np.zeros(2)}
+    stream = wrapped(lambda: itertools.repeat(batch, 3))
+    digests, computed = bookmark._digests, []
+    monkeypatch.setattr(bookmark, "_digests", lambda each: (computed.append(0), digests(each))[1])
+    found = []
+    for _ in stream:
+        found += [stream.state_dict()["digest"], stream.state_dict()["digest"]]
+        batch["x"] += 1
+    assert (len(computed), len(set(found))) == (3, 3)
+    assert found[::2] == found[1::2]
