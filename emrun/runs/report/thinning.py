@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-_SECOND = itemgetter(1)
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
+_MOST_OF_STRETCH = 8  # points, of which two or three are kept when there are more
 
 Point = tuple[float, float | None]
 """A place on the x axis and a value; None interrupts the curve."""
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """The lowest and the highest value of a stretch of the x axis, and a value there that is not finite."""
-
-    low: tuple[float, float] | None = None
-    high: tuple[float, float] | None = None
-    gap: float | None = None
-
-    def add(self, other: _Stretch) -> None:
-        """Add what a later stretch has."""
-        if other.low is not None and (self.low is None or other.low[1] < self.low[1]):
-            self.low = other.low
-        if other.high is not None and (self.high is None or other.high[1] > self.high[1]):
-            self.high = other.high
-        if self.gap is None:
-            self.gap = other.gap
-
-    def points(self) -> list[Point]:
-        """Return the points of the stretch, in the order of the x axis."""
-        found: set[Point] = {each for each in (self.low, self.high) if each is not None}
-        return sorted([*found, *([] if self.gap is None else [(self.gap, None)])], key=lambda point: point[0])
-
-
-@dataclass(slots=True)
 class Curve:
-    """Values at growing places of the x axis, of which the lowest and the highest of each stretch are kept.
+    """Values at growing places of the x axis; of each stretch the lowest, the highest and the first gap are kept.
 
     The stretches have the same width, a power of two, which doubles whenever there are more than `most` of them. So
     the memory is limited, and each peak is kept exactly.
@@ -53,21 +32,23 @@ class Curve:
     """How many values there are."""
     not_finite: int = 0
     """How many of them are not finite."""
-    first_not_finite: float | None = None
-    """The first place with such a value."""
     last: tuple[float, float] | None = None
     """The last value and its place."""
     _width: int = 1
-    _stretches: dict[int, _Stretch] = field(default_factory=dict)
+    _stretches: dict[int, list[Point]] = field(default_factory=dict)
 
     def add(self, x: float, value: float) -> None:
         """Add a value; `x` is not smaller than before."""
         self.count += 1
         self.last = x, value
-        if math.isfinite(value):
-            self._put(x, _Stretch((x, value), (x, value)))
-        else:
-            self._note(x)
+        is_finite = math.isfinite(value)
+        self.not_finite += not is_finite
+        self._put(x, [(x, value if is_finite else None)])
+
+    @property
+    def first_not_finite(self) -> float | None:
+        """The first place with a value that is not finite; None if there is none."""
+        return min((x for each in self._stretches.values() for x, value in each if value is None), default=None)
 
     def add_all(self, first: int, every: int, values: Sequence[float | str | None]) -> None:
         """Add values at `first`, `first + every`, ...; None stands for no value.
@@ -91,11 +72,11 @@ class Curve:
 
     def lowest(self) -> tuple[float, float] | None:
         """Return the first place with the lowest value, and the value; None if no value is finite."""
-        return min((each.low for each in self._stretches.values() if each.low), key=_value, default=None)
+        return min(_finite(chain(*self._stretches.values())), key=_SECOND, default=None)
 
     def highest(self) -> tuple[float, float] | None:
         """Return the first place with the highest value, and the value; None if no value is finite."""
-        return max((each.high for each in self._stretches.values() if each.high), key=_value, default=None)
+        return max(_finite(chain(*self._stretches.values())), key=_SECOND, default=None)
 
     def points(self, most: int) -> list[Point]:
         """Return the points in their order, without those within a stretch of equal values.
@@ -107,7 +88,7 @@ class Curve:
         while 2 * len(stretches) > max(most, 4):
             width *= 2
             stretches = _merged(stretches)
-        found = [point for key in sorted(stretches) for point in stretches[key].points()]
+        found = [point for key in sorted(stretches) for point in _kept(stretches[key])]
         if self.last is not None and math.isfinite(self.last[1]) and found and found[-1] != self.last:
             found.append(self.last)
         inner = zip(found, found[1:], found[2:], strict=False)
@@ -128,22 +109,11 @@ class Curve:
         lowest, highest = (x + every * part.index(low), float(low)), (x + every * part.index(high), float(high))
         self.count += len(part)
         self.last = x + every * (len(part) - 1), float(part[-1])
-        self._put(x, _Stretch(lowest, highest))
+        self._put(x, sorted({lowest, highest}))
         return True
 
-    def _note(self, x: float) -> None:
-        self.not_finite += 1
-        if self.first_not_finite is None:
-            self.first_not_finite = x
-        self._put(x, _Stretch(gap=x))
-
-    def _put(self, x: float, stretch: _Stretch) -> None:
-        key = int(x) // self._width
-        there = self._stretches.get(key)
-        if there is not None:
-            there.add(stretch)
-            return
-        self._stretches[key] = stretch
+    def _put(self, x: float, points: Sequence[Point]) -> None:
+        _add(self._stretches, int(x) // self._width, points)
         while len(self._stretches) > self.most:
             self._width *= 2
             self._stretches = _merged(self._stretches)
@@ -157,17 +127,28 @@ def _are_alike(part: Sequence[Any]) -> bool:
         return False
 
 
-def _value(point: tuple[float, float]) -> float:
-    return point[1]
+def _finite(points: Iterable[Point]) -> list[tuple[float, float]]:
+    return [(x, value) for x, value in points if value is not None]
 
 
-def _merged(stretches: dict[int, _Stretch]) -> dict[int, _Stretch]:
+def _kept(points: Sequence[Point]) -> list[Point]:
+    """Return of points the first lowest, the first highest and the first gap, in the order of the x axis."""
+    finite = _finite(points)
+    ends = [min(finite, key=_SECOND), max(finite, key=_SECOND)] if finite else []
+    gaps = [point for point in points if point[1] is None]
+    return sorted(dict.fromkeys([*ends, *gaps[:1]]), key=_FIRST)
+
+
+def _add(stretches: dict[int, list[Point]], key: int, points: Sequence[Point]) -> None:
+    there = stretches.setdefault(key, [])
+    there += points
+    if len(there) > _MOST_OF_STRETCH:
+        there[:] = _kept(there)
+
+
+def _merged(stretches: dict[int, list[Point]]) -> dict[int, list[Point]]:
     """Return stretches of twice the width."""
-    merged: dict[int, _Stretch] = {}
-    for key, each in stretches.items():
-        there = merged.get(key // 2)
-        if there is None:
-            merged[key // 2] = _Stretch(each.low, each.high, each.gap)
-        else:
-            there.add(each)
+    merged: dict[int, list[Point]] = {}
+    for key, points in stretches.items():
+        _add(merged, key // 2, points)
     return merged
