@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from emrun.base.errors import ConfigError, Position, StorageError
+from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hook_entry
 from emrun.config.yaml_tree import Node, node_of
 from emrun.runs.stored_run import StoredRun
@@ -40,7 +41,7 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
 
 def _tree(run: StoredRun) -> Node:
     try:
-        return run.resolved
+        return without_environment(run.config.root)
     except ConfigError:  # a reference leads nowhere
         return run.config.root
 

@@ -12,7 +12,7 @@ from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.epoch_data import named
 from emrun.runs.columns import Column, Row
 from emrun.runs.own_files import others_in, own_files
-from emrun.runs.stored_run import MISSING, StoredRun
+from emrun.runs.stored_run import MISSING, StoredRun, size_of_files
 from emrun.runs.summaries import Which
 from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, Contents, files_to_resume, leave_out
 from emrun.storage.files import remove_files, storing
@@ -56,12 +56,7 @@ class Removal:
     @property
     def size(self) -> int:
         """How many bytes this frees; 0 if there is nothing to remove. A file under several names counts once."""
-        found = {}
-        for path in self.files:
-            with suppress(OSError):
-                each = path.lstat()
-                found[each.st_dev, each.st_ino] = each.st_size
-        return sum(found.values())
+        return size_of_files(self.files)
 
     def refusal(self) -> str | None:
         """Return why the run must not be touched: it runs, or it is not surely a run; None if it may."""

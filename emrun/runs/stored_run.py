@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +15,7 @@ from emrun.base.errors import ConfigError, Position, StorageError
 from emrun.config.config import Config
 from emrun.config.interpolation import without_environment
 from emrun.config.overrides import hooks_at
-from emrun.config.yaml_tree import Node, node_of, parse
+from emrun.config.yaml_tree import node_of, parse
 from emrun.epoch_data import as_float, named, statistics
 from emrun.record.rows import Reader
 from emrun.record.steps import Chunk
@@ -138,7 +139,7 @@ class StoredRun:
 
     @cached_property
     def config(self) -> Config:
-        """The config of the run. Other files are not read, and no value of the environment; see `resolved`.
+        """The config of the run. Other files are not read, and no value of the environment; see `final`.
 
         Raises:
             StorageError: it cannot be read.
@@ -149,16 +150,6 @@ class StoredRun:
             raise root.error("a config must be a mapping with the keys dataset, model, ...")
         return Config(root, self.directory.name, self.config_text)
 
-    @cached_property
-    def resolved(self) -> Node:
-        """The config with references to other values replaced; `${env:...}` stays as it is.
-
-        Raises:
-            StorageError: it cannot be read.
-            ConfigError: it is not a config, or a reference leads nowhere.
-        """
-        return without_environment(self.config.root)
-
     def value(self, key: str) -> Any:
         """Return a value of the config in plain types; `MISSING` if there is none. Nothing is constructed.
 
@@ -167,16 +158,19 @@ class StoredRun:
         Args:
             key: a key path as in overrides: `model.module.channels`, `hooks.StopAfter.epochs`, `hooks.0`.
         """
+        path = key.split(".")
         try:
-            tree, path = self.final, tuple(key.split("."))
+            found: Any = self.final
         except (ConfigError, StorageError) as error:
             self.note(str(error).partition("\n")[0])
             return MISSING
-        hooks = tree.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
-        is_listed = isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks)
-        whole = _below_hooks(path, hooks) if is_listed else path  # type: ignore[arg-type]
-        found: Any = MISSING if whole is None else tree
-        for name in whole or ():
+        hooks = found.get("hooks") if path[0] == "hooks" and len(path) > 1 else None
+        if isinstance(hooks, list) and all(isinstance(each, str | dict) for each in hooks):
+            names = [each if isinstance(each, str) else str(next(iter(each), "")) for each in hooks]
+            indices, _, path = hooks_at(path[1:], names)
+            entry = hooks[indices[0]] if indices else {}
+            found = entry if isinstance(entry, str) else next(iter(entry.values()), MISSING)
+        for name in path:
             entries = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
             found = next((entry for key, entry in entries if str(key) == name), MISSING)
         return found
@@ -275,22 +269,20 @@ def numbers_of(epoch: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield f"{stream}/{name}", found
 
 
+def size_of_files(paths: Iterable[Path]) -> int:
+    """Return the size of files in bytes: each once, even with several names; what cannot be read has none."""
+    sizes = {}
+    for path in paths:
+        with suppress(OSError):
+            found = path.lstat()
+            sizes[found.st_dev, found.st_ino] = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+    return sum(sizes.values())
+
+
 def size_below(directory: Path) -> int:
-    """Return the size of all files below a directory in bytes, each once; what cannot be read is left out."""
-    waiting, linked, total = [str(directory)], set(), 0
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for each in entries:
-                with suppress(OSError):
-                    if each.is_dir(follow_symlinks=False):
-                        waiting.append(each.path)
-                        continue
-                    found = each.stat(follow_symlinks=False)
-                    if found.st_nlink == 1 or (found.st_dev, found.st_ino) not in linked:
-                        total += found.st_size
-                    if found.st_nlink > 1:
-                        linked.add((found.st_dev, found.st_ino))
-    return total
+    """Return the size of all files below a directory in bytes; see `size_of_files`."""
+    walk = os.walk(directory)  # follows no links; those to directories are among the folders
+    return size_of_files(Path(folder, name) for folder, folders, files in walk for name in (*folders, *files))
 
 
 def _time(text: str | None) -> datetime | None:
@@ -301,19 +293,3 @@ def _time(text: str | None) -> datetime | None:
         return found if found.tzinfo else found.astimezone()
     except (ValueError, OverflowError, OSError):
         return None
-
-
-def _below_hooks(path: tuple[str, ...], hooks: list[Any]) -> tuple[str, ...] | None:
-    """Return a key path below `hooks` as the tree has it.
-
-    Args:
-        path: the path, as overrides have it.
-        hooks: the entries of the list: a name, or a mapping or list with the name.
-    """
-    names = [each if isinstance(each, str) else str(next(iter(each or ()), "")) for each in hooks]
-    indices, _, rest = hooks_at(path[1:], names)
-    if not indices:
-        return None
-    index = indices[0]
-    name = () if isinstance(hooks[index], str) else (names[index],)
-    return ("hooks", str(index), *name, *rest)
