@@ -35,6 +35,7 @@ ERROR = 0.05
 """The probability of a wrong verdict, at most, however many pairs are looked at."""
 _SPREAD = 4.0  # variance of the differences that are expected, in units of their noise; see `half_width`
 _LARGEST = 500_000_000  # bytes of a file of predictions
+_OF_OTHERS = (TypeError, KeyError, AttributeError, csv.Error)
 _LOSSES = ("loss", "error", "perplexity", "mae", "mse", "rmse")
 _SCORES = ("accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "dice", "map", "r2", "bleu")
 
@@ -235,7 +236,7 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
 def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
     """Return example -> 0 or 1, by the file of `SavePredictions`; nothing without one, or if there are other values."""
     run = StoredRun(directory)
-    with suppress(ConfigError, StorageError, ValueError, TypeError, KeyError):  # no predictions, or others' files
+    with suppress(ConfigError, StorageError, ValueError, *_OF_OTHERS):  # no predictions, or others' files
         given = [each["SavePredictions"] for each in run.final.get("hooks") or () if "SavePredictions" in each]
         files = [str(each["file"]) for each in given if each["stream"] == stream]
         for file in (each for each in files if each.endswith((".csv", ".jsonl"))):

@@ -16,7 +16,7 @@ from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.config.names import same_class
 from emrun.config.yaml_tree import parse
 from emrun.runs.columns import Column, Row, check_known, column, rows_of
-from emrun.runs.stored_run import MISSING, STATUSES, StoredRun
+from emrun.runs.stored_run import MISSING, STATUSES, StoredRun, moment
 
 _CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|==?|<|>)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -24,7 +24,7 @@ _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_NOT_FINITE = ("nan", "inf", "infinity")  # as values of statistics are shown and written
+_NOT_FINITE = re.compile(r"[+-]?\.?(nan|inf|infinity)", re.IGNORECASE)  # as values of statistics are shown and written
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
@@ -118,20 +118,18 @@ def chosen(
 def _wanted(asked: Column, text: str) -> Any:
     match asked.unit:
         case "seconds":
-            return quantity(text, _SECONDS, "a time such as 30d, 12h or 5min", asked.name)
+            return time_of(text, asked.name)
         case "bytes":
             return quantity(text, _BYTES, "a size such as 500MB or 2GB", asked.name)
         case "status" if text not in STATUSES:
             raise UsageError(f"{text!r} is not a status{did_you_mean(text, STATUSES)} (there are {listed(STATUSES)})")
         case "time":
-            try:
-                found = datetime.fromisoformat(text)
-            except ValueError as error:
-                raise UsageError(f"{asked.name}: {text!r} is not a time; write for example 2026-11-20") from error
-            return found if found.tzinfo else found.astimezone()
+            if (found := moment(text)) is None:
+                raise UsageError(f"{asked.name}: {text!r} is not a time; write for example 2026-11-20")
+            return found
         case "status":
             return text
-    if asked.is_number and text.lstrip(".+-").lower() in _NOT_FINITE:
+    if asked.is_number and _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     try:
         return parse(text, "condition").plain()

@@ -99,7 +99,7 @@ class StoredRun:
     @property
     def begin(self) -> datetime | None:
         """When the run began."""
-        return _time(self.trace.get("train_begin"))
+        return moment(self.trace.get("train_begin"))
 
     @cached_property
     def end(self) -> datetime | None:
@@ -108,7 +108,7 @@ class StoredRun:
             return None
         if self.status in ("killed", "damaged") or self.trace.get("train_end") is None:
             return self.last_written
-        return _time(self.trace.get("train_end"))
+        return moment(self.trace.get("train_end"))
 
     def seconds(self, now: datetime) -> float | None:
         """Return how long the run took from its begin to its end, or takes until now; None if it is not known."""
@@ -285,7 +285,8 @@ def size_below(directory: Path) -> int:
     return size_of_files(Path(folder, name) for folder, folders, files in walk for name in (*folders, *files))
 
 
-def _time(text: str | None) -> datetime | None:
+def moment(text: str | None) -> datetime | None:
+    """Return a time in ISO 8601 with its time zone, by default the local one; None if the text is not one."""
     if text is None:
         return None
     try:

@@ -37,3 +37,13 @@ def test_examples_are_fixed_or_broken_by_most_pairs(make_run, ending):
     write_predictions(runs["b"], ending, [0.25, 1, 1, 1, 1])  # not right or wrong
     assert changed_examples([[runs["a"], runs["b"]]], "valid", "accuracy") is None
     assert changed_examples([[runs["a"], runs["c"]]], "test", "accuracy") is None
+
+
+@pytest.mark.parametrize(
+    ("ending", "content"), [("csv", f"id,accuracy\n{'e' * 200_000},1.0\n"), ("jsonl", '["accuracy"]\n')]
+)
+def test_a_file_that_is_not_one_of_predictions_has_no_examples(make_run, ending, content):
+    runs = [make_run(name, [0.5], config=CONFIG % ending).directory for name in "ab"]
+    for run in runs:
+        (run / f"p.{ending}").write_text(content)
+    assert changed_examples([runs], "valid", "accuracy") is None

@@ -1,5 +1,6 @@
 """Conditions that runs are chosen by."""
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -73,12 +74,19 @@ def test_values_that_cannot_be_compared_are_an_error(make_run, tmp_path):
     ("age>3", "age: '3' is not a time such as 30d"),
     ("size>3 apples", "size: '3 apples' is not a size such as 500MB"),
     ("begin>yesterday", "begin: 'yesterday' is not a time"),
+    ("begin>0001-01-01", "begin: '0001-01-01' is not a time"),
     ("seed=[1", r"seed: "),
     ("\x1b[31m", r"'\\\\x1b\[31m' is not a condition"),
 ])  # fmt: skip
 def test_what_is_not_a_condition_is_an_error(text, message):
     with pytest.raises(UsageError, match=message):
         Condition.parse(text)
+
+
+def test_only_numbers_that_are_not_finite_are_read_as_such():
+    assert [Condition.parse(f"valid/loss<{text}").wanted for text in ("+.inf", "-Infinity", "+-inf")] == [
+        math.inf, -math.inf, "+-inf",
+    ]  # fmt: skip
 
 
 def test_times_have_units():
