@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,12 +34,12 @@ _MOST_OF_FOLDER = 4  # pictures
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
 _NOT_PICTURES = ("checkpoints", "code", _FAILURES)
 _EPOCH = re.compile(r"epoch_(\d{1,15})")
-_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (\w+) +@(\S+) *: (.*)")
+_TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: "
+_LINE = re.compile(rf"^{_TIME}(\w+) +@(\S+) *: (.*(?:\n(?!{_TIME}\w+ +@\S+ *: ).*)*)", re.MULTILINE)
 _FAILURE = record({"error": TEXT, "message": TEXT})
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(NamedTuple):
     """A line of the log, with the lines that follow it and have no time of their own."""
 
     level: str
@@ -92,8 +91,7 @@ def failures_of(run: StoredRun) -> list[Failure]:
     root = run.directory / _FAILURES
     found: list[Failure] = []
     with suppress(OSError):
-        names = [each.name for each in root.iterdir() if each.name.isdecimal()]
-        names.sort(key=lambda name: (len(name), name))
+        names = sorted((each.name for each in root.iterdir() if each.name.isdecimal()), key=int)
         for name in names[:_MOST_ENTRIES]:
             place = root / name
             content: Any = None
@@ -113,10 +111,9 @@ def failures_of(run: StoredRun) -> list[Failure]:
 
 def shown_of(run: StoredRun) -> dict[str, Written]:
     """Return what hooks have shown, of each name the newest; nothing if the file cannot be read."""
-    try:
+    with suppress(StorageError):
         return newest_shown(run.directory / ROWS)
-    except StorageError:
-        return {}
+    return {}
 
 
 def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tuple[dict[str, str], int]:
@@ -130,14 +127,10 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
         most: how many bytes the pictures have at most in all.
         shown: what hooks have shown.
     """
-    newest: dict[str, tuple[int, str]] = {}
-    for path in _picture_files(str(run.directory)):
-        epoch = max((int(each) for each in _EPOCH.findall(path)), default=-1)
-        kind = _EPOCH.sub("epoch_*", path)
-        if kind not in newest or epoch > newest[kind][0]:
-            newest[kind] = epoch, path
+    epochs = {path: max(map(int, _EPOCH.findall(path)), default=-1) for path in _picture_files(str(run.directory))}
+    newest = {_EPOCH.sub("epoch_*", path): path for path in sorted(epochs, key=epochs.__getitem__)}
     folders: dict[str, list[str]] = {}
-    for _, path in sorted(newest.values(), key=lambda entry: entry[1]):
+    for path in sorted(newest.values()):
         folders.setdefault(str(Path(path).parent), []).append(path)
     found: dict[str, str] = {}
     size = left_out = 0
@@ -193,23 +186,15 @@ def log_of(run: StoredRun) -> list[LogLine]:
                 content += b"\n[...]\n" + file.read(_MOST_LOG)
     except StorageError:
         return []
-    found: list[LogLine] = []
-    for line in content.decode("utf-8", "replace").splitlines():
-        match = _LINE.fullmatch(line)
-        if match is not None:
-            found.append(LogLine(match[1], match[2], match[3]))
-        elif found:
-            last = found[-1]
-            found[-1] = LogLine(last.level, last.source, f"{last.text}\n{line}")
-    return found
+    text = "\n".join(content.decode("utf-8", "replace").splitlines())
+    return [LogLine(*found) for found in _LINE.findall(text)]
 
 
 def code_of(run: StoredRun) -> Mapping[str, Any]:
     """Return the newest record of the code of a run; empty if there is none, or it cannot be read."""
-    try:
+    with suppress(OSError, StorageError):
         return newest_code(run.directory)[0]
-    except (OSError, StorageError):
-        return {}
+    return {}
 
 
 def config_text_of(run: StoredRun) -> str:
