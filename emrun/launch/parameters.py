@@ -23,6 +23,7 @@ _NOT_SWEPT = {
     "code_directory": "is not a parameter: all trials have the same code",
     "sweep": "is not a parameter: the section is not part of the config of a trial",
 }
+_MOST_STEPS = 2**53  # of a range; a float64 has no more whole numbers
 _WORD = re.compile(r"[\w./+-]+")
 _UNUSUAL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML reads them otherwise, or not at all
 
@@ -243,8 +244,12 @@ def _span(name: str, node: Node) -> Span:
         raise wrong("log", f"log is true or false, not {log!r}")
     if log and low <= 0:
         raise wrong("low", f"low, {low}, must be greater than 0 in a range with log")
-    if step is not None and (log or not 0 < step <= high - low):
-        message = "step must be greater than 0 and at most high - low, and a range with log has none"
+    if not math.isfinite(as_float(high - low)):
+        raise wrong("high", f"high - low is too large for a number; high is {high}, and low {low}")
+    if step is not None and (log or not 0 < step <= high - low < step * _MOST_STEPS):
+        message = (
+            "step must be greater than 0 and at most high - low, no tiny part of it, and a range with log has none"
+        )
         raise wrong("step", f"{message}; it is {step}")
     return Span(low, high, bool(log), step)
 

@@ -73,7 +73,8 @@ class Sweep:
         check_choice("condition", condition, Condition)
         check_choice("epoch", epoch, Epoch)
         check_choice("on_error", on_error, OnError)
-        if devices is not None and (isinstance(devices, str) or not devices):
+        is_list = isinstance(devices, list | tuple) and all(type(each) in (int, str) for each in devices)
+        if devices is not None and not (devices and is_list):
             raise ArgumentError("devices", f"{devices!r} is not a list of devices such as [0, 1]")
         if objective is not None:
             check_address("objective", objective)

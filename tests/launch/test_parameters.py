@@ -87,6 +87,8 @@ def test_problems_have_the_position_in_the_config():
         ("a.b={low: 3, high: 1}", "low, 3, must be less than high, 1"),
         ("a.b={low: 0, high: 1, log: true}", "low, 0, must be greater than 0 in a range with log"),
         ("a.b={low: 1, high: 2, step: 3}", "step must be greater than 0 and at most high - low"),
+        ("a.b={low: 1.0e-5, high: 1, step: 1.0e-300}", "step must be greater than 0 and at most high - low"),
+        ("a.b={low: -1.0e+308, high: 1.0e+308}", "high - low is too large for a number"),
         ("a.b={low: 1}", "a range needs low and high, two numbers; high is None"),
         (f"a.b={{low: 1, high: {10**400}}}", "a range needs low and high, two numbers; high is 1000"),
         ("a.b={low: 1, high: 2, log: 3}", "log is true or false, not 3"),

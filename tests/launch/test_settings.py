@@ -30,7 +30,7 @@ def test_a_method_or_a_pruner_may_have_arguments():
         ({"method": {"grid": {"a": 1}}}, "method", "grid has no arguments"),
         ({"objective": "loss"}, "objective", "'loss' is not an address such as valid/loss"),
         ({"objective": "valid//mean"}, "objective", "is not an address"),
-        ({"devices": []}, "devices", "is not a list of devices"),
+        *(({"devices": each}, "devices", "is not a list of devices") for each in ([], {"a": 1}, [None], [0.5], 1)),
         ({"repeats": 0}, "repeats", "0 is not a whole number of at least 1"),
         ({"folds": 1}, "folds", "1 is not a whole number of at least 2"),
         ({"epoch": "first"}, "epoch", "'first' is not one of best, last"),
