@@ -61,7 +61,7 @@ class RunPart:
 
     @property
     def best(self) -> tuple[float, float] | None:
-        """The best value of the statistic, and its epoch; None if the run has not recorded it."""
+        """The best finite value of the statistic, and its epoch; None if the run has not recorded one."""
         curve = self.curves.epochs.get(named(self.by[0]))
         point = None if curve is None else curve.lowest() if self.by[1] == "min" else curve.highest()
         return None if point is None else (point[1], point[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
@@ -50,24 +49,22 @@ def summary(parts: Sequence[RunPart], differences: Differences) -> Html:
     by = parts[0].by
     parameters = list(_parameters(differences))[:_MOST_IN_TABLE]
     headers = ["run", "status", "epochs", in_words(by), "in epoch", *_headings(parameters), "took"]
-    order = sorted(range(len(parts)), key=lambda index: _order(parts[index]))
     rows = []
-    for index in order:
-        part = parts[index]
-        best = part.best
+    for index, part in sorted(enumerate(parts), key=lambda entry: _order(entry[1])):
+        best, epoch = part.best or (None, None)
         rows.append(
             [
                 tag("a", tag("span", "", class_=key_class(index)), part.name, href=f"#run{index}"),
                 badge(part.run.status),
                 part.run.epochs_done,
-                None if best is None else best[0],
-                None if best is None else int(best[1]),
+                best,
+                None if epoch is None else int(epoch),
                 *(_cell(differences[key][index]) for key in parameters),
                 None if part.seconds is None else tag("span", span(part.seconds), data_value=f"{part.seconds:.3f}"),
             ]
         )
-    numeric = [2, 3, 4, *(5 + i for i, key in enumerate(parameters) if _are_numbers(differences[key]))]
-    numeric.append(5 + len(parameters))
+    of_parameters = [5 + index for index, key in enumerate(parameters) if _are_numbers(differences[key])]
+    numeric = [2, 3, 4, *of_parameters, 5 + len(parameters)]
     counts = Counter(part.run.status for part in parts)
     ended = ", ".join(f"{count} {status}" for status, count in counts.items())
     return joined(
@@ -84,21 +81,20 @@ def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
     parameters = _parameters(differences)
     for index in range(len(parts)):
         groups.setdefault(key_of([values[index] for values in parameters.values()]), []).append(index)
-    if len(groups) == len(parts) or all(key not in differences for key in _OF_REPEATS):
+    several = [members for members in groups.values() if len(members) > 1]
+    if not several or all(key not in differences for key in _OF_REPEATS):
         return Html("")
     shown = list(parameters)[:_MOST_IN_TABLE]
     rows = []
-    for members in groups.values():
-        if len(members) == 1:
-            continue
-        results = [best[0] for index in members if (best := parts[index].best) and math.isfinite(best[0])]
+    for members in several:
+        results = [best[0] for index in members if (best := parts[index].best)]
         mean = fmean(results) if results else None
         deviation = stdev(results) if len(results) > 1 else None
         names = [in_one_line(parts[index].name, _LONGEST) for index in members]
         cells = [_cell(parameters[key][members[0]]) for key in shown]
         rows.append([", ".join(names[:4]) + ", ..." * (len(names) > 4), *cells, len(results), mean, deviation])
     sign = 1 if parts[0].by[1] == "min" else -1
-    rows.sort(key=lambda row: (row[-2] is None, sign * row[-2] if row[-2] is not None else 0.0))
+    rows.sort(key=lambda row: (row[-2] is None, sign * (row[-2] or 0.0)))
     headers = ["runs", *_headings(shown), "count", f"mean of {in_words(parts[0].by)}", "standard deviation"]
     numeric = [i for i in range(1, len(headers)) if i > len(shown) or _are_numbers(parameters[shown[i - 1]])]
     return section(
@@ -111,20 +107,18 @@ def repeats(parts: Sequence[RunPart], differences: Differences) -> Html:
 def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return the statistic against each parameter that differs, and all parameters at once."""
     by = parts[0].by
-    with_result = [i for i, part in enumerate(parts) if (best := part.best) is not None and math.isfinite(best[0])]
+    results = {index: best[0] for index, part in enumerate(parts) if (best := part.best)}
     parameters = {
-        key: [values[i] for i in with_result]
+        key: [values[index] for index in results]
         for key, values in _parameters(differences).items()
-        if len({key_of(values[i]) for i in with_result}) > 1
+        if len({key_of(values[index]) for index in results}) > 1
     }
-    if len(with_result) < _FEWEST or not parameters:
+    if len(results) < _FEWEST or not parameters:
         return Html("")
-    results = [best[0] for i in with_result if (best := parts[i].best) is not None]
-    names = [parts[i].name for i in with_result]
-    labels = [f"{name}: {result:.6g}" for name, result in zip(names, results, strict=True)]
+    labels = [f"{parts[index].name}: {result:.6g}" for index, result in results.items()]
     shown = dict(list(parameters.items())[:_MOST_PICTURES])
-    each = [scatter(key, values, results, labels, in_words(by)) for key, values in shown.items()]
-    rows = [list(row) for row in zip(*list(shown.values())[:8], results, strict=True)]
+    each = [scatter(key, values, list(results.values()), labels, in_words(by)) for key, values in shown.items()]
+    rows = [list(row) for row in zip(*list(shown.values())[:8], results.values(), strict=True)]
     axes = [*last_parts(list(shown)[:8]), in_words(by)]
     left = len(parameters) - len(shown)
     return section(
@@ -139,12 +133,10 @@ def pictures(parts: Sequence[RunPart], differences: Differences) -> Html:
 def differing(parts: Sequence[RunPart], differences: Differences) -> Html:
     """Return a table with the values that differ between configs, a row for each key."""
     keys = list(differences)[:_MOST_DIFFERENCES]
-    if len(parts) <= _MOST_COLUMNS:
-        headers = ["key", *(in_one_line(part.name, _LONGEST) for part in parts)]
-        rows = [[in_one_line(key, 80), *map(_text, differences[key])] for key in keys]
-    else:
-        headers = ["key", "values"]
-        rows = [[in_one_line(key, 80), _counts(differences[key])] for key in keys]
+    has_columns = len(parts) <= _MOST_COLUMNS
+    headers = ["key", *(in_one_line(part.name, _LONGEST) for part in parts)] if has_columns else ["key", "values"]
+    shown = [map(_text, differences[key]) if has_columns else [_counts(differences[key])] for key in keys]
+    rows = [[in_one_line(key, 80), *cells] for key, cells in zip(keys, shown, strict=True)]
     left = len(differences) - len(rows)
     return section(
         "What differs in the configs",
@@ -166,10 +158,9 @@ def _headings(keys: Sequence[str]) -> list[Html]:
 
 
 def _order(part: RunPart) -> tuple[bool, float, str]:
-    best = part.best
-    if best is None or math.isnan(best[0]):
-        return True, 0.0, part.name
-    return False, best[0] if part.by[1] == "min" else -best[0], part.name
+    """Return what runs are sorted by: the best one first, those without a value last."""
+    best, _ = part.best or (0.0, 0.0)
+    return part.best is None, best if part.by[1] == "min" else -best, part.name
 
 
 def _cell(value: Any) -> Any:
