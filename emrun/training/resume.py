@@ -296,6 +296,8 @@ def _checkpoint_to_load(root: Path, name: str | None) -> Path | None:
     """Return the checkpoint to resume from, after verifying it; None if the run has no checkpoint."""
     if name is None:
         return commits.newest(root)
+    if not name:  # for an evaluation that is `best`, and a resume from it would replace all that is newer
+        raise UsageError("the name of the checkpoint is empty; leave --checkpoint out to resume from the newest one")
     while True:
         path = expanded(name)
         place = path.resolve() if path != Path(path.name) and path.is_dir() else commits.find(root, name)

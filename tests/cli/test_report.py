@@ -366,6 +366,7 @@ def test_what_is_not_a_run_is_an_error_of_one_line(make_run, emrun, tmp_path):
         (["empty"], "empty is neither a run nor a directory with runs"),
         (["missing"], "missing does not exist; give a directory with runs, or a run"),
         (["log/a", "log/b"], "several directories: name the file, such as -o report.html"),
+        (["log", "--by", "min:valid/los"], "--by: no run has recorded the statistic 'valid/los'; did you mean 'valid/"),
         (["log", "--by", "valid/nothing"], "--by: which value is better? write --by min:valid/nothing"),
     ):
         done = emrun("report", *arguments)

@@ -388,6 +388,14 @@ def test_a_module_that_is_built_in_another_way_each_time_is_refused_with_the_nam
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
 
 
+def test_a_checkpoint_without_a_name_is_refused_and_not_taken_for_the_best_one(project):
+    directory = stopped(project, epochs=2)
+    metrics = (directory / "metrics.jsonl").read_text()
+    with pytest.raises(UsageError, match="the name of the checkpoint is empty"):
+        resume_training(directory, ["hooks.StopAfter.epochs=3"], checkpoint_name="")
+    assert (directory / "metrics.jsonl").read_text() == metrics
+
+
 def test_a_damaged_checkpoint_is_refused_with_those_that_are_intact(project):
     directory = stopped(project, epochs=2)
     root = directory / "checkpoints"

@@ -19,8 +19,8 @@ from typing import Any
 
 from emrun import __version__
 from emrun.base.errors import RunInUse, StorageError, UsageError
-from emrun.base.wording import counted, from_here, in_one_line
-from emrun.epoch_data import LEARNING_RATE, MOST_CLASSES, RUNNING, is_rate
+from emrun.base.wording import counted, did_you_mean, from_here, in_one_line
+from emrun.epoch_data import LEARNING_RATE, MOST_CLASSES, RUNNING, is_rate, named
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
 from emrun.runs.report import several_runs
@@ -65,7 +65,7 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
         reloads: whether a browser reloads the page every few seconds.
 
     Raises:
-        UsageError: it is not known which value of `by` is better.
+        UsageError: it is not known which value of `by` is better, or no run has recorded it.
     """
     statistic = _statistic(runs, by)
     now = datetime.now().astimezone()
@@ -74,6 +74,13 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     parts = [
         RunPart(run, name, each, statistic, now) for run, name, each in zip(runs, _names(runs), curves, strict=True)
     ]
+    recorded = dict.fromkeys(key for part in parts for key in part.curves.epochs)
+    are_all = recorded and not any(
+        part.curves.left_out for part in parts
+    )  # it may be one without a curve
+    if by is not None and are_all and named(statistic[0]) not in recorded:
+        near = did_you_mean(statistic[0], map("/".join, recorded))
+        raise UsageError(f"--by: no run has recorded the statistic {statistic[0]!r}{near}")
     charts = list(_charts(parts))
     body = _of_one(parts[0], charts) if len(parts) == 1 else _of_several(parts, charts)
     heading = title or (parts[0].name if len(parts) == 1 else counted(len(parts), "run"))
