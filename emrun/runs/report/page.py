@@ -75,9 +75,7 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
         RunPart(run, name, each, statistic, now) for run, name, each in zip(runs, _names(runs), curves, strict=True)
     ]
     recorded = dict.fromkeys(key for part in parts for key in part.curves.epochs)
-    are_all = recorded and not any(
-        part.curves.left_out for part in parts
-    )  # it may be one without a curve
+    are_all = recorded and not any(part.curves.left_out for part in parts)  # it may be one without a curve
     if by is not None and are_all and named(statistic[0]) not in recorded:
         near = did_you_mean(statistic[0], map("/".join, recorded))
         raise UsageError(f"--by: no run has recorded the statistic {statistic[0]!r}{near}")
