@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from emrun.runs.stored_run import StoredRun, number, numbers_of
 from emrun.storage.run import STEPS
 
 _MOST_CURVES = 300  # of a run
-_MOST_MISSING = 10_000
+_MOST_LEFT_OUT = 10_000
 _MANY = 30_000_000  # bytes of records that are read by several processes
 _MOST_PROCESSES = 8
 
@@ -52,7 +53,7 @@ class Curves:
         epochs: (stream, variable with its aggregation) -> the curve over epochs.
         steps: column -> the curve over iterations.
         marks: where the epochs ended.
-        left_out: how many statistics and columns have no curve, because there are too many.
+        left_out: the statistics and columns that have no curve, because there are too many.
         problems: what cannot be read, each in a sentence.
         most: how many stretches each curve keeps; see `Curve`.
     """
@@ -60,7 +61,7 @@ class Curves:
     epochs: dict[tuple[str, str], Curve] = field(default_factory=dict)
     steps: dict[str, Curve] = field(default_factory=dict)
     marks: Marks = field(default_factory=Marks)
-    left_out: int = 0
+    left_out: set[Any] = field(default_factory=set)
     problems: list[str] = field(default_factory=list)
     most: int = 1_000
 
@@ -68,66 +69,52 @@ class Curves:
     def of(cls, directory: Path, most: int = 1_000) -> Curves:
         """Read the curves of a run; what is damaged is left out, and `problems` says so."""
         found, run = cls(most=most), StoredRun(directory)
-        missing: set[Any] = set()
         for read in (found._read_epochs, found._read_steps):
             try:
-                read(run, missing)
+                read(run)
             except StorageError as error:
                 run.note(str(error))
-        found.left_out = len(missing)
         found.problems = run.problems
         return found
 
-    def _read_epochs(self, run: StoredRun, missing: set[Any]) -> None:
+    def _read_epochs(self, run: StoredRun) -> None:
         for line in run.epochs():
             epoch = line["epoch"]
             self.marks.add(line)
             for address, found in numbers_of(line):
-                curve = self._curve_in(self.epochs, named(address), missing)
+                curve = self._curve_in(self.epochs, named(address))
                 if curve is not None and (curve.last is None or curve.last[0] <= epoch):
                     curve.add(epoch, found)
 
-    def _read_steps(self, run: StoredRun, missing: set[Any]) -> None:
+    def _read_steps(self, run: StoredRun) -> None:
         for chunk in run.steps(as_text=True):
             for name, values in chunk.columns.items():
-                curve = self._curve_in(self.steps, name, missing)
+                curve = self._curve_in(self.steps, name)
                 if curve is not None:
                     try:
                         curve.add_all(chunk.first, chunk.every, values)
                     except (ValueError, OverflowError):
                         run.note(f"{STEPS}: a value of {in_one_line(name)} is not a number")
 
-    def _curve_in(self, curves: dict[Any, Curve], key: Any, missing: set[Any]) -> Curve | None:
+    def _curve_in(self, curves: dict[Any, Curve], key: Any) -> Curve | None:
         found = curves.get(key)
-        if found is None:
-            if len(curves) >= _MOST_CURVES:
-                if len(missing) < _MOST_MISSING:
-                    missing.add(key)
-                return None
+        if found is None and len(curves) < _MOST_CURVES:
             found = curves[key] = Curve(self.most)
+        elif found is None and len(self.left_out) < _MOST_LEFT_OUT:
+            self.left_out.add(key)
         return found
 
 
-def curves_of(directories: Sequence[Path], most: int) -> Iterator[Curves]:
-    """Yield the curves of runs; many records are read by several processes.
+def curves_of(directories: Sequence[Path], most: int) -> list[Curves]:
+    """Return the curves of runs; many records are read by several processes.
 
     Args:
         directories: the directories of the runs.
         most: how many stretches each curve keeps; see `Curve`.
     """
-    yield from _read_by_processes(directories, most) or (Curves.of(each, most) for each in directories)
-
-
-def _read_by_processes(directories: Sequence[Path], most: int) -> list[Curves] | None:
-    """Read the curves of runs with all cores; None if that does not pay, or if there are no more processes."""
-    sizes = [StoredRun(directory).record.size for directory in directories]
-    if len(directories) == 1 or cores() == 1 or sum(sizes) < _MANY:
-        return None
-    order = sorted(range(len(directories)), key=lambda index: -sizes[index])
-    try:
-        with ProcessPoolExecutor(min(cores(), _MOST_PROCESSES, len(directories))) as pool:
-            read = pool.map(partial(Curves.of, most=most), [directories[each] for each in order])
-            found = dict(zip(order, read, strict=True))
-    except (BrokenProcessPool, OSError):
-        return None
-    return [found[index] for index in range(len(directories))]
+    count = min(cores(), _MOST_PROCESSES, len(directories))
+    read = partial(Curves.of, most=most)
+    if count > 1 and sum(StoredRun(each).record.size for each in directories) >= _MANY:
+        with suppress(BrokenProcessPool, OSError), ProcessPoolExecutor(count) as pool:  # or there are no more processes
+            return list(pool.map(read, directories))
+    return list(map(read, directories))

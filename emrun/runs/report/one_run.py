@@ -162,7 +162,7 @@ def problems(part: RunPart) -> Html:
     """Return what of a run is damaged; nothing if all could be read."""
     found = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
     if part.curves.left_out:
-        found.append(f"{counted(part.curves.left_out, 'more statistic')} not shown: there are too many")
+        found.append(f"{counted(len(part.curves.left_out), 'more statistic')} not shown: there are too many")
     return section("What could not be read", tag("ul", [tag("li", each) for each in found]) if found else None)
 
 
