@@ -64,6 +64,18 @@ def check_events(checked: type) -> None:
                 raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}{keep}")
 
 
+def check_constructed(hook: Any, index: int) -> None:
+    """Check that the constructor of a hook has called that of the class of emrun that the hook derives from.
+
+    Raises:
+        HookError: it has not; `index` is the number of the hook.
+    """
+    own = [each for each in type(hook).__mro__ if each.__module__.startswith("emrun.") and "__init__" in vars(each)]
+    if AbstractHook in own[1:] and "output_dir" not in vars(hook):
+        what = f"does not call super().__init__(), which sets what {own[0].__name__} needs; call it first"
+        raise HookError(f"{type(hook).__name__}.__init__ {what}", index)
+
+
 def _calls(checked: type, helper: str) -> bool:
     """Return whether another method of a class, or of its bases outside of emrun, uses the name of a helper."""
     classes = [each for each in checked.__mro__ if each.__module__.partition(".")[0] not in ("emrun", "torch")]

@@ -15,7 +15,7 @@ import emrun
 from emrun import AbstractHook, MainLoop, TrainingAborted, TrainingTerminated, create_training
 from emrun.base.errors import ConfigError, HookError
 from emrun.hook import EVENTS
-from emrun.hooks import ComputeStats, SaveBest, StopAfter
+from emrun.hooks import AbstractTracker, ComputeStats, SaveBest, SaveEvery, StopAfter
 
 # --- the events -------------------------------------------------------------------------------------------------------
 
@@ -128,6 +128,20 @@ def test_a_hook_that_is_listed_twice_is_an_error():
     hook = ComputeStats(["loss"])
     with pytest.raises(HookError, match=r"hook ComputeStats already belongs to a main loop"):
         MainLoop(LossOfOne(), Numbers(), [hook, hook])
+
+
+@pytest.mark.parametrize("base", [AbstractTracker, ComputeStats, SaveEvery, StopAfter])
+def test_a_hook_that_does_not_call_the_constructor_of_its_base_is_an_error(base):
+    methods = dict.fromkeys(("__init__", "begin", "newest", "write"), lambda self: None)
+    message = rf"Mine.__init__ does not call super\(\).__init__\(\), which sets what {base.__name__} needs; call"
+    with pytest.raises(HookError, match=message) as caught:
+        MainLoop(LossOfOne(), Numbers(), [AbstractHook(), type("Mine", (base,), methods)()])
+    assert caught.value.hook_index == 1
+
+
+def test_a_hook_of_no_other_base_need_not_call_the_constructor():
+    hook = type("Mine", (AbstractHook,), {"__init__": lambda self: None})()
+    assert MainLoop(LossOfOne(), Numbers(), [hook]).hooks == (hook,)
 
 
 def test_a_hook_that_registers_in_its_own_way_is_checked_all_the_same():

@@ -12,7 +12,7 @@ from typing import Any
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import EpochData
-from emrun.events import check_events, listener, may_change_batches, owner
+from emrun.events import check_constructed, check_events, listener, may_change_batches, owner
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_calls import Calls, ChangedBatches, Intake
 from emrun.loop.batch_checks import BatchChecks
@@ -62,14 +62,16 @@ class Events:
         """Replace the hooks; check and register those that are new.
 
         Raises:
-            HookError: a method of a hook does not fit the events, or a hook is already registered in a main loop.
+            HookError: a method of a hook does not fit the events, its constructor has not called that of its base, or
+                it is already registered in a main loop.
         """
         loop = self._loop
         before, loop.hooks = loop.hooks, tuple(hooks)
         check_events(type(loop.model))
-        for hook in loop.hooks:
+        for index, hook in enumerate(loop.hooks):
             if not any(hook is other for other in before):
                 check_events(type(hook))
+                check_constructed(hook, index)
                 if "main_loop" in getattr(hook, "__dict__", ()):
                     raise HookError(f"hook {type(hook).__name__} already belongs to a main loop; build a new hook")
                 hook.register_mainloop(main_loop=loop)
