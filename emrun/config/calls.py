@@ -33,6 +33,7 @@ def check_call(
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
     elsewhere: Elsewhere = nowhere,
+    itself: str = "",
 ) -> Iterator[Problem]:
     """Yield the problems of a call in a config.
 
@@ -46,6 +47,7 @@ def check_call(
         supplied: the keyword arguments that emrun supplies when there is a parameter of that name.
         own_keys: more keys that are allowed, such as `inputs` of a loss; messages list them too.
         elsewhere: returns where else in the config a key belongs.
+        itself: what the config may mean instead of the result of the call: the `class` or the `function`.
     """
     if parameters is None:
         return
@@ -73,9 +75,9 @@ def check_call(
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
             message = f"missing argument {name!r}"
-            cls = node.get("class") if "." in key.removeprefix("model.") and not (arguments or args) else None
-            if cls is not None:
-                message += f"; if the class itself is meant, write {{import: {cls.shown()}}}"
+            if itself and not (arguments or args):
+                message += f"; if the {itself} itself is meant, write {{import: {node.value['class'].shown()}}}"
+                itself = ""
             yield Problem(node.key_position, key, message, "config.missing-key")
     by_position = enumerate(zip(taken[first:], args or (), strict=False))
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]

@@ -275,9 +275,11 @@ class Planner:
             inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
+        what = "class" if isinstance(target, type) else "function"
+        is_value = not kind and key != "model.module" if form is None else what == "function" and "inputs" in form.keys
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
-            own_keys=own_keys, elsewhere=self._elsewhere,
+            own_keys=own_keys, elsewhere=self._elsewhere, itself=what if is_value else "",
         )  # fmt: skip
         taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
         self.places |= {(key, name) for name in (*named, *own_keys) if name not in (*supplied, *taken)}
