@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_047,
     "base": 1_146,
     "cli": 2_670,
-    "config": 2_771,
+    "config": 2_774,
     "diagnosis": 2_821,
     "launch": 1_188,
     "loop": 2_971,

@@ -58,8 +58,9 @@ class Plan:
         made = planner.config(tree, hook_entries(tree, "SaveLatest", *added), {})
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
-        if planner.problems:
-            raise ConfigError([*planner.problems, *(_missing_directory(tree) if planner.lacks_module else ())])
+        problems = [*planner.problems, *_missing_directory(tree, planner.lacks_module)]
+        if problems:
+            raise ConfigError(problems)
         return cls(tree, made["dataset"], made["model"], made["hooks"])
 
     @classmethod
@@ -174,10 +175,15 @@ def code_directories(config: Node) -> list[str]:
     return [str(expanded(node.value))] if node is not None and isinstance(node.value, str) else []
 
 
-def _missing_directory(config: Node) -> list[Problem]:
-    """Return a problem if the directory of the modules, such as that where a run was started, is not there."""
+def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
+    """Return a problem if the directory of the modules is not there.
+
+    That where a run was started, which the config of the run has, must be there only for a module that was not found.
+    """
     node = config.get("code_directory")
     if node is None or all(Path(each).is_dir() for each in code_directories(config)):
+        return []
+    if not lacks_module and Path(node.position.source).with_name("trace.yaml").is_file():
         return []
     message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
     return [Problem(node.position, "code_directory", node.censored(message), "config.file")]

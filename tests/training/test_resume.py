@@ -12,7 +12,7 @@ from training.resuming import HOOKS, config_of, result, resumed, stopped, straig
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.encoding import encode
-from emrun.base.errors import StateError, StorageError, UsageError
+from emrun.base.errors import ConfigError, StateError, StorageError, UsageError
 from emrun.config.config import read_config
 from emrun.runs.finding import find_runs
 from emrun.storage.checkpoints.commits import commit
@@ -271,6 +271,15 @@ def test_the_code_of_a_run_comes_before_that_of_the_current_directory(project, m
     monkeypatch.chdir(there)
     create_training(config, output_dir=project / "second").main_loop.run.release()
     assert not [each for each in caplog.messages if "code_directory" in each]
+
+
+def test_a_run_is_resumed_without_the_directory_of_its_start_if_nothing_is_imported_from_there(project):
+    (project / "gone").mkdir()
+    directory = stopped(project, {**config_of(), "code_directory": str(project / "gone")})
+    (project / "gone").rmdir()
+    with pytest.raises(ConfigError, match=rf"code_directory: there is no directory '{project}/gone', in which"):
+        resume_training(directory, ["model.module.class=not_there.Net"])
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
 
 
 # forks
