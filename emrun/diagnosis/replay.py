@@ -119,14 +119,14 @@ class _Attempt:
         self._is_skip = capsule.facts["error"] == kind_of(UpdateSkipped())
         self._seed = int(plan.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
-        self._supplied: dict[str, Any] = {"dataset": None, "output_dir": output_dir}
-        if any(each is not None and each.wants("dataset") for each in (plan.model, recipe)):
-            seed_everything(self._seed, "dataset")
-            self._supplied["dataset"] = plan.dataset.build(self._supplied)
-        self._supplied["load_model"] = partial(load_model, self._supplied, [])
-        seed_everything(self._seed, "model")
-        self._model: AbstractModel = plan.model.build(self._supplied)
-        self._supplied["model"] = self._model
+        self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
+        self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
+        wanted = any(each is not None and each.wants("dataset") for each in (plan.model, recipe))
+        for what in ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model"):  # as in a training
+            if what == "model" or wanted:
+                seed_everything(self._seed, what)
+                self._supplied[what] = getattr(plan, what).build(self._supplied)
+        self._model: AbstractModel = self._supplied["model"]
         self._weights: Path | None = capsule.place
         if capsule.facts["weights"] == "lost":
             self._weights = newest(capsule.run_directory / CHECKPOINTS)

@@ -214,6 +214,49 @@ def test_a_hook_that_fails_is_called_again(fail):
     assert "now: KeyError: 'the first is train-2-0'" in report(found)
 
 
+ASKS = """
+import torch
+from emrun import AbstractHook
+from parts import Data
+
+
+class Asks(Data):
+    def __init__(self, model, on_bad_example, **kwargs):
+        super().__init__(**kwargs)
+        self.drawn = [on_bad_example, *torch.rand(2).tolist(), *model.module.layer.bias.tolist()]
+
+    def train_stream(self, ctx):
+        return Batches(super().train_stream(ctx))
+
+
+class Batches:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return self.batches
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Tells(AbstractHook):
+    def before_batch(self):
+        raise ValueError(self.dataset.drawn)
+"""
+
+
+def test_a_dataset_that_takes_the_model_is_built_after_it_as_in_the_training(fail, doomed, monkeypatch):
+    (doomed / "asks.py").write_text(ASKS)
+    monkeypatch.delitem(sys.modules, "asks", raising=False)
+    fail("dataset.class=asks.Asks", "main_loop.on_bad_example=warn", "hooks=[asks.Tells, {StopAfter: {epochs: 1}}]")
+    assert replay("run").reproduced
+    del sys.modules["asks"]
+
+
 def test_a_hook_that_changes_the_directory_is_called_again(fail, monkeypatch):
     def moves(self, **kwargs):
         os.chdir(os.sep)
