@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from emrun.base.errors import EmrunError, HookError, StorageError, UsageError
+from emrun.base.errors import ConfigError, EmrunError, HookError, StorageError, UsageError
 from emrun.cli.failures import fail
 from emrun.cli.train import train
 from emrun.config.config import Config
@@ -98,6 +98,7 @@ class TrialChecks:
         self._objective = objective
         self._place = place
         self._ends_sweep = Path(ends_sweep)
+        self._config: Config | None = None
 
     def check_config(self, loaded: Config) -> None:
         """Check that the config is that of the trial."""
@@ -105,6 +106,7 @@ class TrialChecks:
 
         if not self._directory.name.endswith(identity(loaded)):
             raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
+        self._config = loaded.without("sweep")
 
     def check_training(self, training: Training) -> None:
         """Check that a hook writes the objective of the sweep, before the training begins."""
@@ -118,8 +120,13 @@ class TrialChecks:
             raise _WrongSweep(str(error)) from error
 
     def note_failure(self, error: BaseException) -> None:
-        """Tell the sweep if the other trials would fail with the error, too."""
+        """Tell the sweep if the other trials would fail with the error, too; record that the config is refused."""
         is_full = isinstance(error, StorageError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if is_full or isinstance(error, _WrongSweep):
             with suppress(OSError):
                 self._ends_sweep.touch()
+        elif self._config is not None and getattr(error, "exit_status", 1) == ConfigError.exit_status:
+            from emrun.launch.trials import record_refusal
+
+            with suppress(EmrunError):
+                record_refusal(self._config, self._directory, str(error).partition("\n")[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,11 +24,12 @@ from emrun.config.interpolation import unread_values
 from emrun.config.overrides import in_name
 from emrun.config.plan import Plan
 from emrun.config.source_finder import Unimported
+from emrun.config.yaml_text import dump
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.settings import Sweep
 from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import MISSING, StoredRun
-from emrun.storage.run import CONFIG, check_outside
+from emrun.storage.run import CONFIG, check_outside, create_run
 
 NOT_OF_IDENTITY = ("sweep", "name", "code_directory")
 """The sections of a config that do not tell one trial from another."""
@@ -196,6 +198,26 @@ def digest_of(tree: Mapping[str, Any]) -> str:
     """Return the digest of a config in plain types; see `identity`."""
     kept = {name: value for name, value in tree.items() if name not in NOT_OF_IDENTITY}
     return hashlib.sha256(json.dumps(_ordered(kept)).encode()).hexdigest()[:12]
+
+
+def record_refusal(config: Config, directory: Path, reason: str) -> None:
+    """Create the directory of a trial whose config is refused, as that of a run whose start has failed.
+
+    Raises:
+        UsageError: the directory holds a run.
+        StorageError: the directory cannot be written.
+    """
+    run = create_run(
+        dump(config.root, config.text),
+        config.name,
+        output_root=directory.parent,
+        output_dir=directory,
+        seed=config.get("seed", 0),
+        command=sys.argv,
+        censor=Censor(config.tree.secrets()),
+        plain=config.root.plain(),
+    )
+    run.end("failed", ConfigError.exit_status, reason)
 
 
 def _ordered(value: Any) -> Any:

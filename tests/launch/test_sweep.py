@@ -140,6 +140,30 @@ def test_a_failed_trial_is_skipped_or_ends_the_sweep(project, emrun, on_error, s
     assert statuses(project) == ["failed", "finished"] or statuses(project) == ["finished", "failed"]
 
 
+REFUSES = """
+        if width == 2:
+            from emrun.base.errors import ArgumentError
+
+            raise ArgumentError("width", "2 is refused")
+"""
+
+
+def test_a_trial_whose_config_is_refused_has_failed_until_its_code_changes(project, emrun):
+    code = (project / "my_code.py").read_text()
+    begin = "width=1, fails=False):\n"
+    (project / "my_code.py").write_text(code.replace(begin, begin + REFUSES))
+    arguments = ("sweep", "config.yaml", "-p", "model.width=[1, 2]", "-p", "model.lr=[0.1]")
+    done = emrun(*arguments)
+    assert (done.returncode, sorted(statuses(project))) == (1, ["failed", "finished"])
+    (failed,) = (run for run in trials(project) if trace(run)["status"] == "failed")
+    assert trace(failed)["reason"] == "override 'model.width=2': model.width: 2 is refused"
+    assert "failed" in done.stdout
+    assert "2 is refused" not in emrun(*arguments).stderr
+    (project / "my_code.py").write_text(code)
+    assert emrun(*arguments, "--rerun").returncode == 0
+    assert statuses(project) == ["finished", "finished"]
+
+
 @pytest.mark.parametrize("status", thinned([74, 75, 78], [75]))
 def test_a_trial_that_ends_with_a_status_of_emrun_fails_alone_and_is_not_started_for_ever(project, emrun, status):
     code = (project / "my_code.py").read_text()
