@@ -17,7 +17,7 @@ from emrun.runs.summaries import Summaries
 if TYPE_CHECKING:
     from emrun.training.build import Training
 
-_ENDED_BY = re.compile(r"\(StopAfter (epochs|passes|updates|iterations): (\d+)\)$")
+_ENDED_BY = re.compile(r"(\d+) \w+ done \(StopAfter (epochs|passes|updates|iterations): \d+\)$")
 
 
 def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]:
@@ -51,5 +51,5 @@ def _next(training: Training, reason: str) -> tuple[str, str] | None:
     if unread:
         return "eval", unread[0]
     if ended_by is not None and sum(type(hook).__name__ == "StopAfter" for hook in loop.hooks) == 1:
-        return "resume", f"hooks.StopAfter.{ended_by[1]}={2 * int(ended_by[2])}"
+        return "resume", f"hooks.StopAfter.{ended_by[2]}={2 * int(ended_by[1])}"
     return ("eval", loop.extra_streams[0]) if loop.extra_streams else None
