@@ -228,7 +228,7 @@ class MainLoop(Loop):
         log = run.log if run is not None else rank_log
         ends = FirstBatch(self, events, checks), prefetches, preempt_exit_code, log
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
-        rows = EpochRows(self, run, record, saving)
+        self._epoch_rows = rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)
         events.parts = [failures, bad, FirstDigests(run), self.time, steps, length, loss, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
@@ -324,7 +324,8 @@ class MainLoop(Loop):
     def run_evaluation(self, stream_name: str, *, as_trained: bool = False) -> EpochData:
         """Evaluate the model on one pass of a stream.
 
-        Hooks get all events, but cannot end the evaluation or save checkpoints.
+        Hooks get all events, but cannot end the evaluation or save checkpoints. Within a `with` block of the main loop,
+        the evaluation is not recorded as an epoch of the run; `epoch` also records streams that are only evaluated.
 
         Args:
             stream_name: the name of the stream.
@@ -338,7 +339,7 @@ class MainLoop(Loop):
             BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
         epoch_data: EpochData = {}
-        with switched_on(self, "evaluating"):
+        with switched_on(self, "evaluating"), switched_on(self._epoch_rows, "is_on", not self.session.is_open):
             with nullcontext() if self.session.is_open else self:
                 size = self.streams.extra[stream_name].batches if as_trained else None
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)
