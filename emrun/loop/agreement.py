@@ -130,7 +130,9 @@ class AgreedEndings(Endings):
         self._began = perf_counter()
         all_wishes = self._ranks.all_gathered(self._wishes())
         self._interrupts.wants_checkpoint = False
-        own, self._requests, self._wish = self._requests, [], None
+        own, self._requests = self._requests, []
+        if self.have_effect:  # otherwise the wish is for after the evaluation
+            self._wish = None
         endings = [each.ending for each in all_wishes if each.ending is not None]
         self._known.ending = max(endings, key=lambda each: each.after_batch, default=self.ending)
         self._known.wants_checkpoint |= any(each.wants_checkpoint for each in all_wishes)

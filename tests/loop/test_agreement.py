@@ -69,6 +69,15 @@ def test_a_termination_on_rank_0_ends_all_ranks_after_the_same_batch():
     assert (status, reason) == ("finished", "enough")
 
 
+def test_an_evaluation_by_hand_does_not_drop_a_wish():
+    def evaluates(hook):
+        hook.main_loop.run_evaluation("train")
+
+    hooks = Wishes(5, terminate), OnEveryRank(6, evaluates), StopAfter(epochs=1)
+    for _, status, reason, _ in in_ranks(2, lambda: ended(*hooks)):
+        assert (status, reason) == ("finished", "enough")
+
+
 def test_a_termination_near_the_end_of_an_epoch_takes_effect_at_its_end():
     found = in_ranks(2, lambda: ended(Wishes(400, terminate), StopAfter(epochs=9)))
     assert [each[:3] for each in found] == [(400, "finished", "enough")] * 2
