@@ -1,14 +1,12 @@
 """The runs in a database of MLflow, and, in campaigns, of a real MLflow server on loopback that has one."""
 
-import socket
+import re
 import sqlite3
 import subprocess
 import sys
 import threading
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 from conftest import Warm
@@ -36,29 +34,24 @@ def store(request, tmp_path_factory):
     if request.param == "database":
         yield f"sqlite:///{database}", database
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", "0", "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database}", "--default-artifact-root", str(place / "files")]
     with (place / "log").open("w") as log, subprocess.Popen(command, cwd=place, stdout=log, stderr=log) as process:
         try:
-            wait_until_up(f"http://127.0.0.1:{port}/health", process)
-            yield f"http://127.0.0.1:{port}", database
+            yield address_of(process, place / "log"), database
         finally:
             process.terminate()
             process.wait()
 
 
-def wait_until_up(url, process):
+def address_of(process, log):
+    """Return the address of a server with a port that it has chosen, when it listens there."""
     while process.poll() is None:
-        try:
-            with urlopen(url, timeout=5):
-                return
-        except (URLError, ConnectionError, TimeoutError):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-    pytest.fail("the server has ended")
+        if (found := re.search(r"running on (http://127\.0\.0\.1:[1-9]\d*)", log.read_text())) is not None:
+            return found[1]
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    pytest.fail(f"the server has ended: {log.read_text()}")
 
 
 @pytest.mark.timeout(300)
