@@ -190,7 +190,7 @@ def _train(
 
         def started_with(trial: Trial, ends: Path, of: dict[Path, list[str]] = of) -> list[str]:
             command = command_of(of[trial.directory], trial)
-            return arguments(command, trial.directory, settings.objective, "--metric", ends)
+            return arguments(command, trial.directory, settings.objective, "--metric", ends, records=False)
 
         ending = SweepLoop(pair, of_pair, jobs, started_with, threads, None).run()
         if ending.exit_status not in (0, 1):

@@ -194,7 +194,8 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], place: s
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
 
     def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
-        return arguments(command_of(command, trial), trial.directory, trials.settings.objective, place, ends_sweep)
+        of_trial = trial.directory, trials.settings.objective, place, ends_sweep
+        return arguments(command_of(command, trial), *of_trial, records=True)
 
     return SweepLoop(trials, trials.settings, jobs, started_with, threads, search, reruns=reruns).run()
 

@@ -27,11 +27,11 @@ COMMAND = (sys.executable, "-P", "-c", "import sys; from emrun.cli.trial import 
 
 
 def arguments(
-    command: Sequence[str], directory: Path, objective: str | None, place: str, ends_sweep: Path
+    command: Sequence[str], directory: Path, objective: str | None, place: str, ends_sweep: Path, *, records: bool
 ) -> list[str]:
     """Return the arguments for `main`: those of `emrun train`, after what `TrialChecks` gets."""
-    named = {"directory": str(directory), "objective": objective, "place": place, "ends_sweep": str(ends_sweep)}
-    return [json.dumps(named), *command]
+    paths = {"directory": str(directory), "ends_sweep": str(ends_sweep)}
+    return [json.dumps({**paths, "objective": objective, "place": place, "records": records}), *command]
 
 
 def main(given: Sequence[str]) -> int:
@@ -91,13 +91,15 @@ class TrialChecks:
         objective: the objective; None if the sweep has none.
         place: where the objective stands, for messages.
         ends_sweep: a file that is made if the other trials would fail, too.
+        records: whether the trial has failed if its config is refused, and is not started by the next sweep.
     """
 
-    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str) -> None:
+    def __init__(self, directory: str, objective: str | None, place: str, ends_sweep: str, records: bool) -> None:
         self._directory = Path(directory)
         self._objective = objective
         self._place = place
         self._ends_sweep = Path(ends_sweep)
+        self._records = records
         self._config: Config | None = None
 
     def check_config(self, loaded: Config) -> None:
@@ -106,7 +108,7 @@ class TrialChecks:
 
         if not self._directory.name.endswith(identity(loaded)):
             raise _WrongSweep("the config was changed after the sweep began; start the sweep again")
-        self._config = loaded.without("sweep")
+        self._config = loaded.without("sweep") if self._records else None
 
     def check_training(self, training: Training) -> None:
         """Check that a hook writes the objective of the sweep, before the training begins."""

@@ -84,6 +84,21 @@ def test_a_config_that_fails_is_worse(project, emrun, values):
     assert second == "A is better"
 
 
+def test_a_config_that_is_refused_is_trained_by_the_next_comparison(project, emrun):
+    begin = "width=1, fails=False):\n"
+    refuses = """        if width == 20 and not Path("file").exists():
+            from emrun.base.errors import ArgumentError
+
+            raise ArgumentError("width", "there is no file")
+"""
+    code = (project / "my_code.py").read_text()
+    (project / "my_code.py").write_text(code.replace(begin, begin + refuses))
+    arguments = ("-b", "model.width=20", "--pairs", "2..3")
+    assert [run["b"]["value"] for run in compared(emrun, *arguments)["runs"]] == [None, None, None]
+    (project / "file").touch()
+    assert None not in [run["b"]["value"] for run in compared(emrun, *arguments)["runs"]]
+
+
 def test_a_config_that_diverges_is_worse_and_this_is_told(project, emrun):
     done = emrun("compare", "config.yaml", "-b", "model.width=.nan", "--pairs", "3..6", "--output-dir", "runs")
     assert re.match(r"warning: \d runs of B failed or diverged", done.stdout)
