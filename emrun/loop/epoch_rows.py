@@ -12,7 +12,7 @@ from emrun.record.record import Record
 from emrun.storage.run import Run
 
 
-@dataclass
+@dataclass(frozen=True)
 class EpochRows:
     """Records each epoch after its hooks.
 
@@ -27,13 +27,11 @@ class EpochRows:
     run: Run | None
     record: Record
     saving: Saving
-    is_on: bool = True
-    """Whether epochs are recorded."""
 
     def end_epoch(self, epoch_id: int, epoch_data: EpochData, trained: Sequence[str]) -> None:
         """Record an epoch."""
         loop = self.loop
-        if not self.is_on:
+        if not self.record.takes_epochs:
             return
         if trained and self.run is not None and self.saving.newest is None:
             self.saving.wait()  # a run with a recorded epoch but no checkpoint counts as one that has lost it

@@ -228,7 +228,7 @@ class MainLoop(Loop):
         log = run.log if run is not None else rank_log
         ends = FirstBatch(self, events, checks), prefetches, preempt_exit_code, log
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
-        self._epoch_rows = rows = EpochRows(self, run, record, saving)
+        rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)
         events.parts = [failures, bad, FirstDigests(run), self.time, steps, length, loss, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
@@ -339,7 +339,7 @@ class MainLoop(Loop):
             BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
         epoch_data: EpochData = {}
-        with switched_on(self, "evaluating"), switched_on(self._epoch_rows, "is_on", not self.session.is_open):
+        with switched_on(self, "evaluating"), switched_on(self.rows, "takes_epochs", not self.session.is_open):
             with nullcontext() if self.session.is_open else self:
                 size = self.streams.extra[stream_name].batches if as_trained else None
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)

@@ -43,6 +43,8 @@ class Record:
         self.directory = directory
         self.epochs: list[dict[str, Any]] = []
         """The lines of `metrics.jsonl` so far."""
+        self.takes_epochs = True
+        """Whether an epoch that ends is one of the run, and not an evaluation within the training."""
         self.steps = StepsFile(directory / STEPS) if directory is not None else None
         """The step record; None without a directory."""
         self.intervals = IntervalRows(self._add_means, self.flush)
