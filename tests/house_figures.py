@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_146,
     "cli": 2_678,
     "config": 2_774,
-    "diagnosis": 2_821,
+    "diagnosis": 2_822,
     "launch": 1_193,
     "loop": 2_975,
     "models": 5_084,

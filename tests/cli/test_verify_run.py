@@ -37,6 +37,7 @@ class Net(torch.nn.Module):
     def forward(self, x):
         return SCALE * self.layers(x)
 """
+MAJORITY = Path(__file__).parents[2] / "sample_configs" / "majority.yaml"
 CONFIG = """
 seed: 3
 dataset: {class: net.Data}
@@ -113,6 +114,16 @@ def test_a_moved_run_gives_what_it_recorded_from_its_directory_alone(trained, tm
     assert done.stdout.count("left out") == 2
     assert "net.Data" in done.stdout
     assert done.stdout.endswith("\nnothing could be compared\n")
+
+
+def test_a_run_without_code_of_its_own_is_verified_without_the_directory_of_its_start(tmp_path, emrun):
+    (tmp_path / "start").mkdir()
+    start = f"code_directory={tmp_path / 'start'}"
+    done = emrun("train", "-q", str(MAJORITY), start, "dataset.n=100", "hooks.StopAfter.epochs=1", "--output-dir=run")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "start").rmdir()
+    done = emrun("verify-run", "run", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_evaluation_at_the_end_counts_and_steps_that_are_not_recorded_are_left_out(project, emrun):
