@@ -62,9 +62,9 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
         ConfigError: the config of the run cannot be read, or an override cannot be applied.
     """
     config, own = read_config(run.directory), run.directory.absolute()
-    modules = own / "code" / "modules"  # not there if the run has no code of its own
-    if modules.is_dir() and not all(Path(each).is_dir() for each in code_directories(config.root)):
-        overrides = [f"code_directory={json.dumps(escaped(str(modules)))}", *overrides]
+    if not all(Path(each).is_dir() for each in code_directories(config.root)):
+        modules = own / "code" / "modules"  # not there if the run has no code of its own
+        overrides = [f"code_directory={json.dumps(escaped(str(modules if modules.is_dir() else own)))}", *overrides]
     config = config.overridden(overrides)
     ranks, forks = int(run.trace.get("ranks") or 1), None
     with suppress(Exception):  # the processes will say what is wrong with the code
