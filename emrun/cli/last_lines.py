@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from emrun.runs.summaries import Summaries
 
 if TYPE_CHECKING:
     from emrun.training.build import Training
-
-_ENDED_BY = re.compile(r"(\d+) \w+ done \(StopAfter (epochs|passes|updates|iterations): \d+\)$")
 
 
 def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]:
@@ -41,15 +38,18 @@ def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]
 def _next(training: Training, reason: str) -> tuple[str, str] | None:
     """Return the command that comes next and what it gets besides the run; None if there is none.
 
-    A stream that the run has not read is evaluated; without one, the run is trained twice as long, where it can be.
+    A stream that the run has not read is evaluated; without one, the run is trained twice as long, where it can be:
+    schedules mostly have the length of the run.
     """
     from emrun.dataset import stream_names
+    from emrun.training.resume import later_end
 
-    loop, ended_by = training.main_loop, _ENDED_BY.search(reason)
+    loop, end = training.main_loop, later_end(reason)
     read = loop.train_stream_name, *loop.extra_streams
     unread = [name for name in stream_names(training.dataset) if name not in read]
     if unread:
         return "eval", unread[0]
-    if ended_by is not None and sum(type(hook).__name__ == "StopAfter" for hook in loop.hooks) == 1:
-        return "resume", f"hooks.StopAfter.{ended_by[2]}={2 * int(ended_by[1])}"
+    is_scheduled = bool(getattr(loop.model, "schedulers", None))
+    if end and not is_scheduled and sum(type(hook).__name__ == "StopAfter" for hook in loop.hooks) == 1:
+        return "resume", end
     return ("eval", loop.extra_streams[0]) if loop.extra_streams else None

@@ -31,7 +31,7 @@ DIRECTORY = "directory"
 """The name of the file in the ranks' directory in which rank 0 leaves the run directory."""
 
 _BEGIN = "import sys; sys.path[:] = {path!r}; from emrun.launch.ranks import begin; begin({place!r}, {parent}); "
-_COMMAND = "from emrun.cli import main; sys.exit(main())"
+_COMMAND = "from emrun.cli import main; sys.argv[0] = 'emrun'; sys.exit(main())"
 _ROOM = bytes(1 << 20)  # more than the ranks write when they meet
 _PATIENCE = 20  # seconds that ranks have to end when one of them has failed
 _GRACE = 5  # seconds that a rank has to leave the cause, when others have only missed it

@@ -258,11 +258,17 @@ def _way_on(reason: str | None) -> str:
     """Return what lets a run continue that ended for this reason; None if its epochs were run by hand."""
     if reason is None:
         return "its checkpoint: --checkpoint latest"
+    if (end := later_end(reason)) is not None:
+        return f"a later end, such as {end}"
     match = re.search(r"\((\w+)(?: \w+: [^()]*)?\)$", reason)  # emrun's hooks name themselves there
     name = match[1] if match is not None else "the hook that ended it"
-    if name == "StopAfter":
-        return "a later end, such as hooks.StopAfter.epochs=20"
     return f"other arguments of {name}" + (f", or without it: '~hooks.{name}'" if match is not None else "")
+
+
+def later_end(reason: str) -> str | None:
+    """Return the override that makes a run twice as long which StopAfter has ended for this reason; else None."""
+    limit = re.search(r"(?:(\d+) \w+ done )?\(StopAfter (\w+): ([\d.]+)\)$", reason)  # more is done if it had passed
+    return None if limit is None else f"hooks.StopAfter.{limit[2]}={2 * float(limit[1] or limit[3]):.15g}"
 
 
 def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:

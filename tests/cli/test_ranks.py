@@ -128,6 +128,7 @@ def test_the_output_of_several_ranks_is_that_of_one(project, emrun):
     assert "batch 8 = 2 ranks x 4" in done.stderr
     two = {path.name for path in (project / "two").iterdir()}
     assert two == {path.name for path in (project / "alone").iterdir()} | {"train-1.log"}
+    assert "command:\n- emrun\n- train\n- config.yaml\n- --nproc\n" in (project / "two/trace.yaml").read_text()
 
 
 def test_the_end_of_several_ranks_is_measured_and_may_be_the_best(project, emrun):

@@ -348,11 +348,13 @@ def test_a_finished_run_says_how_to_train_longer(project, caplog):
     assert resume_training(directory) is None
     assert caplog.messages[-2:] == [
         "nothing to do: the run is finished: 1 epoch done (StopAfter epochs: 1)",
-        "to train longer, resume with a later end, such as hooks.StopAfter.epochs=20",
+        "to train longer, resume with a later end, such as hooks.StopAfter.epochs=2",
     ]
     trace = directory / "trace.yaml"
     before = trace.read_text()
     for reason, way in {
+        "40 updates done (StopAfter updates: 40)": "a later end, such as hooks.StopAfter.updates=80",
+        "0.5 minutes have passed (StopAfter minutes: 0.5)": "a later end, such as hooks.StopAfter.minutes=1",
         "valid/loss/mean is 3 (Check)": "other arguments of Check, or without it: '~hooks.Check'",
         "no (EarlyStopping patience: 3)": "other arguments of EarlyStopping, or without it: '~hooks.EarlyStopping'",
         "enough": "other arguments of the hook that ended it",
