@@ -25,6 +25,7 @@ from emrun.base.arguments import check_count, check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch, Policy
+from emrun.base.wording import counted
 from emrun.datasets._examples import ExampleReader
 from emrun.datasets._splits import ThreeStreams, has_only
 from emrun.stream_context import Rows, StreamContext
@@ -115,9 +116,9 @@ class TorchDataset(ThreeStreams):
     @property
     def num_batches(self) -> Mapping[str, int]:
         """Stream -> number of its batches, for streams whose length is known."""
-        counted = self._data if self._sampler is None else {**self._data, "train": self._sampler}
-        lengths = {name: _length(each) for name, each in counted.items()}
-        sizes = {name: 1 if isinstance(each, DataLoader) else self._batch_size for name, each in counted.items()}
+        sized = self._data if self._sampler is None else {**self._data, "train": self._sampler}
+        lengths = {name: _length(each) for name, each in sized.items()}
+        sizes = {name: 1 if isinstance(each, DataLoader) else self._batch_size for name, each in sized.items()}
         return {name: -(-length // sizes[name]) for name, length in lengths.items() if length is not None}
 
     def classes_names(self) -> list[str]:
@@ -288,7 +289,7 @@ def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> It
         elif sources is None:
             wrong = f"batches are {what}; set `sources` to the names of the sources"
         elif len(fields) != len(sources):
-            wrong = f"batches are {what}, but `sources` has {len(sources)} names"
+            wrong = f"batches are {what}, but `sources` has {counted(len(sources), 'name')}"
         if wrong is not None:
             raise StreamError(f"stream {stream!r}: its {wrong}", first_batch=True)
         yield batch if sources is None or isinstance(batch, Mapping) else dict(zip(sources, fields, strict=True))

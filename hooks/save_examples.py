@@ -229,7 +229,8 @@ def _file(number: int, each: _Kept) -> str:
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
     """Return how bad each example is; NaN is the worst."""
     if name in examples.batch and length(examples.batch[name]) < 0:
-        advice = "; for a loss of each example, set model.loss.reduction: none" if name == "loss" else ""
+        advice = "set model.loss.reduction: none, or name one of several losses that have it"
+        advice = f"; for a loss of each example, {advice}" * (name == "loss")
         raise examples.error(f"by: {name!r} has one value for the whole batch{advice}")
     column = examples.column(name)
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:

@@ -215,13 +215,15 @@ class BatchChecks:
         names = list(batch)
         missing = [name for name in self._loop.model.input_names if name not in batch]
         if missing:
-            hints = "".join(did_you_mean(name, names) for name in missing)
             parts: dict[str, list[str]] = {}
             for name in missing:
                 parts.setdefault(self._loop.model.part_with(name), []).append(name)
             needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
+            is_calculated = all(part.startswith(("model.loss", "model.metrics")) for part in parts)
+            known = [*names, *self._loop.model.output_names] if is_calculated else names
+            hints = "".join(did_you_mean(name, known) for name in missing)
             message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
-            if not hints and all(part.startswith(("model.loss", "model.metrics")) for part in parts):
+            if not hints and is_calculated:
                 message += "; for a stream without labels there is `emrun predict`, not an evaluation"
             raise self._error(index, message)
         used = {

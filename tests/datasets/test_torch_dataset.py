@@ -416,7 +416,7 @@ def test_a_failing_item_is_named(passes):
     ("arguments", "message"),
     [
         ({"sources": None}, "stream 'train': its batches are tuples of 2 fields; set `sources` to the names"),
-        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` has 1 names"),
+        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` has 1 name"),
         ({"train": Named()}, "stream 'train': its batches name their sources: x, y; remove `sources`"),
         ({"train": torch.arange(3), "sources": None}, "stream 'train': its batches are of type Tensor; set `sources`"),
         ({"sampler": [0, 11]}, "stream 'train': its sampler gave 11, but there are 11 examples"),

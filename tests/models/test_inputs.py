@@ -146,6 +146,9 @@ def test_a_missing_source_of_the_loss_is_reported_before_the_module_runs():
         evaluate(identity(loss=loss), [{"x": [3.0], "labels": [1.0]}])
     with pytest.raises(StreamError, match=r"for a stream without labels there is `emrun predict`"):
         evaluate(identity(loss=loss), [{"x": [3.0]}])
+    loss.options["inputs"] = ["sane", "labels"]
+    with pytest.raises(StreamError, match=r"needs sane, which the batch does not have; did you mean 'same'\?"):
+        evaluate(identity(loss=loss), [{"x": [3.0], "labels": [1.0]}])
 
 
 def test_a_source_that_only_the_loss_needs_does_not_reach_forward():
