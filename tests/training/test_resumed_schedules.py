@@ -5,7 +5,7 @@ from campaign import thinned
 from training.resuming import config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
-from emrun.base.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError, ConfigError, StateError
 from emrun.training.create import train
 
 
@@ -166,14 +166,17 @@ def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project
     config = config_of()
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 5, "step_on": "update"}
     directory = stopped(project, config)
-    before = (directory / "checkpoints" / "latest").resolve()
-    training = resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    before = (directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()
     message = r"OneCycleLR had made 5 of its 5 steps \(model.scheduler.total_steps\), .* model.scheduler.total_steps=N"
-    with pytest.raises(ArgumentError, match=message) as caught:
-        train(training)
+    with pytest.raises(ConfigError, match=message) as caught:
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
     assert caught.value.exit_status == 2
+    assert ((directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()) == before
+    training = resume_training(directory, ["hooks=[{StopAfter: {minutes: 1}}]"])  # of no known length
+    with pytest.raises(ArgumentError, match=message):
+        train(training)
     assert training.main_loop.iterations_done == 5
-    assert (directory / "checkpoints" / "latest").resolve() == before
-    longer = resume_training(directory, ["model.scheduler.total_steps=20"])
+    assert (directory / "checkpoints" / "latest").resolve() == before[0]
+    longer = resume_training(directory, ["hooks=[{StopAfter: {epochs: 2}}]", "model.scheduler.total_steps=20"])
     train(longer)
     assert longer.main_loop.iterations_done == 10
