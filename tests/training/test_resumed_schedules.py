@@ -168,7 +168,8 @@ def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project
     directory = stopped(project, config)
     before = (directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()
     message = r"OneCycleLR had made 5 of its 5 steps \(model.scheduler.total_steps\), .* model.scheduler.total_steps=N"
-    with pytest.raises(ConfigError, match=message) as caught:
+    refusal = "OneCycleLR makes 5 steps, but the run has 10 updates; total_steps must be at least 10"
+    with pytest.raises(ConfigError, match=refusal) as caught:
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
     assert caught.value.exit_status == 2
     assert ((directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()) == before
@@ -180,3 +181,14 @@ def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project
     longer = resume_training(directory, ["hooks=[{StopAfter: {epochs: 2}}]", "model.scheduler.total_steps=20"])
     train(longer)
     assert longer.main_loop.iterations_done == 10
+
+
+def test_a_one_cycle_schedule_that_would_end_in_a_longer_run_is_refused_before_the_run_is_changed(project):
+    config = config_of()
+    config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 7, "step_on": "update"}
+    directory = stopped(project, config)
+    before = (directory / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="OneCycleLR makes 7 steps, but the run has 10 updates; total_steps must be"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    assert (directory / "config.yaml").read_text() == before
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.total_steps=10"]))

@@ -140,14 +140,9 @@ class Ahead:
             ArgumentError: a step raises an error, the schedule ends long before the run, it does not get to its decay,
                 or its length was meant in updates instead of epochs.
         """
+        self.check_steps()
         steps, unit, name = self._steps, self._unit, type(self._scheduler).__name__
         run, lengths = f"the {steps} {unit} of the run", _lengths(self._scheduler)
-        if self.error is not None:
-            made, key = len(self.rates[0]) - 1, next((key for key in lengths if key.endswith("total_steps")), "")
-            advice = f"; {_last(key)} must be at least {steps}" if key else ""
-            reason = (reason_of(self.error).strip().splitlines() or [type(self.error).__name__])[0]
-            message = f"{name} makes {made} steps, but the run has {steps} {unit}{advice} (torch: {reason})"
-            raise ArgumentError(key or "scheduler", message)
         for key, length in lengths.items():
             near = updates is not None and abs(length - updates) <= max(1, updates / 20)
             if unit == "epochs" and length >= _FACTOR * steps and (near or steps > _FEW):
@@ -159,6 +154,20 @@ class Ahead:
                 )
         if steps > _FEW:
             self._check_course(run, lengths)
+
+    def check_steps(self) -> None:
+        """Check that the scheduler makes all steps of the run.
+
+        Raises:
+            ArgumentError: a step raises an error.
+        """
+        if self.error is not None:
+            made, steps, name = len(self.rates[0]) - 1, self._steps, type(self._scheduler).__name__
+            key = next((key for key in _lengths(self._scheduler) if key.endswith("total_steps")), "")
+            advice = f"; {_last(key)} must be at least {steps}" if key else ""
+            reason = (reason_of(self.error).strip().splitlines() or [type(self.error).__name__])[0]
+            message = f"{name} makes {made} steps, but the run has {steps} {self._unit}{advice} (torch: {reason})"
+            raise ArgumentError(key or "scheduler", message)
 
     def _check_course(self, run: str, lengths: Mapping[str, float]) -> None:
         """Check that the rates change in the run, and that no part of it is left out or has a rate near 0."""

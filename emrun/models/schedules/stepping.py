@@ -90,15 +90,15 @@ class Scheduler:
         if steps is None:
             awaited = "whether it fits the run is known after the zeroth epoch"
             return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
-        if self._ended and steps > self.scheduler.last_epoch:
-            self._check_steps()
         after = None if self.on_update else steps
         copied = on_dummy(self._at_first) if self._at_first is not None else None
         if copied is None or steps > MOST_STEPS:
             why = f"of more than {MOST_STEPS} steps" if copied is not None else "of your own"
             return SchedulePlan(name, horizon.updates, after, f"the rates of a schedule {why} are not known in advance")
         ahead = Ahead(copied, steps, "updates" if self.on_update else "epochs")
-        if not self._is_loaded and steps:
+        if self._is_loaded:
+            ahead.check_steps()
+        elif steps:
             ahead.check(horizon.updates)
         used = [rates[: max(steps, 1)] for rates in ahead.rates]
         return SchedulePlan(name, horizon.updates, after, rates=used)
@@ -125,10 +125,15 @@ class Scheduler:
         Raises:
             ArgumentError: the scheduler cannot make another step.
         """
-        made = self._check_steps()
         found, self._ended = self._ended, None
         if not found:
             return
+        steps = "{} had made {} of its {} steps ({})"
+        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
+        for its, key, count, _ in found:
+            if isinstance(its, torch.optim.lr_scheduler.OneCycleLR) and count >= its.total_steps:
+                message = f"the schedule has ended: {made}, and torch does not allow more"
+                raise ArgumentError("scheduler", f"{message}; resume with the override {key}=N, the new end")
         rates = dict.fromkeys(f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups)
         _LOG.warning(
             "the run continues after the end of its schedule: %s; the learning rate is %s. A rate that has reached its "
@@ -138,20 +143,6 @@ class Scheduler:
             ", ".join(rates),
             found[0].key,
         )
-
-    def _check_steps(self) -> str:
-        """Return the steps that the loaded schedule had made, if it had ended.
-
-        Raises:
-            ArgumentError: the scheduler cannot make another step.
-        """
-        steps, found = "{} had made {} of its {} steps ({})", self._ended or ()
-        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
-        for its, key, count, _ in found:
-            if isinstance(its, torch.optim.lr_scheduler.OneCycleLR) and count >= its.total_steps:
-                message = f"the schedule has ended: {made}, and torch does not allow more"
-                raise ArgumentError("scheduler", f"{message}; resume with the override {key}=N, the new end")
-        return made
 
 
 def build_scheduler(
