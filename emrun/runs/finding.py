@@ -49,11 +49,9 @@ def find_run(directory: Path) -> StoredRun:
         UsageError: the directory does not hold a run.
         StorageError: it cannot be read.
     """
-    if not directory.is_dir():
-        raise no_run(directory) if directory.exists() else UsageError(f"{directory} does not exist")
-    run = next(_run_in(directory), None) if _may_be_run(_names_in(directory)) else None
+    run = next(_run_in(directory), None) if directory.is_dir() and _may_be_run(_names_in(directory)) else None
     if run is None:
-        raise UsageError(f"{directory} is not a run directory: it has no {TRACE} of a run")
+        raise no_run(directory, f"{TRACE} of a run")
     return run
 
 

@@ -295,10 +295,10 @@ def is_failed_start(directory: Path) -> bool:
     )
 
 
-def no_run(place: Path) -> UsageError:
-    """Return the error for a path that is not a run directory although one is expected."""
+def no_run(place: Path, missing: str = CONFIG) -> UsageError:
+    """Return the error for a path that is not a run directory although one is expected; what is `missing` there."""
     if not place.is_file():
-        why = f"it has no {CONFIG}" if place.exists() else "it does not exist"
+        why = f"it has no {missing}" if place.exists() else "it does not exist"
         runs: list[Path] = []
         with suppress(OSError):
             runs = sorted((each.parent for each in place.glob(f"*/{TRACE}")), key=lambda each: each.stat().st_mtime)

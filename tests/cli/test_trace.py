@@ -97,8 +97,8 @@ def test_names_of_any_kind_are_in_one_line(make_run, emrun, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["trace", "log"], "log is not a run directory: it has no trace.yaml of a run"),
-    (["trace", "log/none"], "log/none does not exist"),
+    (["trace", "log"], "log is not a run directory: it has no trace.yaml of a run; the newest runs in it: log/"),
+    (["trace", "log/none"], "log/none is not a run directory: it does not exist"),
     (["trace", "log/a", "--stream", "tets"], "no run has recorded the stream 'tets'"),
     (["trace", "log/a", "-k", "valid/los"], "did you mean 'valid/loss'"),
     (["trace", "log/a", "--steps", "--stream", "train"], "leave it out"),
