@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -150,7 +151,7 @@ def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:
     try:
         return training.main_loop.run_evaluation(stream, as_trained=as_trained)
     except BaseException as error:
-        if isinstance(error, StreamError) and "forward of" in str(error):
+        if isinstance(error, StreamError) and re.search("forward of|neither an output nor a source", str(error)):
             error.add_note("for a stream without labels there is `emrun predict`, not an evaluation")
         if training.main_loop.capsule is not None:
             place = from_here(training.main_loop.capsule)
