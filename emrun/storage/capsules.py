@@ -284,7 +284,8 @@ def find_capsule(directory: Path) -> tuple[Path, Path]:
     if not numbers:
         raise UsageError(
             f"{directory} has no recorded failure: no step of the model or a hook has failed; if a stream failed, or a "
-            f"hook outside of a batch, the traceback is in {directory / LOG}"
+            f"hook outside of a batch, the traceback is in {directory / LOG}; StopOnNaN records a step with "
+            "after_batch: true"
         )
     return root / str(max(numbers)), directory
 

@@ -226,6 +226,6 @@ def test_a_failure_of_a_stream_is_not_a_step_and_the_log_has_it(doomed, fail, em
     assert done.returncode == 2
     assert done.stderr == (
         "error: run has no recorded failure: no step of the model or a hook has failed; if a stream failed, or a hook "
-        "outside of a batch, the traceback is in run/train.log\n"
+        "outside of a batch, the traceback is in run/train.log; StopOnNaN records a step with after_batch: true\n"
     )
     assert "ValueError: no disk" in (doomed / "run" / "train.log").read_text()
