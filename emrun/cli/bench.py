@@ -108,10 +108,14 @@ def _cells(stream: StreamBench, reading: Speed, step: float | None) -> list[str]
         return ["no batches", "", ""]
     rate = 1 / reading.seconds_per_batch if reading.seconds_per_batch else None
     return [
-        "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}",
+        "" if rate is None else _rate(rate),
         f"{reading.first:.3f} s",
         "" if step is None or not stream.trains else f"{stream.waiting(reading, step):.0%}",
     ]
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _choice(found: Bench) -> str:
@@ -137,9 +141,11 @@ def _change(found: Bench, stream: StreamBench, step: float) -> str:
     now, better = stream.change(found.present, step)
     says = f"as the config is ({found.present}), the stream cannot be read"
     if now is not None:
-        rate = f"{1 / now.seconds_per_batch:.3g} batches" if now.seconds_per_batch else "one batch"
+        rate = f"{_rate(1 / now.seconds_per_batch)} batches" if now.seconds_per_batch else "one batch"
         waits = f"training waits {stream.waiting(now, step):.0%} of its time"
-        says = f"as the config is ({now.setting}), the stream gives {rate}/s, the model takes {1 / step:.3g}: {waits}"
+        says = (
+            f"as the config is ({now.setting}), the stream gives {rate}/s, the model takes {_rate(1 / step)}: {waits}"
+        )
     if better is None:
         return f"{says}, and no other setting that was tried waits less"
     scaled = "; the model then needs `scale: 255` in `inputs`" * (better.setting.dtype is not None)

@@ -194,7 +194,8 @@ def bench(
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
-                model = create_model(loaded, dataset=dataset)
+                scheduled = whole.get("model", "scheduler") is not None  # which may need the length of the run
+                model = create_model(loaded.overridden(["~model.scheduler"] * scheduled), dataset=dataset)
                 batch = _changed(loaded, model, dataset, reader.first_batch, trained)
                 step = _seconds_of_a_step(model, batch, trained, seconds)
             except KeyboardInterrupt:
@@ -332,8 +333,7 @@ def _changed(config: Config, model: AbstractModel, dataset: Any, batch: Batch, s
     changers = [each for each in hooks if may_change_batches(each)]
     if not changers:
         return batch
-    ends = [each for each in hooks if each.limits and each not in changers]  # on which schedules depend
-    loop = MainLoop(model, dataset, [*changers, *ends], train_stream_name=stream)
+    loop = MainLoop(model, dataset, changers, train_stream_name=stream)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     loop.training, changed = True, dict(batch)

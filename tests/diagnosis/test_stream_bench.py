@@ -151,6 +151,11 @@ def test_hooks_change_the_batch_that_the_model_gets():
     assert (found.step is not None, found.no_step) == (True, None)
 
 
+def test_a_step_is_timed_without_its_schedule_which_may_need_the_length_of_the_run():
+    config = {**DIGITS, "model": {**MODEL, "scheduler": {"class": "Cosine", "warmup": "5%"}}}
+    assert bench(config, seconds=SECONDS).no_step is None
+
+
 @pytest.mark.parametrize("buffered", [[], ["main_loop.start_method=spawn"]])
 def test_what_a_stream_raises_is_raised(buffered):
     with pytest.raises(RuntimeError, match="the disk is on fire"):
