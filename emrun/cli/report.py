@@ -66,5 +66,5 @@ def _runs_in(directory: Path) -> list[StoredRun]:
     """
     found = list(find_runs(directory))
     if not found:
-        raise UsageError(f"{directory} is neither a run nor a directory with runs")
+        raise UsageError(f"{directory} is neither a run nor a directory with runs; emrun ls -r looks below it")
     return found

@@ -363,7 +363,7 @@ def test_what_is_not_a_run_is_an_error_of_one_line(make_run, emrun, tmp_path):
     make_run("b", [0.5])
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        (["empty"], "empty is neither a run nor a directory with runs"),
+        (["empty"], "empty is neither a run nor a directory with runs; emrun ls -r looks below it"),
         (["missing"], "missing does not exist; give a directory with runs, or a run"),
         (["log/a", "log/b"], "several directories: name the file, such as -o report.html"),
         (["log", "--by", "min:valid/los"], "--by: no run has recorded the statistic 'valid/los'; did you mean 'valid/"),
