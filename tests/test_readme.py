@@ -40,8 +40,9 @@ PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(
     r"(?:`(?P<file>[\w.]+)`:\n\n)?^```(?P<kind>\w+)(?: (?P<info>\w+))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-SET_UP = {  # without the virtual environment; and with the config that a reader has saved
-    "make train": "emrun train sample_configs/digits_convnet.yaml",
+DIGITS = "emrun train sample_configs/digits_convnet.yaml"
+SET_UP = {  # without the virtual environment; not to the end; and with the config that a reader has saved
+    "make train": f"{DIGITS} hooks.StopAfter.epochs=2",
     "mkdir tumours && cd tumours": "mkdir tumours && cd tumours && mv ../config.yaml .",
 }
 SLOW_START = re.compile(r"^(importing|building|reading) .*\.\.\.\n", re.MULTILINE)  # told where it takes long
@@ -171,11 +172,20 @@ def test_every_command_file_and_transcript_of_the_readme_works(tmp_path, shell):
     (block,) = blocks(README, "console")
     check_transcript("README.md", block, lambda line: outputs.get(line) or shell(line, place)[1])
     (digits,) = clone.glob("log/digits_convnet_*")
-    assert best_accuracy(digits) > 0.98  # as the README says
+    assert best_accuracy(digits) > 0.9
     (tumours,) = place.glob("log/tumours_*")
     assert f"{best_accuracy(tumours):.6g}" in outputs["emrun eval log/tumours_* valid"]
     last = "finished: 200 iterations done (StopAfter iterations: 200)"
     assert last in outputs["emrun resume long hooks.StopAfter.iterations=200"]
+
+
+@pytest.mark.campaign
+def test_the_network_of_make_train_classifies_more_than_98_percent_as_the_readme_says(tmp_path, shell):
+    clone = shutil.copytree(SAMPLES, tmp_path / "sample_configs").parent
+    status, output = shell(DIGITS, clone)
+    assert status == 0, output
+    (digits,) = clone.glob("log/digits_convnet_*")
+    assert best_accuracy(digits) > 0.98
 
 
 def best_accuracy(run):
