@@ -78,7 +78,7 @@ class Do(AbstractHook):
         if what == "hangs":
             signal.alarm(60)  # in case that nothing kills it
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
+                signal.signal(number, lambda *_: os.kill(parent, signal.SIGINT))  # a second signal, after the first
         if what in ("SIGINT", "hangs"):
             os.kill(parent, signal.SIGINT)
         if what in ("parent", "both"):
