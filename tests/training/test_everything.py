@@ -23,7 +23,8 @@ SENT = [  # an epoch has 45 iterations; rows are written every 20 updates, check
     (signal.SIGINT, "after_epoch", 405),
     (signal.SIGTERM, "train", 500),
 ]
-SIGNALS = {"three": SENT[:3], "five": SENT}
+SIGNALS = {10: SENT[:3], 20: SENT}
+"""Epochs -> the signals within them."""
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +95,14 @@ def test_the_sample_has_every_built_in_hook():
     assert sorted({*hooks(), *services}) == sorted(short_names("hook", installed=False))
 
 
-@pytest.mark.parametrize("signals", ["three", pytest.param("five", marks=pytest.mark.campaign)])
-def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun, signals):
-    signals = SIGNALS[signals]
+@pytest.mark.parametrize("epochs", [10, pytest.param(20, marks=pytest.mark.campaign)])
+def test_interrupted_killed_and_resumed_its_files_are_those_of_the_uninterrupted_run(tmp_path, emrun, epochs):
+    signals, sample = SIGNALS[epochs], SAMPLE.read_text()
+    assert "{epochs: 20," in sample
     (tmp_path / "send.py").write_text(SEND)
-    (tmp_path / "config.yaml").write_text(SAMPLE.read_text() + "  - send.Send\n")  # `hooks` is the last section
+    (tmp_path / "config.yaml").write_text(  # `hooks` is the last section
+        sample.replace("{epochs: 20,", f"{{epochs: {epochs},") + "  - send.Send\n"
+    )
     assert emrun("train", "-q", "config.yaml", "--output-dir", "straight", cwd=tmp_path).returncode == 0
     (tmp_path / "signals.json").write_text(json.dumps(signals))
     command = ["train", "-q", "config.yaml", "--output-dir", "often"]
