@@ -275,7 +275,7 @@ OF_RANKS = [name for name in [*MECHANICS, *AROUND_UPDATES] if name not in ("fp16
 @pytest.mark.parametrize(
     ("name", "kills", "interrupts"),
     [
-        ("AverageWeights", KILLS[1:2], [(0, 13)]),
+        ("AverageWeights", KILLS[1:2], []),
         *(pytest.param(name, KILLS, [(0, 13), (1, 5)], marks=pytest.mark.campaign) for name in OF_RANKS),
     ],
 )

@@ -163,7 +163,7 @@ def assert_close(one, other, within=1e-9):
 
 
 @pytest.mark.parametrize(
-    ("updates", "sizes"), [(9, (3,)), pytest.param(100, (2, 3), marks=pytest.mark.campaign)], ids=["few", "hundred"]
+    ("updates", "sizes"), [(6, (3,)), pytest.param(100, (2, 3), marks=pytest.mark.campaign)], ids=["few", "hundred"]
 )
 def test_updates_with_everything_are_those_of_one_process(project, updates, sizes):
     hooks = [{"SkipSpike": {"factor": 1.05, "window": 2}}, {"ClipGradients": {"norm": 0.5}}]

@@ -32,7 +32,7 @@ class Losses(AbstractHook):
 def config(epochs=3, **main_loop):
     found = config_of(**main_loop)
     hooks = [{"ComputeStats": {"variables": ["loss"]}}, "SaveLatest", "WriteCSV", {"StopAfter": {"epochs": epochs}}]
-    curves = {"WriteCSV": {"output_file": "curves.csv", "every": "300 updates"}}
+    curves = {"WriteCSV": {"output_file": "curves.csv", "every": "30 updates"}}
     return {**found, "hooks": [*hooks, curves]}
 
 
@@ -94,15 +94,16 @@ def spans(directory):
     return [(chunk.first, len(chunk)) for chunk in chunks]
 
 
-def test_a_run_of_more_than_a_thousand_steps_is_resumed_to_the_same_bytes(project):
-    sizes = {"epochs": 2, "fixed_epoch_size": 700, "extra_streams": [], "skip_zeroth_epoch": True}
+def test_a_run_of_more_steps_than_a_line_has_is_resumed_to_the_same_bytes(project, monkeypatch):
+    monkeypatch.setattr("emrun.loop.steps.CHUNK_LENGTH", 100)
+    sizes = {"epochs": 2, "fixed_epoch_size": 70, "extra_streams": [], "skip_zeroth_epoch": True}
     trained(project / "straight", **sizes)
-    trained(project / "run", StopAt(1000), **sizes)
-    assert spans(project / "run") == [(1, 700), (701, 300)]
-    train_with(resume_training(project / "run"), StopAt(1150))
-    assert spans(project / "run") == [(1, 700), (701, 300), (1001, 150)]
+    trained(project / "run", StopAt(100), **sizes)
+    assert spans(project / "run") == [(1, 70), (71, 30)]
+    train_with(resume_training(project / "run"), StopAt(115))
+    assert spans(project / "run") == [(1, 70), (71, 30), (101, 15)]
     resumed(project / "run")
-    assert spans(project / "run") == [(1, 700), (701, 300), (1001, 400)]
+    assert spans(project / "run") == [(1, 70), (71, 30), (101, 40)]
     assert files(project / "run") == files(project / "straight")
 
 
