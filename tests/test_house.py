@@ -134,6 +134,14 @@ def test_no_module_imports_itself_through_others():
     assert circle(ROOT) == []
 
 
+def test_the_picture_of_the_architecture_is_that_of_the_imports(monkeypatch):
+    """`python tests/house_picture.py --write` draws it anew."""
+    monkeypatch.setitem(sys.modules, "test_house", sys.modules[__name__])  # which has parsed the files
+    from house_picture import PAGE, page_with, picture
+
+    assert PAGE.read_text(encoding="utf-8") == page_with(picture())
+
+
 @pytest.fixture
 def copy(tmp_path):
     for folder in ("emrun", "hooks", "datasets"):

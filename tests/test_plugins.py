@@ -1,6 +1,5 @@
 """Packages that add hooks, datasets and models: a small one, installed for real."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -45,10 +44,8 @@ def with_package(installed, tmp_path, warm):
     return run
 
 
-def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(installed, emrun, tmp_path):
-    (tmp_path / "c.yaml").write_text(CONFIG)
-    paths = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
-    done = emrun("train", "c.yaml", env={"PYTHONPATH": paths.rstrip(os.pathsep)})
+def test_a_package_adds_a_hook_a_dataset_and_a_model_under_short_names(with_package):
+    done = with_package("train", "c.yaml")
     assert done.returncode == 0, done.stderr
     assert "12 pieces" in done.stderr  # the zeroth epoch and two of training, of four batches each
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from emrun.config.config import load_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
 
-EMRUN = Path(sys.executable).with_name("emrun")
 ROOT = Path(__file__).parent.parent.parent
 
 CONFIG = (
@@ -279,22 +277,13 @@ def test_json_is_json_whatever_the_users_code_prints(project, emrun):
     assert "hello" in done.stderr
 
 
-def test_a_check_that_is_terminated_leaves_no_trace_either(project):
+def test_a_check_that_is_terminated_leaves_no_trace_either(project, emrun, monkeypatch):
     with (project / "my_code.py").open("a") as file:
         file.write("import os, signal\nData.valid_stream = lambda self: os.kill(os.getpid(), signal.SIGTERM)\n")
     changed(project, "hooks:", "main_loop: {extra_streams: [valid]}\nhooks:")
     before = files_of(project)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(
-        [EMRUN, "check", "own.yaml"],
-        cwd=project,
-        env={**environment, "TMPDIR": str(project / "tmp")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGTERM
+    monkeypatch.setenv("TMPDIR", str(project / "tmp"))
+    assert emrun("check", "own.yaml").returncode == -signal.SIGTERM
     assert files_of(project) == before
 
 
