@@ -73,7 +73,7 @@ hooks:
   - ComputeStats
   - parts.Fault
   - SaveEvery: {{every: 5 updates, keep: 2}}
-  - StopAfter: {{epochs: 4}}
+  - StopAfter: {{epochs: 3}}
 """
 
 

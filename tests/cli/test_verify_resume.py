@@ -245,10 +245,13 @@ def test_a_good_config_is_exact_at_every_point(verify):
     assert done.stdout.splitlines()[-1] == "exact: interrupted at 4 points, compared 10 iterations"
 
 
-def test_several_ranks_are_exact_and_another_number_is_equal_up_to_rounding(verify):
-    without_random = ("dataset.scale=0", "model.module.dropout=0")
-    sharded = (r"model.strategy={shard: '^layers\.\d+$'}", "model.sync_batch_norm=true")
-    done = verify("--nproc", "2,2,3", "--at", "9", *without_random, *sharded)
+SHARDED = (r"model.strategy={shard: '^layers\.\d+$'}",)
+
+
+@pytest.mark.parametrize("sharded", [(), pytest.param(SHARDED, marks=pytest.mark.campaign)], ids=["whole", "sharded"])
+def test_several_ranks_are_exact_and_another_number_is_equal_up_to_rounding(verify, sharded):
+    changes = ("dataset.scale=0", "model.module.dropout=0", "model.sync_batch_norm=true", *sharded)
+    done = verify("--nproc", "2,2,3", "--at", "9", *changes)
     assert (done.returncode, done.stderr) == (0, "")
     moved, same = rows(done)
     assert moved[:4] == ["the given iteration", "9", "SIGTERM", "9 on 3 ranks"]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 POSITION = parse("x", "c.yaml").position
-COUNTS = [50, pytest.param(1000, marks=[pytest.mark.campaign, pytest.mark.timeout(600)])]
+COUNTS = [25, pytest.param(1000, marks=[pytest.mark.campaign, pytest.mark.timeout(600)])]
 NUMBERS = itertools.count()
 PHASES = (Phase.explicit, Phase.generate)  # an example is small already
 ANNOTATIONS = (
@@ -356,7 +356,7 @@ def test_phase_one_refuses_no_change_of_a_sample_config_that_phase_two_accepts(n
             continue
         accepted += 1
         Plan.of(config, static)
-    assert accepted > 10
+    assert accepted > count // 5
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later
             "optimizer": {"class": "SGD", "lr": 1.0e-5},
             "device": "cpu",
         },
-        "main_loop": {"extra_streams": ["valid"], "workers": 2},
-        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 2}}],
+        "main_loop": {"extra_streams": ["valid"], "workers": 1},
+        "hooks": [{"ComputeStats": {"variables": ["loss"]}}, {"StopAfter": {"epochs": 1}}],
     }
     create_training(config, output_dir="run").main_loop.run_training()
     names = {"city": ["?", "Bonn", "Rome"], "zip": ["3", "20", "100"]}
@@ -195,11 +195,11 @@ def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later
     predict("run", "valid", "p.csv", checkpoint_name="latest")
     header, *rows = [line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines()]
     assert [row[header.index("code")] for row in rows] == ["1", "3", "3"]
-    resumed = resume_training("run", ["hooks.StopAfter.epochs=3"])
+    resumed = resume_training("run", ["hooks.StopAfter.epochs=2"])
     assert resumed.dataset.classes_names() == names
     resumed.main_loop.run_training()
     assert "stream 'train': " in (tmp_path / "run" / "train.log").read_text()
-    forked = resume_training("run", ["hooks.StopAfter.epochs=4"], fork="fork")
+    forked = resume_training("run", ["hooks.StopAfter.epochs=3"], fork="fork")
     assert forked.dataset.classes_names() == names
     fresh = create_training(config, output_dir="fresh")
     assert fresh.dataset.classes_names()["city"] == ["Aden", "Bonn", "Oslo", "Rome"]

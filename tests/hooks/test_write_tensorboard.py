@@ -1,7 +1,5 @@
 """What TensorBoard reads; tests/training/test_everything.py has runs that are interrupted and killed."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -159,15 +157,15 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     assert caught.value.argument == argument
 
 
-def test_without_tensorboard_the_message_says_what_to_install():
-    code = (
+def test_without_tensorboard_the_message_says_what_to_install(tmp_path, warm):
+    (tmp_path / "without.py").write_text(
         "import sys; sys.modules['tensorboard'] = None\n"
         "from emrun.base.errors import MissingExtra\n"
         "from emrun.hooks import WriteTensorBoard\n"
         "try: WriteTensorBoard()\n"
         "except MissingExtra as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm.run([str(tmp_path / "without.py")], tmp_path, timeout=60)
     assert done.stdout == (
         "WriteTensorBoard needs tensorboard, which is not installed: pip install 'emrun[tensorboard]'\n"
     )

@@ -547,7 +547,7 @@ class Views:
             yield {"x": self.x[int(rows[0]) : int(rows[-1]) + 1]}
 
 
-@pytest.mark.parametrize("method", ["fork", *NOT_FORKED])
+@pytest.mark.parametrize("method", SLOW)
 def test_workers_begin_with_signals_blocked_and_end_with_a_loop_that_is_killed(tmp_path, method, short_folder):
     (tmp_path / "main.py").write_text(
         "import signal\n"
@@ -689,8 +689,8 @@ def test_processes_that_are_forked_later_and_the_end_of_a_loop_with_workers_writ
 
 
 @pytest.mark.parametrize("method", SLOW)
-def test_too_many_open_files_are_an_error_that_names_the_limit(method):
-    code = (
+def test_too_many_open_files_are_an_error_that_names_the_limit(tmp_path, warm, method):
+    (tmp_path / "few.py").write_text(
         "import resource, sys; sys.path.insert(0, sys.argv[1])\n"
         "from tests.streams.test_workers import Strided, wrap\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
@@ -698,7 +698,7 @@ def test_too_many_open_files_are_an_error_that_names_the_limit(method):
         "    list(stream)"
     )
     root = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", code, root, method], capture_output=True, text=True, timeout=100)
+    done = warm.run([str(tmp_path / "few.py"), root, method], tmp_path, timeout=100)
     assert done.stderr.count("this process may open 8 (`ulimit -n`); raise the limit, use fewer `workers`") == 1
     assert "AttributeError" not in done.stderr
 
