@@ -358,6 +358,7 @@ class Nine(Data):
 def test_verify_resume_of_ranks_that_have_no_rows_of_some_batches(project, emrun, size, options):
     (project / "parts.py").write_text(PARTS + NINE_ROWS)
     config = [f"dataset={{class: parts.Nine, size: {size}}}", "main_loop.extra_streams=[valid]", "~hooks.parts.Fault"]
+    config.append("hooks.StopAfter.epochs=1")
     done = emrun("verify-resume", "config.yaml", "--nproc", "2", *options, *config, ranks=8)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\nexact: interrupted at" in done.stdout

@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError, ConfigError, UsageError
 from emrun.base.randomness import seed_everything
 from emrun.diagnosis.stream_bench import Setting, Speed, StreamBench, bench, settings
 
-SECONDS = 0.05
+SECONDS = 0.02
 SETTINGS = ["no read-ahead", "buffer: 4", "workers: 1", "workers: 2"]
 MODEL = {
     "module": {"class": "torch.nn.Linear", "in_features": 64, "out_features": 10},

@@ -134,7 +134,7 @@ def test_a_checkpoint_that_shares_a_file_is_whole_after_each_step(tmp_path, smal
     assert (root / "latest" / "frozen.safetensors").stat().st_ino == inode
     steps = int((tmp_path / "count").read_text())
     assert steps > 8
-    for trial in trials(range(1, steps + 1), small=2):
+    for trial in trials(range(1, steps + 1), small=1):
         with trial:
             shutil.rmtree(root)
             shutil.copytree(first, root, symlinks=True)

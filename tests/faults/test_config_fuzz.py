@@ -132,7 +132,7 @@ def random_overrides(generator):
 @pytest.mark.parametrize("part", PARTS)
 def test_a_config_at_random_is_accepted_or_refused_at_a_position(trials, part):
     refused = []
-    for trial in trials(range(part, 100_000, 4), small=150, together=True):
+    for trial in trials(range(part, 100_000, 4), small=75, together=True):
         with trial, trial.telling():
             refused.append(verdict(random_config(trial.random)))
     assert sum(error is not None for error in refused) >= len(refused) / 2
@@ -144,7 +144,7 @@ def test_a_config_at_random_is_accepted_or_refused_at_a_position(trials, part):
 def test_an_override_at_random_is_accepted_or_refused_by_its_name(trials, part):
     Path("c.yaml").write_text(CONFIG)
     refused = []
-    for trial in trials(range(part, 20_000, 4), small=150, together=True):
+    for trial in trials(range(part, 20_000, 4), small=75, together=True):
         with trial, trial.telling():
             refused.append(verdict(None, random_overrides(trial.random)))
     assert len(refused) / 5 <= sum(error is not None for error in refused) <= len(refused)

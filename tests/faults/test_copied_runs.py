@@ -152,7 +152,7 @@ def test_names_come_back_from_the_manifests_alone(tmp_path, small, trials, monke
     snapshot = TrainingState.snapshot
     monkeypatch.setattr(TrainingState, "snapshot", lambda state, names=None: snapshot(state))
     cases = [(keep, epochs, kept) for keep in (1, 2, "null") for epochs in (1, 2, 3) for kept in ("min", "max")]
-    for trial in trials(cases, small=2):
+    for trial in trials(cases, small=1):
         keep, epochs, condition = trial.case
         hooks = HOOKS.replace("max", condition).replace("keep: 2", f"keep: {keep}")
         with trial:

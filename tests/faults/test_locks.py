@@ -412,7 +412,7 @@ def become_nobody():
 def test_the_folders_of_killed_groups_are_cleared_and_those_of_the_living_stay(project, small, trials):
     add_hook(project, small, "Starts", how="nothing", at=3)
     place = Path(tempfile.mkdtemp())  # short: sockets lie in it
-    for trial in trials(product(range(4), METHODS), small=2):
+    for trial in trials(product(range(4), METHODS), small=1):
         _, method = trial.case
         for folder in (project / "run", place):
             shutil.rmtree(folder, ignore_errors=True)

@@ -74,7 +74,7 @@ def test_kills_at_random_moments_change_no_file_that_is_made_from_the_rows(tmp_p
         signal.setitimer(signal.ITIMER_REAL, delay)
         start_or_resume(directory, config)
 
-    for trial in trials(range(100), small=4):
+    for trial in trials(range(100), small=1):
         with trial:
             shutil.rmtree(directory, ignore_errors=True)
             for _ in range(3):

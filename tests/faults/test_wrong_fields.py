@@ -184,7 +184,7 @@ def test_a_manifest_with_a_wrong_field_is_refused_and_nothing_outside_is_touched
         ["a" * 300],
     )
     cases += [((("names",), names), command) for names in names for command in ("resume", "eval")]
-    for trial in trials(cases, small=6):
+    for trial in trials(cases, small=1):
         ((path, how), command) = trial.case
 
         def change(content, path=path, how=how):
@@ -204,7 +204,7 @@ def test_a_manifest_with_a_wrong_field_is_refused_and_nothing_outside_is_touched
 @pytest.mark.fault("a field of state.pt is changed, with a right checksum", share=2)
 def test_a_state_with_a_wrong_field_reaches_no_other_file(stopped, small, trials):
     content = torch.load(fresh(stopped) / "state.pt", weights_only=True)
-    for trial in trials(cases_of(content, WRONG), small=4):
+    for trial in trials(cases_of(content, WRONG), small=1):
         rewrite_state(fresh(stopped), lambda state, case=trial.case: changed(state, *case))
         with trial:
             attempt(small, trial, stopped, "state.pt", *RESUME)
@@ -217,7 +217,7 @@ def test_a_trace_with_a_wrong_field_keeps_no_run_from_its_resume(stopped, small,
     content = YAML(typ="safe", pure=True).load(stopped / "run" / "trace.yaml")
     cases = [(("--fork", "forked"), (("seed",), "text")), (("--fork", "forked"), (("seed",), "nested"))]
     cases += [((), case) for case in cases_of(content, JSON_ONLY, depth=2)]
-    for trial in trials(cases, small=3):
+    for trial in trials(cases, small=1):
         fresh(stopped)
         more, case = trial.case
         rewrite_trace(stopped / "run", lambda trace, case=case: changed(trace, *case))
@@ -233,7 +233,7 @@ def test_a_record_of_the_code_with_a_wrong_field_keeps_no_run_from_its_resume(st
     content = json.loads((stopped / "run/code/record.json").read_text())
     kept = {**content, "modules": {"../../victim": {"file": "f", "sha256": None}}, "packages": {"torch": "1"}}
     cases = [case for case in cases_of(kept, JSON_ONLY, depth=3) if case[0] != ("packages", "torch")]
-    for trial in trials(cases, small=3):
+    for trial in trials(cases, small=1):
         fresh(stopped)
         (stopped / "run/code/record.json").write_text(json.dumps(changed(kept, *trial.case)))
         with trial:
@@ -254,7 +254,7 @@ def test_a_capsule_with_a_wrong_field_is_refused(doomed, small, trials):
     state = torch.load(capsule / "state.pt", weights_only=True)
     cases = [("failure.json", case) for case in cases_of(facts, JSON_ONLY, depth=3)]
     cases += [("state.pt", case) for case in cases_of(state, WRONG, depth=4)]
-    for trial in trials(cases, small=4):
+    for trial in trials(cases, small=1):
         file, case = trial.case
         shutil.rmtree(doomed / "run", ignore_errors=True)
         shutil.copytree(doomed / "whole", doomed / "run", symlinks=True)

@@ -130,7 +130,7 @@ def test_the_dataset_has_the_model_and_a_resume_at_each_batch_gives_the_same_bit
     training = create_training(config(), output_dir="whole")
     assert training.dataset.model is training.model
     expected = trained(training)
-    for iteration in (1, 3, 4, 5, 8, 11):
+    for iteration in (1, 4, 8):
         trained(create_training(config(), output_dir=f"run-{iteration}"), EndsIn(iteration))
         found = trained(resume_training(f"run-{iteration}"), EndsIn(iteration + 2))  # a resume of a resume
         again = resume_training(f"run-{iteration}")
