@@ -114,7 +114,7 @@ def everything(directory):
 
 
 CASES = [*((name, "every second") for name in LIMITS), ("iterations", "every epoch"), ("iterations", "none")]
-FEW = [("epochs", "every second"), ("updates at the end of a fixed size", "every second"), *CASES[-2:]]
+FEW = [("epochs", "every second"), *CASES[-2:]]
 
 
 @pytest.mark.parametrize(("name", "interval"), thinned(CASES, FEW))

@@ -80,7 +80,6 @@ MECHANICS = {
 """Name -> the keys of the section `model`."""
 
 PAIRS = [
-    ("accumulate", "torch's schedule"),
     ("several optimizers", "fp16"),
     ("AverageWeights of kind swa", "Freeze"),
 ]
@@ -196,10 +195,10 @@ def check(
 
 
 def test_without_any(project):
-    check(project, kills=KILLS[::2], places=("an update", "the end of an epoch"))
+    check(project, kills=KILLS[::2], places=("the end of an epoch",))
 
 
-TWICE = ("accumulate", "optimizer of two modes", "fp16", "metric of a stream", "AverageWeights", "Freeze")
+TWICE = ("accumulate", "optimizer of two modes", "AverageWeights")
 """What is also interrupted in an evaluation, then after a batch of the next epoch, in `make test`."""
 
 

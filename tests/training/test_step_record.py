@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from campaign import thinned
 from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
@@ -216,7 +217,7 @@ def test_a_fork_has_the_steps_before_it(runs):
     assert (runs / "run/steps.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, ["newer", "link"]))
 def test_a_fork_of_a_run_with_another_file_is_a_run(runs, caplog, kind):
     stays = damaged(runs / "run/steps.jsonl", kind)
     train(resume_training(runs / "run", fork=runs / "fork"))
