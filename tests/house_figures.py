@@ -27,7 +27,7 @@ CEILINGS = {
     "loop": 2_977,
     "models": 5_089,
     "ranks": 562,
-    "record": 1_307,
+    "record": 1_287,
     "runs": 2_087,
     "storage": 2_464,
     "streams": 1_170,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -18,6 +18,28 @@ _CAPACITY = 8192  # values per reduction, which costs about ten small operations
 _MOST = 1024  # batches per reduction; a tensor takes more memory than the scalar in it
 _DEVICE = attrgetter("device")
 _EXACT = (torch.float32, torch.float64)  # copied in their own dtype; the reduction converts them to double precision
+_TOTALS: dict[str, Callable[[Tensor, Any, Any, dict[str, Tensor]], Tensor]] = {
+    "sum": lambda values, repeats, weights, new: (values * repeats).sum(),
+    "nancount": lambda values, repeats, weights, new: (values.isnan().to(values.dtype) * repeats).sum(),
+    "min": lambda values, repeats, weights, new: values.min(),
+    "max": lambda values, repeats, weights, new: values.max(),
+    "squares": lambda values, repeats, weights, new: weighted(
+        (values - new["weighted"] / _at_least_tiny(new["weight"])).square(), weights
+    ).sum(),
+}
+"""Total -> its value for many values, each of which is there `repeats` times, by their `weight` and `weighted` sum."""
+_COMBINED = {"min": torch.minimum, "max": torch.maximum}  # other totals of two parts are added
+_RESULTS: dict[str, tuple[str, Callable[[dict[str, Tensor], int], float]]] = {
+    "mean": ("weighted", lambda totals, count: float(totals["weighted"] / totals["weight"])),
+    "var": ("squares", lambda totals, count: float(totals["squares"] / totals["weight"])),
+    "std": ("squares", lambda totals, count: float(totals["squares"] / totals["weight"]) ** 0.5),
+    "nancount": ("nancount", lambda totals, count: int(totals["nancount"])),
+    "nanfraction": ("nancount", lambda totals, count: float(totals["nancount"]) / count),
+    "sum": ("sum", lambda totals, count: float(totals["sum"])),
+    "min": ("min", lambda totals, count: float(totals["min"])),
+    "max": ("max", lambda totals, count: float(totals["max"])),
+}
+"""Aggregation -> the total that it needs, and its value for totals over a number of values."""
 
 
 class RunningStats:
@@ -34,8 +56,8 @@ class RunningStats:
 
     def __init__(self, aggregations: Sequence[str]) -> None:
         self._aggregations = tuple(aggregations)
-        needs = {"var": "squares", "std": "squares", "nanfraction": "nancount"}
-        self._needed = {needs.get(name, name) for name in aggregations}
+        needed = {_RESULTS[name][0] for name in aggregations if name in _RESULTS}
+        self._needed = [(name, total) for name, total in _TOTALS.items() if name in needed]
         self._collects = any(name not in RUNNING for name in aggregations)
         self._shape: torch.Size | None = None  # of the previous values
         self._length = 0  # of the previous batch
@@ -203,8 +225,7 @@ class RunningStats:
             self._is_weighted = other._is_weighted
         self._reduce()
         other._reduce()
-        totals = {name: each.to(self._device) for name, each in other._totals.items()}
-        self._totals = _combine(self._totals, totals) if self._totals and totals else self._totals or totals
+        self._totals = _combine(self._totals, {name: each.to(self._device) for name, each in other._totals.items()})
         self._count += other._count
         self._collected += [each.to(self._device) for each in other._collected]
 
@@ -244,47 +265,26 @@ class RunningStats:
         if self._collects:
             self._collected.append(values)
         weight = weight_of.sum() if isinstance(weight_of, Tensor) else values.new_tensor(float(len(values)))
-        new, needed = {"weight": weight, "weighted": weighted(values, weight_of).sum()}, self._needed
-        if "sum" in needed:
-            new["sum"] = (values * repeats).sum()
-        if "nancount" in needed:
-            new["nancount"] = (values.isnan().to(values.dtype) * repeats).sum()
-        if "min" in needed:
-            new["min"] = values.min()
-        if "max" in needed:
-            new["max"] = values.max()
-        if "squares" in needed:
-            mean = new["weighted"] / _at_least_tiny(new["weight"])
-            new["squares"] = weighted((values - mean).square(), weight_of).sum()
-        self._totals = _combine(self._totals, new) if self._totals else new
+        new = {"weight": weight, "weighted": weighted(values, weight_of).sum()}
+        for name, total in self._needed:
+            new[name] = total(values, repeats, weight_of, new)
+        self._totals = _combine(self._totals, new)
 
     def _aggregate(self, name: str, collected: Any) -> float:
         if name == "count":
             return self._count
-        totals = self._totals
-        if not totals:
+        if not self._totals:
             return 0 if name in ("sum", "nancount") else float("nan")
         if name not in RUNNING:
             return float(getattr(np, name)(collected))
-        if name == "mean":
-            return float(totals["weighted"] / totals["weight"])
-        if name in ("std", "var"):
-            variance = float(totals["squares"] / totals["weight"])
-            return variance if name == "var" else variance**0.5
-        if name == "nancount":
-            return int(totals["nancount"])
-        return float(totals["nancount"]) / self._count if name == "nanfraction" else float(totals[name])
+        return _RESULTS[name][1](self._totals, self._count)
 
 
 def _combine(old: dict[str, Tensor], new: dict[str, Tensor]) -> dict[str, Tensor]:
-    combined = {}
-    for name, value in new.items():
-        if name == "min":
-            combined[name] = torch.minimum(old[name], value)
-        elif name == "max":
-            combined[name] = torch.maximum(old[name], value)
-        else:
-            combined[name] = old[name] + value
+    """Return the totals of all values from those of two parts, either of which may be empty."""
+    if not old or not new:
+        return old or new
+    combined = {name: _COMBINED.get(name, torch.add)(old[name], value) for name, value in new.items()}
     if "squares" in new:
         share = new["weight"] / _at_least_tiny(combined["weight"])
         difference = new["weighted"] / _at_least_tiny(new["weight"]) - old["weighted"] / _at_least_tiny(old["weight"])
