@@ -26,7 +26,7 @@ from emrun.record.sinks import AbstractSink
 from emrun.same_hooks import Arguments, arguments_of, matched
 from emrun.shown import Counts, Picture
 from emrun.storage.checkpoints.manifest import readable_manifest
-from emrun.storage.files import make_directory, write_atomically
+from emrun.storage.files import make_directory, read_regular, refuse_timeout, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ _POSITION = record(
         "at_end": whole(-1),
     }
 )
+_LARGEST = 1_000_000  # bytes of the file
 _MOST_ROWS = 1000  # that are sent at once
 _RETRY = 30.0  # seconds until a tracker that is down is tried again
 
@@ -205,12 +206,15 @@ class _Position:
 
     @classmethod
     def of(cls, path: Path) -> _Position:
-        """Read the file; a missing or damaged one begins a new run of the tracker."""
+        """Read the file; a damaged one begins a new run of the tracker.
+
+        Raises:
+            ReadTimeout: it could not be read in time.
+        """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return cls(path)
-        except (OSError, ValueError):
+            found = json.loads(read_regular(path, _LARGEST, depth=2))
+        except (OSError, ValueError, RecursionError) as error:
+            refuse_timeout(error, path)
             found = None
         if not fitting(found, _POSITION):
             _LOG.warning("%s is damaged; the tracker begins a new run", path)

@@ -1,10 +1,14 @@
 """Trackers: what they are sent, when, and what happens when they cannot be reached."""
 
+import errno
+import io
 import itertools
 import json
 import logging
+import os
 import threading
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.request import Request, urlopen
 
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 
 from emrun import AbstractHook, create_training, resume_training
-from emrun.base.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.events import check_events
 from emrun.hooks import AbstractTracker
 from emrun.hooks._parts.figures import png
@@ -325,17 +329,40 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     assert caught.value.argument == argument
 
 
-def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path):
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path, text):
     with serving() as (server, url):
         train(post(url))
         path = tmp_path / "run" / "trackers" / "Post.json"
         written = json.loads(path.read_text())
         state = {"epoch": 3, "iteration": 45, "at_end": -1, "status": "finished"}
         assert {**written, "arguments": {}} == {"identity": "run", "arguments": {}, **state}
-        path.write_text("{")
+        path.write_text(text)
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
     assert iterations(server) == [0, 15, 30, 45, 0, 15, 30, 45, 60]
+
+
+def test_a_file_that_cannot_be_read_in_time_is_told_and_begins_no_new_run(post, monkeypatch, tmp_path):
+    with serving() as (server, url):
+        train(post(url))
+        path = tmp_path / "run" / "trackers" / "Post.json"
+        before, training = path.read_text(), post(url, epochs=4)
+        with monkeypatch.context() as patched:
+            for module in (io, os):
+                patched.setattr(module, "open", partial(timing_out, module.open, path))
+            with pytest.raises(StorageError, match=r"cannot read .*Post.json: timed out"):
+                train(training)
+        assert path.read_text() == before
+        train(post(url, epochs=4))
+    assert iterations(server) == [0, 15, 30, 45, 60]
+
+
+def timing_out(opened, path, file, *arguments, **keywords):
+    """Open a file; a time-out if it is the one at the path."""
+    if str(file) in (str(path), path.name):
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+    return opened(file, *arguments, **keywords)
 
 
 def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
