@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StateError, reason_of
+from emrun.base.fields import TEXT, mapping_of, sequence_of
 from emrun.base.wording import listed
 from emrun.dataset import named_classes
-from emrun.storage.files import opened_regular, storing, write_atomically
+from emrun.storage.files import opened_regular, refuse_timeout, storing, write_atomically
 
 _LOG = logging.getLogger(__name__)
 CLASSES = "classes.json"
+_CONTENT = mapping_of(sequence_of(TEXT))
 
 
 def record_classes(dataset: Any, directory: Path) -> None:
@@ -92,8 +94,11 @@ def _recorded(path: Path) -> dict[str, Any]:
         return {}
     try:
         with opened_regular(path) as file:
-            return dict(json.load(file))
-    except (OSError, ValueError, TypeError) as error:
+            found: dict[str, Any] = json.load(file)
+        _CONTENT.check(found)
+        return found
+    except (OSError, ValueError, RecursionError) as error:
+        refuse_timeout(error, path)
         raise StateError(f"{path} cannot be read: {reason_of(error)}") from error
 
 

@@ -1,15 +1,17 @@
 """The names of classes lie in the run: a dataset with other numbers is refused by `eval`, `predict` and `resume`."""
 
+import errno
 import json
+import os
 import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from emrun.base.errors import StateError
+from emrun.base.errors import ReadTimeout, StateError
 from emrun.datasets import ImageFolder
-from emrun.storage.class_names import CLASSES, check_classes, record_classes
+from emrun.storage.class_names import CLASSES, check_classes, record_classes, warn_of_other_classes
 from emrun.training.create import create_training, train
 from emrun.training.evaluate import evaluate
 from emrun.training.predict import predict
@@ -61,6 +63,30 @@ def test_a_class_that_is_added_is_refused_wherever_its_labels_are_read(pictures,
         evaluate(run, "train")
     (run / CLASSES).unlink()  # as the message says
     evaluate(run, "train")
+
+
+@pytest.mark.parametrize("text", ["3", '{"": 5}', '{"": ["bee", 1]}', "[" * 100_000, "{"])
+def test_a_file_with_other_content_is_an_error(pictures, tmp_path, text):
+    (tmp_path / CLASSES).write_text(text)
+    for call in (check_classes, record_classes):
+        with pytest.raises(StateError, match=r"classes.json cannot be read: "):
+            call(ImageFolder(str(pictures)), tmp_path)
+
+
+def test_a_file_that_cannot_be_read_in_time_is_not_taken_for_damaged(pictures, tmp_path, monkeypatch):
+    dataset = ImageFolder(str(pictures))
+    record_classes(dataset, tmp_path)
+    opened = os.open
+
+    def timing_out(path, *arguments, **keywords):
+        if path == CLASSES:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+        return opened(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", timing_out)
+    for call in (check_classes, warn_of_other_classes):
+        with pytest.raises(ReadTimeout, match=r"classes.json: timed out, .* try again"):
+            call(dataset, tmp_path)
 
 
 def test_another_order_is_refused_and_names_of_another_form_are_not_looked_at(pictures, tmp_path):
