@@ -156,3 +156,18 @@ def test_rows_go_back_to_a_checkpoint_and_are_the_same_again(tmp_path):
     assert [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)] == before
     again._add_means("1 updates", {"loss": 0.0}, None, Loop(3))
     assert json.loads((tmp_path / ROWS).read_text().splitlines()[-1])["epochs"] == 1
+
+
+def test_rows_after_a_damaged_line_with_a_carriage_return_are_those_of_their_epochs(tmp_path):
+    record = Record(tmp_path)
+    write(record, 1)
+    state = record.state_dict()
+    (tmp_path / METRICS).write_bytes((tmp_path / METRICS).read_bytes().replace(b"epoch", b"e\roch"))
+    again = Record(tmp_path)
+    again.load_state_dict(state, 1, 2)
+    for epoch in (2, 3):
+        again._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch + 1))
+        again.add_epoch(epoch, epoch + 1, epoch, 0.5, {})
+    rows = list(Reader(tmp_path).rows())
+    assert places(rows) == [(1, False), (2, False), (3, False), (3, True), (4, False), (4, True)]
+    assert [row.updates for row in rows if row.every is None] == [2, 3]
