@@ -68,7 +68,11 @@ def others_in(directory: Path, own: set[Path]) -> Iterator[Path]:
 
 
 def files_written_by(directory: Path) -> list[PurePath]:
-    """Return the files that the run in a directory has listed, or without a list, those with names of emrun's parts."""
+    """Return the files that the run in a directory has listed, or without a list, those with names of emrun's parts.
+
+    Raises:
+        StorageError: the list cannot be read.
+    """
     listed = listed_files(directory)
     if listed is not None:
         return listed

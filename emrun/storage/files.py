@@ -172,7 +172,7 @@ def note_writes(directory: Path, known: Iterable[str]) -> None:
         known: names of files that are the run's, or that it is about to write.
 
     Raises:
-        StorageError: the list cannot be written.
+        StorageError: the list cannot be read or written.
     """
     place = f"{directory.absolute()}{os.sep}"
     listed = {*map(str, listed_files(directory) or ())}
@@ -182,10 +182,16 @@ def note_writes(directory: Path, known: Iterable[str]) -> None:
 
 
 def listed_files(directory: Path) -> list[PurePath] | None:
-    """Return what the list of a run has; None if there is no list."""
+    """Return what the list of a run has; None if there is no list.
+
+    Raises:
+        StorageError: the list cannot be read, so that nobody knows what the run has written.
+    """
     try:
         names = read_regular(directory / LIST, _LARGEST_LIST).decode(errors="surrogateescape").split("\0")
-    except StorageError:
+    except StorageError as error:
+        if error.errno != errno.ENOENT:
+            raise
         return None
     found = [PurePath(name) for name in names if name]
     return [each for each in found if not each.is_absolute() and ".." not in each.parts]

@@ -1,5 +1,6 @@
 """Removing runs or parts of them: only what was shown, and never a run that is in use or what is not a run."""
 
+import errno
 import json
 import os
 import shutil
@@ -220,6 +221,21 @@ def test_a_run_that_was_made_without_a_list_has_the_files_with_names_of_emruns_p
     (directory / "mine.csv").write_text("")
     Removal.of(StoredRun(directory), "runs").carry_out()
     assert [path.name for path in directory.iterdir()] == ["mine.csv"]
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EACCES])
+def test_a_list_that_cannot_be_read_is_not_taken_for_missing(directory, monkeypatch, code):
+    (directory / "report.html").write_text("mine")  # a run without a list would have written it
+    opened = os.open
+
+    def failing(path, *arguments, **keywords):
+        if path == ".files":
+            raise OSError(code, os.strerror(code))
+        return opened(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(StorageError, match=r"cannot read .*\.files: "):
+        Removal.of(StoredRun(directory), "runs")
 
 
 def test_a_list_does_not_lead_out_of_the_directory(directory, tmp_path):
