@@ -263,7 +263,7 @@ class RunningStats:
         if not len(values):
             return
         if self._collects:
-            self._collected.append(values)
+            self._collected.append(values.repeat_interleave(repeats.long()) if self._is_scalar else values)
         weight = weight_of.sum() if isinstance(weight_of, Tensor) else values.new_tensor(float(len(values)))
         new = {"weight": weight, "weighted": weighted(values, weight_of).sum()}
         for name, total in self._needed:

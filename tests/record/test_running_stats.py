@@ -289,6 +289,17 @@ def test_a_scalar_counts_as_often_as_its_batch_has_examples(n, kind):
     assert stats.result() == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_numpy_function_gets_a_scalar_as_often_as_its_batch_has_examples():
+    stats = RunningStats(["median", "mean"])
+    for value, length in ((1.0, 4), (2.0, 1), (9.0, 1)):
+        stats.add(value, length)
+    assert stats.result() == {"median": 1.0, "mean": 2.5}
+    weighted = RunningStats(["median"])
+    for value, weights in ((1.0, [1.0, 0.0, 0.0]), (2.0, [5.0]), (9.0, [0.0] * 5)):
+        weighted.add(value, len(weights), np.array(weights))
+    assert weighted.result() == {"median": 1.0}  # that of a batch without weight is no value
+
+
 def test_a_scalar_that_is_nan_counts_for_its_batch():
     stats = RunningStats(["nancount", "nanfraction", "count"])
     stats.add(float("nan"), 3)
