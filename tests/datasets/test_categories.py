@@ -132,6 +132,15 @@ def test_numbers_with_fractions_and_parts_of_a_source_are_no_categories(tmp_path
         Table(str(tmp_path / "t.csv"), columns={"x": ["zip", "city"]}, categories=["city"])
 
 
+def test_a_column_that_is_listed_twice_has_its_own_numbers_and_one_of_two_sources_is_an_error(make, caplog):
+    dataset = make(categories=["city", "zip", "city"])
+    assert dataset.classes_names()["city"] == ["?", "Bonn", "Rome"]
+    assert [whole(dataset)["city"].tolist(), caplog.records] == [[2, 1, 0, 1, 2], []]
+    if make.kind == "csv":
+        with pytest.raises(ArgumentError, match=r"^categories: 'city' is several sources, .*; keep one$"):
+            make(columns={"a": "city", "b": "city", "age": "age"}, categories=["city"])
+
+
 def test_a_list_cannot_be_filled_and_files_without_empty_cells_neither(tmp_path):
     pq.write_table(pa.table({"x": [[1], None]}), tmp_path / "t.parquet")
     with pytest.raises(ArgumentError, match=r"^fill.x: column 'x' is list<.*>: its lists cannot be filled"):
