@@ -70,6 +70,8 @@ class Cosine(ClosedForm):
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final + (1 - final) (1 + cos(pi t / T)) / 2, where t and T are of the current cycle."""
         final, cycles, height, cos, pi = self.final, self._cycles, 1 - self.final, math.cos, math.pi
+        if cycles > length:
+            raise ArgumentError("scheduler.cycles", f"{cycles} is more than the {length} updates of the decay")
 
         def factor(done: int) -> float:
             if done >= length:

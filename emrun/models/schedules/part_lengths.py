@@ -36,7 +36,11 @@ class Length:
         Raises:
             ArgumentError: the value is not a length.
         """
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|updates?|pass(?:es)?)\s*", value) if type(value) is str else None
+        match = (
+            re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(%|updates?|pass(?:es)?)\s*", value)
+            if type(value) is str
+            else None
+        )
         if match is None:
             is_bare = type(value) in (int, float) or (type(value) is str and re.fullmatch(r"[\d.e+-]+", value.strip()))
             raise ArgumentError(argument, f"{value!r} {'has no unit' if is_bare else 'is not a length'}; {_WAYS}")

@@ -48,6 +48,7 @@ WAYS = "write a share of the run such as '5%', or '500 updates', or '2 passes'"
         ("3 epochs", f"'3 epochs' is not a length; {WAYS}"),
         ("-5%", f"'-5%' is not a length; {WAYS}"),
         ("", f"'' is not a length; {WAYS}"),
+        (f"{10**400} passes", f"'{10**400} passes' is not a length; {WAYS}"),
         (True, f"True is not a length; {WAYS}"),
         (["5%"], f"['5%'] is not a length; {WAYS}"),
         ("101%", "'101%' is more than the whole run"),
