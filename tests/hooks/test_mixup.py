@@ -120,6 +120,10 @@ def test_the_yaml_in_its_docstring_trains_and_a_model_that_does_not_read_the_tar
 def test_batches_that_cannot_be_mixed_are_said():
     with pytest.raises(StreamError, match="'label' is from 0 to 2, but there are 2 classes, from 0"):
         mixed(alpha=1.0, classes=2)
+    for labels in (LABELS + 0.5, LABELS[:, None], np.eye(3)[LABELS]):
+        with pytest.raises(StreamError, match=r"'label' is torch.* of shape .*, not one whole number"):
+            mixed(labels=labels, alpha=1.0)
+    assert mixed(labels=LABELS.astype(np.float32), alpha=1.0)["target"].shape == (4, 3)
     with pytest.raises(StreamError, match="has no height and width, which CutMix needs"):
         mixed(IMAGES.flatten(1), cutmix_alpha=1.0)
     with pytest.raises(StreamError, match="cannot mix 'image'"):
