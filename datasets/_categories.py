@@ -32,7 +32,7 @@ class ColumnForms:
 
     def __init__(self, fill: Mapping[str, Any] | None, categories: Sequence[str] | None) -> None:
         check_names("categories", categories or [])
-        self.fill, self.categories = dict(fill or {}), tuple(categories or ())
+        self.fill, self.categories = dict(fill or {}), tuple(dict.fromkeys(categories or ()))
         self.names: dict[str, list[str]] = {}
         """Source -> the names of its categories, in the order of their numbers."""
         self._told: Any = mmap.mmap(-1, max(1, len(self.categories)))  # a flag for each, which workers share
@@ -48,13 +48,15 @@ class ColumnForms:
             alone: those that are a source of their own.
 
         Raises:
-            ArgumentError: a column is not one of them.
+            ArgumentError: a column is not one of them, or a column of categories is several sources.
         """
         named = [*((f"fill.{name}", name, there) for name in self.fill)]
         for key, name, known in [*named, *(("categories", name, alone) for name in self.categories)]:
             if name not in known:
                 what = "a column that is read" if known is there else "a source of its own"
                 raise ArgumentError(key, f"{name!r} is not {what}{meant_of(name, known)}")
+            if known is alone and known.count(name) > 1:
+                raise ArgumentError(key, f"{name!r} is several sources, whose numbers would be the same; keep one")
 
     def learn(self, source: str, names: Iterable[str]) -> None:
         """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""

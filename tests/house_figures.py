@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_170,
     "training": 1_154,
     "hooks": 4_708,
-    "datasets": 2_199,
+    "datasets": 2_201,
 }
 """Room -> the most logical lines of code."""
 NAMES = {
