@@ -113,7 +113,11 @@ class Mixup(AbstractHook):
 
     def _targets(self, labels: Any) -> Tensor:
         """Return the targets of unmixed examples: float32 of shape (B, classes)."""
-        numbers = torch.as_tensor(labels).long()
+        given = torch.as_tensor(labels)
+        numbers = given.long()
+        if given.ndim != 1 or (numbers != given).any():
+            message = f"{given.dtype} of shape {tuple(given.shape)}, not one whole number for each example"
+            raise StreamError(f"Mixup: {self._label!r} is {message}", first_batch=True)
         if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < (self._classes or 0):
             raise StreamError(
                 f"Mixup: {self._label!r} is from {int(numbers.min())} to {int(numbers.max())}, but there are "
