@@ -194,7 +194,7 @@ class _Sources(Part):
             )
         for source, dtype in expected.items():
             own = self._sources[source].dtype
-            if own.newbyteorder("=") != dtype.newbyteorder("="):
+            if own.newbyteorder("=") != dtype.newbyteorder("=") and not own.kind == dtype.kind in "US":
                 raise ArgumentError(argument, f"source {source!r} is {own}; in train it is {dtype}")
 
 

@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_146,
     "cli": 2_680,
     "config": 2_774,
-    "diagnosis": 2_822,
+    "diagnosis": 2_824,
     "launch": 1_193,
     "loop": 2_977,
     "models": 5_091,

@@ -92,6 +92,16 @@ def test_arrays_of_texts_may_be_categories_too(tmp_path):
             Table(files, categories=["x"], **more)
 
 
+def test_texts_of_valid_may_be_longer_than_those_of_train(tmp_path):
+    for name, texts in (("train", ["a", "b"]), ("valid", ["abc"])):
+        np.savez(tmp_path / f"{name}.npz", word=np.array(texts))
+    dataset = Table(str(tmp_path / "train.npz"), str(tmp_path / "valid.npz"))
+    assert [whole(dataset)["word"].tolist(), whole(dataset, "valid")["word"].tolist()] == [["a", "b"], ["abc"]]
+    np.savez(tmp_path / "valid.npz", word=np.array([b"abc"]))
+    with pytest.raises(ArgumentError, match=r"^valid: source 'word' is \|S3; in train it is <U1"):
+        Table(str(tmp_path / "train.npz"), str(tmp_path / "valid.npz"))
+
+
 def test_columns_of_dictionaries_and_of_nothing_but_nulls(tmp_path):
     city = pa.array(["b", None, "a"]).dictionary_encode()
     pq.write_table(pa.table({"city": city, "none": pa.nulls(3), "z": city}), tmp_path / "t.parquet")

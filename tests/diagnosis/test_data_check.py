@@ -52,6 +52,8 @@ class Data:
             batch = {source: values[taken] for source, values in rows.items()}
             if self.kind == "torch":
                 batch["x"] = torch.from_numpy(batch["x"]).to(torch.float64)
+            elif self.kind == "text":  # the width of the array is that of the longest text of the batch
+                batch["x"] = np.array([str(row.tolist()) for row in batch["x"]])
             elif self.kind == "list":
                 batch["x"] = [list(map(float, row)) for row in batch["x"]]
             elif self.kind == "mapping":
@@ -136,7 +138,7 @@ def test_the_same_inputs_with_another_label_are_a_conflict(looked):
 
 
 def test_lists_and_tensors_are_compared_by_their_values(looked):
-    for kind in ("torch", "list", "nested"):
+    for kind in ("torch", "text", "list", "nested"):
         findings = looked("dataset.plant=leak", f"dataset.kind={kind}")["findings"]
         assert [each["examples"] for each in findings] == [PLANTED["leak"][2]], kind
     for kind in ("torch", "list", "nested"):
