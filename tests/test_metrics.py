@@ -29,6 +29,20 @@ def test_top_k_takes_five_by_default():
     assert top_k(logits, torch.arange(8)).tolist() == [0.0] * 3 + [1.0] * 5
 
 
+@pytest.mark.parametrize("metric", [accuracy, errors, top_k])
+@pytest.mark.parametrize(
+    ("logits", "label"), [((4, 1), (4, 1)), ((4, 1), (4,)), ((4, 3), (4, 1)), ((3, 3), (3, 3)), ((4,), (4,))]
+)
+def test_shapes_that_torch_would_broadcast_to_a_wrong_number_are_an_error(metric, logits, label):
+    with pytest.raises(ValueError, match=r"logits of shape \(.*\) do not fit labels of shape \(.*compares it with 0"):
+        metric(torch.zeros(logits), torch.zeros(label))
+
+
+def test_no_label_is_among_no_logits():
+    with pytest.raises(ValueError, match="k is 0; at least the largest logit must count"):
+        top_k(LOGITS, LABELS, 0)
+
+
 def test_top_one_is_accuracy():
     logits, labels = torch.rand(64, 10), torch.randint(10, (64,))
     assert torch.equal(top_k(logits, labels, 1), accuracy(logits, labels))
