@@ -46,7 +46,7 @@ class Optimizers:
         """Whether an optimizer has other weights for evaluations than for training."""
         self.is_plan_due = False
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
-        self._has_looked = False  # whether it was looked for parameters that no optimizer has
+        self._untrained: set[str] = set()  # the names of parameters that no optimizer has, and that a warning has named
 
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take another optimizer than the only one.
@@ -87,14 +87,14 @@ class Optimizers:
         self.has_modes = any(each.has_modes for each in self.members)
 
     def warn_of_untrained(self) -> None:
-        """Warn once of parameters that no optimizer has."""
-        if self._has_looked or not self.is_configured:
+        """Warn once of each parameter that no optimizer has, also of those that replace others in the training."""
+        if not self.is_configured:
             return
-        self._has_looked = True
         named = dict(self._model.module.named_parameters())
         beside = set(map(id, parameters_beside(list(named.values()), *self.optimizers.values())))
-        names = [name for name, each in named.items() if each.requires_grad and id(each) in beside]
-        if names:
+        untrained = {name for name, each in named.items() if each.requires_grad and id(each) in beside}
+        if names := [name for name in named if name in untrained - self._untrained]:
+            self._untrained |= untrained
             _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
 
     def prepare(self, batch: Batch, train: bool, stream: str) -> None:

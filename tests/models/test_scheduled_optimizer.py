@@ -221,6 +221,26 @@ def test_parameters_without_a_gradient_or_an_optimizer_are_named_once(caplog):
     assert message.startswith("no optimizer trains unused.weight, unused.bias; if this is meant")
 
 
+class Replacing(nn.Module):
+    """Has another weight after the seventh forward, which is in the second epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.calls = nn.Linear(2, 1, bias=False), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 7:
+            self.part.weight = nn.Parameter(self.part.weight.detach().clone())
+        return {"loss": self.part(x)}
+
+
+def test_a_parameter_that_is_replaced_in_the_training_is_named_once(caplog):
+    run(TorchModel(Replacing(), optimizer=form(), device="cpu"), FACTORS, epochs=4)
+    (message,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert message.startswith("no optimizer trains part.weight; if this is meant")
+
+
 class Frozen(nn.Module):
     def __init__(self, part, keeps=False):
         super().__init__()

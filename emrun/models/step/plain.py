@@ -194,6 +194,7 @@ class Plain:
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
+        self._optimizers.warn_of_untrained()  # once more: code of the user may have replaced parameters
         self._skipped.report()
         loop, members = self._model._main_loop, self._optimizers.members
         late = [each.name for each in members if each.step is None]
