@@ -90,6 +90,7 @@ def test_check_keeps_the_last_modules_and_counts_what_is_trained(project, emrun)
 
 def test_the_next_end_is_later_than_what_a_fork_to_an_end_that_has_passed_has_done(make_run):
     loop = SimpleNamespace(train_stream_name="train", extra_streams=[], hooks=[emrun.hooks.StopAfter(1)], report=False)
+    loop.model = SimpleNamespace(schedulers=())
     training = SimpleNamespace(main_loop=loop, dataset=object(), output_dir=make_run("a", [0.5]).directory)
     *_, last = last_lines.last_lines(training, "3 epochs done (StopAfter epochs: 1)", keeps=True)
     assert last.endswith("log/a hooks.StopAfter.epochs=6")
