@@ -115,6 +115,8 @@ class AbstractModel(ABC):
     def step_values(self) -> Mapping[str, Any]:
         """Return values of the last `run` with `train=True`.
 
+        There may be none yet, also after training epochs: when an epoch is resumed at the end of its train stream.
+
         Returns:
             `loss`: the scalar that was minimised, a number or a one-element tensor that stays on its device;
             `learning_rate`: the learning rate of each parameter group in the last update, or in the next one if there

@@ -38,6 +38,7 @@ class Model(AbstractModel):
 
     def __init__(self, lr=0.1, width=1, fails=False):
         self.w, self.lr, self.width, self.fails = 1.0, lr, width, fails
+        self.loss = None  # until the first batch; an epoch that is resumed at the end of its stream may have none
 
     def run(self, batch, train, stream):
         if train and self.fails:
@@ -48,7 +49,7 @@ class Model(AbstractModel):
         return {"loss": self.loss}
 
     def step_values(self):
-        return {"loss": self.loss}
+        return {} if self.loss is None else {"loss": self.loss}
 
     def state_dict(self):
         return {"w": self.w}
