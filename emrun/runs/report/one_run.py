@@ -23,7 +23,7 @@ from emrun.runs.report.facts import (
     pictures_of,
     shown_of,
 )
-from emrun.runs.report.markup import Html, cut, escaped, facts, folded, joined, listing, section, table, tag
+from emrun.runs.report.markup import Html, cut, facts, folded, joined, listing, section, table, tag
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun, size_below
 from emrun.runs.summaries import Which
@@ -38,7 +38,6 @@ _LONGEST_TEXT = 20_000  # characters
 _SHARES = re.compile(r"(model|reading|hooks|checkpoints|other) (\d{1,3})%")
 _PROFILE = re.compile(r"epoch (\d+), ([^:]+): (model .*)", re.DOTALL)
 _MEMORY = re.compile(r"memory (.+)$")
-_PARTS = ("model", "reading", "hooks", "checkpoints", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +91,22 @@ def head(part: RunPart) -> Html:
     """Return what is at the top of a run: how it stands, what it reached, how it was started."""
     run, trace = part.run, part.run.trace
     best = part.best
-    begin = run.begin
     ended = "" if run.end is None or part.seconds is None else f"{run.end:%Y-%m-%d %H:%M:%S}"
     command: Any = trace.get("command") or ()
-    done = f"{counted(run.epochs_done, 'epoch')}, {counted(run.iterations_done, 'iteration')}"
     return joined(
         [
-            tag("p", badge(run.status), " ", escaped(run.reason) if run.reason else None, class_="outcome"),
+            tag("p", badge(run.status), " ", run.reason, class_="outcome"),
             facts(
                 [
                     ("best", "" if best is None else f"{best[0]:.6g} ({in_words(part.by)}, epoch {best[1]:g})"),
-                    ("done", done),
+                    ("done", f"{counted(run.epochs_done, 'epoch')}, {counted(run.iterations_done, 'iteration')}"),
                     ("took", "" if part.seconds is None else span(part.seconds)),
-                    ("began", "" if begin is None else f"{begin:%Y-%m-%d %H:%M:%S}"),
+                    ("began", "" if run.begin is None else f"{run.begin:%Y-%m-%d %H:%M:%S}"),
                     ("ended", ended),
                     ("looks", _looks(run)),
                     ("device", trace.get("device")),
                     ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
-                    ("seed", None if trace.get("seed") is None else str(trace["seed"])),
+                    ("seed", trace.get("seed")),
                     ("host", trace.get("host")),
                     ("directory", str(run.directory)),
                     ("command", tag("code", shlex.join(map(str, command))) if command else None),
@@ -148,7 +145,10 @@ def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_
             _time(part, log),
             _pictures(part.run, picture_bytes, shown),
             _texts(shown),
-            _failures(part.run),
+            section(
+                "Failures",
+                table(["failure", "error", "where", "repeat it with"], failures_of(part.run), label="Failures"),
+            ),
             _checkpoints(part.run),
             _config(part.run, most_config),
             _environment(part.run),
@@ -185,19 +185,20 @@ def _statistics(curves: Curves) -> Html:
     """Return the last, lowest and highest values of all statistics: what the curves show, as numbers."""
     rows = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in curves.epochs.items()]
     headers = ["statistic", "last", "lowest", "in epoch", "highest", "in epoch"]
-    numeric = range(1, len(headers))
-    epochs = table(
-        headers, rows[:_MOST_STATISTICS], numeric=numeric, label="Statistics of the epochs", is_sortable=True
+    left = len(rows) - _MOST_STATISTICS
+    return section(
+        "Statistics",
+        table(
+            headers, rows[:_MOST_STATISTICS], numeric=range(1, 6), label="Statistics of the epochs", is_sortable=True
+        ),
+        tag("p", f"{left} more statistics") if left > 0 else None,
     )
-    more = f"{len(rows) - _MOST_STATISTICS} more statistics" if len(rows) > _MOST_STATISTICS else None
-    return section("Statistics", epochs, tag("p", more) if more else None)
 
 
 def _values(curve: Curve) -> list[Any]:
-    found: list[Any] = [None if curve.last is None else curve.last[1]]
-    for point in (curve.lowest(), curve.highest()):
-        found += [None, None] if point is None else [point[1], int(point[0])]
-    return found
+    points = (curve.last, curve.lowest(), curve.highest())
+    last, low, high = ((None, None) if point is None else (point[1], int(point[0])) for point in points)
+    return [last[0], *low, *high]
 
 
 def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
@@ -208,11 +209,8 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
     memory = next((found[1] for each in reversed(lines) if (found := _MEMORY.search(each[3]))), None)
     rate = f"{run.iterations_done / trained:,.4g} iterations a second" if trained and run.iterations_done else None
-    rows = []
-    if lines:
-        last = lines[-1]
-        shares = dict(_SHARES.findall(last[3]))
-        rows = [[name, _bar(int(shares[name]))] for name in _PARTS if name in shares]
+    shares = dict(_SHARES.findall(lines[-1][3])) if lines else {}
+    rows = [[name, _bar(int(share))] for name, share in shares.items()]
     return section(
         "Time and memory",
         facts(
@@ -284,11 +282,6 @@ def _texts(shown: Mapping[str, Written]) -> Html:
     return section("Texts", *(folded(name, text, is_open=True) for name, text in texts[:_MOST_TEXTS]))
 
 
-def _failures(run: StoredRun) -> Html:
-    headers = ["failure", "error", "where", "repeat it with"]
-    return section("Failures", table(headers, failures_of(run), label="Failures"))
-
-
 def _checkpoints(run: StoredRun) -> Html:
     rows = checkpoints_of(run)
     headers = ["checkpoint", "epoch", "iteration", "size", "names"]
@@ -306,10 +299,7 @@ def _config(run: StoredRun, most: int) -> Html:
     given = [str(word) for word in command if "=" in str(word) and not str(word).startswith("-")]
     codes = Html(", ".join(tag("code", each) for each in given))
     overrides = tag("p", "Given in the command: ", codes) if given else None
-    text = config_text_of(run)
-    return section(
-        "Config", overrides, folded("config.yaml", listing(cut(text, most)), is_open=False) if text else None
-    )
+    return section("Config", overrides, folded("config.yaml", listing(cut(config_text_of(run), most))))
 
 
 def _environment(run: StoredRun) -> Html:
@@ -318,14 +308,13 @@ def _environment(run: StoredRun) -> Html:
     for each in code.get("repositories", ()):
         changes = "" if each["sha256"] is None else " with changes"
         git.append(f"{each['directory']} {'no commit' if each['commit'] is None else each['commit'][:12]}{changes}")
-    versions = [(name, trace.get(name)) for name in ("emrun", "torch", "python")]
     packages = [f"{name} {version}" for name, version in sorted(code.get("packages", {}).items())]
     modules = sorted(code.get("modules", {}))
     return section(
         "Environment and code",
         facts(
             [
-                *((name, None if value is None else str(value)) for name, value in versions),
+                *((name, trace.get(name)) for name in ("emrun", "torch", "python")),
                 ("threads", trace.get("threads")),
                 ("git", ", ".join(git) or trace.get("git_commit")),
             ]
