@@ -63,8 +63,9 @@ class Removal:
         directory = self.run.directory
         if directory.is_symlink():
             return f"is a link; give the directory itself, {directory.resolve()}"
-        if self.run.status == "running" or (writer := writer_of(directory)) is not None:
-            return f"is in use by {writer_of(directory) if self.run.status == 'running' else writer}"
+        writer = writer_of(directory)
+        if self.run.status == "running" or writer is not None:
+            return f"is in use by {writer or 'a process that has just ended'}"
         if (other := last_writer_elsewhere(directory)) is not None:
             return f"may be in use by {other}; prune it on that host"
         trace = self.run.trace

@@ -36,6 +36,12 @@ def directory(make_run):
     return place
 
 
+def test_a_run_whose_process_has_ended_since_it_was_read_stays(directory):
+    run = StoredRun(directory)
+    run.status = "running"  # as it was read while the process lived
+    assert Removal.of(run, "runs").refusal() == "is in use by a process that has just ended"
+
+
 def test_a_whole_run_is_removed(directory):
     removal = Removal.of(StoredRun(directory), "runs")
     assert removal.size == size_below(directory) - (directory / ".lock").stat().st_size
