@@ -172,7 +172,7 @@ def test_a_signal_to_the_command_ends_all_ranks_and_resume_starts_as_many(projec
 @pytest.mark.parametrize(
     ("fault", "status", "cause"),
     [
-        ("SIGKILL", 137, "error: rank 1 was killed by SIGKILL"),
+        pytest.param("SIGKILL", 137, "error: rank 1 was killed by SIGKILL", marks=pytest.mark.campaign),
         pytest.param("exit", 9, "error: rank 1 ended with exit status 9", marks=pytest.mark.campaign),
         ("raise", 1, "rank 1: in hook Fault, after_batch of stream 'train'"),
     ],
