@@ -18,6 +18,7 @@ from emrun.storage.files import (
     flush_directory,
     opened_regular,
     read_regular,
+    refuse_timeout,
     storing,
     write_atomically,
     write_flushed,
@@ -74,10 +75,15 @@ def read_seal(path: Path) -> tuple[Any, bool]:
 
 
 def files_of(path: Path) -> list[str]:
-    """Return the names of the files of a folder, with that of the file that describes them; none if it is damaged."""
+    """Return the names of the files of a folder, with that of the file that describes them; none if it is damaged.
+
+    Raises:
+        ReadTimeout: the file system does not return the file in time.
+    """
     try:
         content, _ = read_seal(path)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        refuse_timeout(error, path)
         return []
     files: Any = content.get("files") if isinstance(content, dict) else None
     return [path.name, *files] if fitting(files, FILES) else [path.name]

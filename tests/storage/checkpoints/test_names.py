@@ -1,12 +1,14 @@
 """Names of checkpoints: missing ones, directories under names, what is deleted."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from storage.committing import commit_at, names_in, save
 
-from emrun.base.errors import StorageError
+from emrun.base.errors import ReadTimeout, StorageError
 from emrun.storage.checkpoints.commits import commit, copy_up_to, find, newest
 from emrun.storage.checkpoints.manifest import FILE, Contents, verify
 from emrun.storage.checkpoints.names import Names, go_back_to
@@ -141,6 +143,24 @@ def test_a_checkpoint_is_not_copied_if_another_of_its_iteration_takes_its_place(
     assert not (tmp_path / "other").exists()
     assert copy_up_to(place, tmp_path / "other") == tmp_path / "other" / place.name
     verify(tmp_path / "other" / place.name)
+
+
+def test_a_checkpoint_whose_manifest_cannot_be_read_in_time_is_not_copied_empty(root, tmp_path, monkeypatch):
+    earlier, place = commit_at(root, 1, "best").stat(), commit_at(root, 2, "latest")
+    opened, reads = os.open, []
+
+    def timing_out(path, *arguments, dir_fd=None, **keywords):
+        if path == FILE and os.path.samestat(os.fstat(dir_fd), earlier):
+            reads.append(path)
+            if len(reads) == 2:  # the first tells that the checkpoint is earlier, the second which files it has
+                raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+        return opened(path, *arguments, dir_fd=dir_fd, **keywords)
+
+    monkeypatch.setattr(os, "open", timing_out)
+    with pytest.raises(ReadTimeout, match=r"cannot read .*manifest.json: timed out"):
+        copy_up_to(place, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    assert verify(copy_up_to(place, tmp_path / "other"))
 
 
 def test_directories_under_names_are_settled_by_one_look_at_the_manifests(root, monkeypatch):
