@@ -244,6 +244,20 @@ def test_a_list_that_cannot_be_read_is_not_taken_for_missing(directory, monkeypa
         Removal.of(StoredRun(directory), "runs")
 
 
+def test_a_checkpoint_whose_manifest_cannot_be_read_in_time_is_not_removed_in_part(directory, monkeypatch):
+    opened = os.open
+
+    def timing_out(path, *arguments, **keywords):
+        if path == "manifest.json":
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+        return opened(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", timing_out)
+    with pytest.raises(StorageError, match=r"cannot read .*manifest.json: timed out"):
+        Removal.of(StoredRun(directory), "checkpoints").carry_out()
+    assert len(list(directory.glob("checkpoints/it-*/*"))) == 8
+
+
 def test_a_list_does_not_lead_out_of_the_directory(directory, tmp_path):
     (tmp_path / "kept").write_text("")
     (directory / "out").symlink_to(tmp_path)
