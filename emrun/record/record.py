@@ -57,7 +57,6 @@ class Record:
         """The `position` at the checkpoint; what was lost since does not change it."""
         names = {"metrics": METRICS, "rows": ROWS} if directory is not None else {}
         self._files = {key: Lines(Path(directory or "", name)) for key, name in names.items()}
-        self._count = 0  # lines of `metrics.jsonl`
         self._held: list[Row] = []  # means that are not written yet
         self._written = -math.inf  # when rows were written last, in seconds of `monotonic`
 
@@ -98,10 +97,11 @@ class Record:
             if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
                 found = each.counts() if isinstance(each, Histogram) else each
                 own += [line_of(name, found)] if found is not None else []
+        if self._files:
+            self._files["metrics"].look()
         self._add_rows(own)
         if self._files:
             self._files["metrics"].append(json.dumps(line, allow_nan=False))
-            self._count += 1
             self.epochs.append(line)
         if self.sinks:
             self._tell([replace(row_of_epoch(line, own), unknown=_unknown(epoch_data), is_new=True)])
@@ -138,7 +138,8 @@ class Record:
 
     def _add_rows(self, lines: Iterable[Mapping[str, Any]]) -> None:
         if self._files:
-            texts = (json.dumps({"epochs": self._count, **line}, allow_nan=False) for line in lines)
+            epochs = self._files["metrics"].lines
+            texts = (json.dumps({"epochs": epochs, **line}, allow_nan=False) for line in lines)
             self._files["rows"].append("\n".join(texts))
 
     def _tell(self, rows: Sequence[Row]) -> None:
@@ -188,7 +189,6 @@ class Record:
         if not file.go_back_to(*rows, is_wanted=lambda line: _is_row_before(line, iterations_done)):
             _LOG.warning("%s was changed since the checkpoint was saved; its complete lines are kept", file.path)
         self.epochs = list(Reader(self.directory).epochs())
-        self._count = path.read_bytes().count(b"\n") if path.exists() else 0
         there = {line["epoch"] for line in self.epochs}
         lost = (str(each) for each in expected if each not in there)
         missing = list(itertools.islice(lost, 1000))  # there may be any number

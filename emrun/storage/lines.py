@@ -56,6 +56,8 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.length = 0
+        self.lines = 0
+        """How many complete lines the file has."""
         self._digest = hashlib.sha256()
 
     @property
@@ -84,7 +86,7 @@ class Lines:
 
     def count(self) -> None:
         """Count the content that the file has."""
-        self.length, self._digest = 0, hashlib.sha256()
+        self.length, self.lines, self._digest = 0, 0, hashlib.sha256()
         self._count(self._content())
 
     def go_back_to(
@@ -123,9 +125,10 @@ class Lines:
             truncate(self.path, len(kept))
         elif content != kept:
             write_atomically(self.path, kept)
-        self.length, self._digest = 0, hashlib.sha256()
+        self.length, self.lines, self._digest = 0, 0, hashlib.sha256()
         self._count(kept)
 
     def _count(self, data: bytes) -> None:
         self.length += len(data)
+        self.lines += data.count(b"\n")
         self._digest.update(data)

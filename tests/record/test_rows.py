@@ -171,3 +171,16 @@ def test_rows_after_a_damaged_line_with_a_carriage_return_are_those_of_their_epo
     rows = list(Reader(tmp_path).rows())
     assert places(rows) == [(1, False), (2, False), (3, False), (3, True), (4, False), (4, True)]
     assert [row.updates for row in rows if row.every is None] == [2, 3]
+
+
+def test_a_line_that_other_code_appends_moves_no_row_to_another_epoch(tmp_path):
+    record = Record(tmp_path)
+    write(record, 1)
+    with (tmp_path / METRICS).open("a") as file:
+        file.write("other\n")
+    for epoch in (2, 3):
+        record._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch + 1))
+        record.add_epoch(epoch, epoch + 1, epoch, 0.5, {})
+    rows = list(Reader(tmp_path).rows())
+    assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (3, True), (4, False), (4, True)]
+    assert [row.updates for row in rows if row.every is None] == [2, 2, 3]
