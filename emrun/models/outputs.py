@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -214,7 +215,7 @@ class Calculation:
         """The streams in which it is calculated; None for all."""
         if not isinstance(self.inputs, list | tuple):
             raise self._wrong(f"inputs {self.inputs!r} is not a list, e.g. [logits, label]")
-        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float):
+        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not math.isfinite(self.scale):
             raise self._wrong(f"scale {self.scale!r} is not a number")
         if self.streams is not None:
             check_names(f"{key}.streams", self.streams)

@@ -482,6 +482,7 @@ def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
             "inputs 'same' is not a list, e.g. [logits, label]",
         ),
         (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is not a number"),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale nan is not a number"),
         (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
         ("mse", "'mse' is not a class or function; write {class: ..., inputs: [...]}"),
     ],
