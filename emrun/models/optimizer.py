@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,11 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
     for group in optimizer.param_groups:
         if group.get("capturable") and any(each.device.type == "cpu" for each in group["params"]):
             raise ArgumentError(f"{key}.capturable", f"{kind} cannot capture parameters on the CPU; set model.device")
+        for name in ("lr", "weight_decay"):  # torch does not look at those of groups, nor at infinity
+            value = group.get(name)
+            if isinstance(value, str) or (isinstance(value, int | float) and not 0 <= value < math.inf):
+                where = name if value == defaults.get(name) else "groups"
+                raise ArgumentError(f"{key}.{where}", f"{name} {value!r} is not a finite number of at least 0")
     return optimizer
 
 

@@ -209,4 +209,6 @@ class Steps(ClosedForm):
             if wrong is not None:
                 raise ArgumentError(f"scheduler.milestones[{index}]", f"{each} {wrong}")
         gamma = self._gamma
+        if len(places) * math.log(max(gamma, 1)) > 700:
+            raise ArgumentError("scheduler.gamma", f"{gamma:g} makes the rate infinite")
         return lambda done: gamma ** bisect_right(places, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -125,6 +126,8 @@ class Ahead:
             try:
                 for _ in range(steps):
                     scheduler.step()
+                    if not all(math.isfinite(group["lr"]) for group in groups):
+                        raise ArithmeticError(f"its next rate is {float(groups[0]['lr'])}")
                     for rates, group in zip(self.rates, groups, strict=True):
                         rates.append(float(group["lr"]))
             except Exception as error:  # also of the user's functions

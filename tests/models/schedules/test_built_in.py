@@ -219,6 +219,7 @@ def test_arguments_that_are_not_allowed_are_an_error(make, argument, message):
             "50%: the run makes only 200 updates, fewer than 120 of warm-up and 100 of cool-down",
         ),
         (lambda o: Cosine(o, cycles=191, warmup="5%"), "cycles", "191 is more than the 190 updates of the decay"),
+        (lambda o: Steps(o, ["50%", "75%"], gamma=1e300), "gamma", "1e+300 makes the rate infinite"),
         (lambda o: Steps(o, ["250 updates"]), "milestones[0]", "250 updates is not before the end, after 200 updates"),
         (lambda o: Steps(o, ["5%"], warmup="5%"), "milestones[0]", "5% is not after the 10 updates of warm-up"),
         (

@@ -94,6 +94,14 @@ def test_a_scheduler_of_the_users_own_is_not_run_ahead():
             "LambdaLR makes 2 steps, but the run has 5 epochs (torch: division by zero)",
         ),
         (
+            lambda o: torchs.ExponentialLR(o, float("nan")),
+            5,
+            "epochs",
+            None,
+            "scheduler",
+            "ExponentialLR makes 0 steps, but the run has 5 epochs (torch: its next rate is nan)",
+        ),
+        (
             lambda o: torchs.CosineAnnealingLR(o, T_max=1000),
             2,
             "epochs",
