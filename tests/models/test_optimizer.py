@@ -168,7 +168,7 @@ def test_a_tied_parameter_is_selected_by_any_of_its_names(name):
         ([{"match": "bias", "learning_rate": 0.1}], "groups: unknown argument 'learning_rate'; allowed: dampening,"),
         ([{"match": "bias", "lr": -1}], "groups: lr -1 is not a finite number of at least 0"),
         ([{"match": "bias", "lr": math.nan}], "groups: lr nan is not a finite number of at least 0"),
-        ([{"match": "bias", "weight_decay": "1e-4"}], "groups: weight_decay '1e-4' is not a finite number of at least 0"),
+        ([{"match": "bias", "weight_decay": "1e-4"}], "groups: weight_decay '1e-4' is not a finite number"),
         ([{"match": "bias["}], "groups[0].match: 'bias[' is not a regular expression"),
         ([{"lr": 0.1}], "is neither a list of {match: REGEX, argument: value} nor a callable"),
         ([{"match": 3}], "groups[0].match: 3 is neither a regular expression nor a list of them"),
