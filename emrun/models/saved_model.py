@@ -25,6 +25,7 @@ from emrun.models.sharding import Sharding
 from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
+from emrun.models.weights.loadable import Loadable
 from emrun.models.weights.saving import collect_weights, extra_state, load_weights
 from emrun.ranks.group import ranks
 from emrun.storage.checkpoints.manifest import TRAINED
@@ -39,6 +40,7 @@ class SavedModel(ModuleModel):
     """Saves and loads the weights of a module, and evaluates with others than those that are trained."""
 
     _optimizers: Optimizers
+    _loadable: Loadable
     _evaluation_weights: EvaluationWeights | None = None
     _loaded_from: Path | None = None
     _restores_averages = True  # False once it is known that no hook takes them
@@ -105,6 +107,7 @@ class SavedModel(ModuleModel):
     def _collected(self, *, copied: bool) -> dict[str, Collected]:
         """Return file -> the weights of evaluations, and those of the training if they are others."""
         others, module = self._evaluation_weights, self.module
+        self._loadable.check()
         if others is None:
             return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}
         of_both = {

@@ -603,7 +603,7 @@ class TorchModel(SavedModel):
             self._skipped.begin_epoch()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Step the scheduler after a training epoch; after the zeroth, check that a resume could load its checkpoint.
+        """Step the scheduler after a training epoch; check that a resume could load a checkpoint.
 
         Raises:
             ArgumentError: a resume could not load the checkpoint.

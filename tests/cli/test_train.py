@@ -615,6 +615,33 @@ def test_a_module_that_is_refused_after_the_zeroth_epoch_is_not_to_be_resumed(pr
     )
 
 
+GROWING = """
+import torch
+
+class Growing(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(11, 1)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("queue", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 7:
+            self.queue = torch.cat([self.queue, x[:, 0]])
+        return super().forward(x)[:, 0]
+"""
+
+
+def test_a_checkpoint_of_a_module_that_changes_later_is_refused_and_the_one_before_is_kept(project, emrun):
+    (project / "growing.py").write_text(GROWING)
+    done = emrun("train", "config.yaml", "--output-dir", "mine", "model.module={class: growing.Growing}")
+    assert done.returncode == 2
+    assert "forward or a hook changes parameters or buffers: 'queue' had shape (1,), has (" in done.stderr
+    assert "resume with: emrun resume mine" in done.stderr.splitlines()[-1]
+    done = emrun("eval", "mine", "valid", "--checkpoint", "latest")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_without_a_checkpoint_that_has_begun_is_started_again_in_another_directory(project, emrun):
     (project / "config.yaml").write_text(CONFIG + "  - my_hooks.Fail\n")
     done = emrun("train", "config.yaml", "--output-dir", "mine", "main_loop.skip_zeroth_epoch=true")

@@ -74,7 +74,7 @@ def _shown(kind: torch.dtype) -> str:
 
 
 class Loadable:
-    """Checks, before the first batch, update and checkpoint, that a resume could load what a run saves.
+    """Checks, before the first batch, the first update and each checkpoint, that a resume could load what a run saves.
 
     Compares the parameters and buffers of a module with those that a resume would load a checkpoint into.
 
@@ -85,11 +85,12 @@ class Loadable:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._registered: Structure = {}  # what a checkpoint would be loaded into
-        self._before_update: Structure | None = None  # None once the first update is checked
+        self._before_update: Structure | None = None  # None without a run
+        self._has_updated = False
 
     def register(self) -> None:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
-        self._registered = structure(self._model.module)
+        self._registered, self._before_update = structure(self._model.module), None
 
     def check_saving(self) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
@@ -106,11 +107,12 @@ class Loadable:
 
     def check_first_update(self) -> None:
         """Call `check` once, between the first forward of a training step and its update."""
-        self.check()
-        self._before_update = None
+        if not self._has_updated:
+            self.check()
+            self._has_updated = True
 
     def check(self) -> None:
-        """Check that running the module has not changed its structure; only before the first update.
+        """Check that running the module has not changed its structure.
 
         Raises:
             ArgumentError: a resume could not load the parameters and buffers.
@@ -118,8 +120,8 @@ class Loadable:
         if self._before_update is not None:
             self._compared(
                 self._before_update,
-                "forward changes parameters or buffers: {}; create them in __init__, or use lazy modules such as "
-                "torch.nn.LazyLinear; the optimizer would not train parameters that are created later",
+                "forward or a hook changes parameters or buffers: {}; create them in __init__, or use lazy modules "
+                "such as torch.nn.LazyLinear; the optimizer would not train parameters that are created later",
             )
 
     def _compared(self, before: Structure, refusal: str, *, of_dtypes: bool = True) -> Structure:
