@@ -233,7 +233,8 @@ def _user_modules(modules: Mapping[str, Any], installed: Iterable[str]) -> Itera
         top = (name if spec is None else str(getattr(spec, "name", name))).partition(".")[0]
         owner = file if spec else _attributes(sys.modules.get(top)).get("__file__")  # torch.compile has no spec
         is_command = name == "__main__" and not file.endswith(tuple(SOURCE_SUFFIXES))
-        if top != "emrun" and not is_command and is_of_user(owner or file):
+        is_made = "." in name and top not in sys.modules  # a kernel that torch.compile has built
+        if top != "emrun" and not is_command and not is_made and is_of_user(owner or file):
             yield name, str(Path(file).absolute())
 
 

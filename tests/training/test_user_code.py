@@ -1,6 +1,7 @@
 """What a run is made from: gathered from this process and its repositories, recorded by runs, resumes and forks."""
 
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -137,6 +138,15 @@ def test_modules_that_a_package_makes_elsewhere_belong_to_it(place, monkeypatch)
         monkeypatch.setitem(sys.modules, name, made)
     (place / "made.py").write_text("")
     assert gather(place).modules.keys() == {"user_made"}
+
+
+def test_kernels_that_torch_compile_has_built_are_not_of_the_user(place, monkeypatch):
+    (place / "kernel.so").write_bytes(b"")
+    spec = importlib.util.spec_from_file_location("c2qm.kernel", place / "kernel.so")
+    made = types.ModuleType("c2qm.kernel")
+    made.__file__, made.__spec__ = str(place / "kernel.so"), spec
+    monkeypatch.setitem(sys.modules, "c2qm.kernel", made)
+    assert gather(place).modules == {}
 
 
 def test_files_that_cannot_be_read_are_large_or_are_no_files_are_problems(place, monkeypatch):
