@@ -427,6 +427,19 @@ def test_a_page_that_a_kill_has_prevented_is_written_by_the_next_resume(trained,
     assert path.stat().st_mtime_ns == written
 
 
+def test_the_time_of_an_epoch_is_without_the_evaluation_before_the_first_one(make_run, emrun, tmp_path):
+    run = make_run("a", [0.5, 0.6, 0.7]).directory
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [0, 1, 2]
+    for line, seconds in zip(lines, (50, 10, 20), strict=True):
+        line["seconds"] = seconds
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert emrun("report", "log/a", "-o", "a.html").returncode == 0
+    found = page(tmp_path / "a.html")
+    assert re.search(r"in epochs\s*1\.3 min\s*an epoch\s*15 s", found.text)
+    assert found.data["runs"][0]["seconds"] == [50, 60, 80]
+
+
 def luminance(color):
     """Return the relative luminance of a color such as `#0060a8`, as WCAG 2 defines it."""
     parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]

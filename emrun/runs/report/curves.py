@@ -39,6 +39,8 @@ class Marks:
         """Add a line of `metrics.jsonl`; lines without an iteration, or that go back, are left out."""
         iteration, seconds = epoch.get("iteration"), number(epoch.get("seconds"))
         self.total += seconds if seconds is not None and 0 <= seconds < 1e12 else 0.0
+        if epoch["epoch"] == 0:
+            self.seconds[0] = self.total
         if type(iteration) is int and epoch["epoch"] > self.epochs[-1] and iteration >= self.iterations[-1]:
             self.epochs.append(epoch["epoch"])
             self.iterations.append(iteration)

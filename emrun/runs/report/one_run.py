@@ -203,7 +203,7 @@ def _values(curve: Curve) -> list[Any]:
 
 def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
     marks, run = part.curves.marks, part.run
-    epochs, trained = max(part.curves.marks.epochs), marks.total
+    epochs, trained = max(marks.epochs), marks.total - marks.seconds[0]  # without the evaluation before the first epoch
     profile = [each.text for each in log if each.source == "log_profile"]
     lines = [found for text in profile if (found := _PROFILE.fullmatch(text))]
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
@@ -215,7 +215,7 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
         "Time and memory",
         facts(
             [
-                ("in epochs", span(trained) if trained else None),
+                ("in epochs", span(marks.total) if marks.total else None),
                 ("an epoch", span(trained / epochs) if epochs and trained else None),
                 ("speed", rate),
                 ("most memory", memory),
