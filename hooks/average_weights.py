@@ -106,7 +106,7 @@ class AverageWeights(AbstractHook):
             if self._every.unit != "updates":
                 raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
             decay = 0.5 ** (self._every.count / Interval.parse("half_life", half_life, ("updates",)).count)
-        check_number("decay", decay, "a number between 0 and 1, e.g. 0.999", above=0, below=1)
+        check_number(given[0], decay, "a decay between 0 and 1, e.g. 0.999", above=0, below=1)
         return get_ema_multi_avg_fn(float(decay or 0))  # type: ignore[no-any-return, no-untyped-call]
 
     def register_mainloop(self, main_loop: Loop) -> None:
