@@ -8,6 +8,9 @@ import torch
 def accuracy(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Return 1.0 for each example whose largest logit is that of its label, else 0.0.
 
+    A label that is no class, such as -100 where a loss looks at nothing, counts as wrong: for padding, use
+    `ClassificationMetrics` with `mask_name`.
+
     Args:
         logits: floating point of shape (B, classes, ...), of at least two classes.
         label: int64 class indices of shape (B, ...).
