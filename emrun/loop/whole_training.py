@@ -29,6 +29,7 @@ def train(epochs: Epochs, *, skip_zeroth_epoch: bool) -> NoReturn:
             endings.raise_if_due()
         if loop.has_run:
             state.encoded()  # a state that cannot be saved is found before the first batch
+        loop.epoch_began, loop.epoch_is_resumed = perf_counter(), state.is_in_epoch
         resume(epochs)
         if state.is_in_epoch:
             with streams.get(name, train=True) as stream:

@@ -222,6 +222,14 @@ def test_a_quiet_run_that_ends_in_the_middle_of_an_epoch_says_that_its_loss_is_n
     assert done.stderr.splitlines()[-1].startswith("warning: the loss was NaN from epoch 1 on")
 
 
+def test_a_resume_that_only_evaluates_at_the_end_has_the_seconds_of_that(project, emrun):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.StopAfter.iterations=1").returncode == 0
+    done = emrun("resume", "mine", "dataset.n=40")
+    assert done.returncode == 0
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("at the end  train")]
+    assert line.endswith(" s since the resume")
+
+
 @pytest.mark.parametrize(
     "guard", ["hooks.StopOnNaN.after_batch=true", "hooks.StopOnNaN={after_epoch: true}"], ids=["batch", "epoch"]
 )
