@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -33,14 +34,18 @@ def check_number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """Raise `ArgumentError`, with the text `what`, unless `value` is a finite number within the limits."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (least <= value and above < value < below):
+    """Raise `ArgumentError`, with the text `what`, unless `value` is a number of a float's range, within the limits."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (least <= value and above < value < below and abs(value) <= sys.float_info.max)
+    ):
         raise ArgumentError(argument, f"{value!r} is not {what}")
 
 
 def check_seconds(argument: str, value: object) -> None:
-    """Raise `ArgumentError` unless `value` is a positive, finite number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    """Raise `ArgumentError` unless `value` is a positive, finite number of seconds that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise ArgumentError(argument, f"must be a positive number of seconds, not {value!r}")
 
 

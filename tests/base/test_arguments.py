@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from emrun.base.arguments import check_choice, check_count, check_number, expanded, safe_component
+from emrun.base.arguments import check_choice, check_count, check_number, check_seconds, expanded, safe_component
 from emrun.base.errors import ArgumentError
 
 
@@ -86,4 +86,12 @@ def test_a_value_that_is_not_a_finite_number_within_the_limits_is_an_error(value
 def test_numbers_within_the_limits_are_accepted():
     check_number("decay", 0.5, above=0, below=1)
     check_number("alpha", 0, least=0)
-    check_number("end", -(10**400))
+    check_number("end", -(10**300))
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_whole_numbers_that_no_float_can_hold_are_an_error(value):
+    with pytest.raises(ArgumentError, match=r"0 is not a number$"):
+        check_number("end", value)
+    with pytest.raises(ArgumentError, match=r"must be a positive number of seconds, not -?10"):
+        check_seconds("timeout", value)
