@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.arguments import check_count
+from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
 from emrun.models.schedules.closed_form import ClosedForm
@@ -92,8 +92,7 @@ class Polynomial(ClosedForm):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, power: float = 1.0, **kwargs: Any) -> None:
-        if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
-            raise ArgumentError("power", f"{power!r} is not a positive number")
+        check_number("power", power, "a positive number", above=0)
         super().__init__(optimizer, final=final, **kwargs)
         self._configured["power"] = self._power = power
 
@@ -186,8 +185,7 @@ class Steps(ClosedForm):
     ) -> None:
         if not isinstance(milestones, list | tuple) or not milestones:
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")
-        if isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
-            raise ArgumentError("gamma", f"{gamma!r} is not a number of at least 0")
+        check_number("gamma", gamma, "a number of at least 0", least=0)
         self.own_lengths = tuple(Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones))
         super().__init__(optimizer, **kwargs)
         self._configured.update(milestones=list(milestones), gamma=gamma)
@@ -200,7 +198,7 @@ class Steps(ClosedForm):
             wrong = None
             if place <= 0:
                 wrong = f"is not after the {warmup} updates of warm-up" if warmup else "is the beginning of the run"
-            elif length and place >= length:
+            elif horizon.updates is not None and place >= length:
                 wrong = (
                     f"is not before {'the cool-down' if self.cooldown else 'the end'}, after {warmup + length} updates"
                 )

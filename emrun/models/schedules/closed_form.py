@@ -108,7 +108,8 @@ class ClosedForm(ABC):
         Args:
             horizon: the horizon, for lengths.
             warmup: number of updates of the warm-up.
-            length: number of updates of this part; 0 if nothing depends on it and it is not known.
+            length: number of updates of this part; 0 if nothing depends on it and it is not known, or if warm-up and
+                cool-down fill the run, for schedules with `own_lengths`.
 
         Returns:
             Function of the number of updates done since the warm-up, from 0 to `length`.
@@ -151,7 +152,8 @@ class ClosedForm(ABC):
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
         end = total - cooldown
-        between = self.between(horizon, warmup, end - warmup) if end > warmup else lambda done: 1.0
+        is_checked = end > warmup or (total and self.own_lengths)  # such as milestones, for which there is no place
+        between = self.between(horizon, warmup, end - warmup) if is_checked else lambda done: 1.0
         return curves.of_parts(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:

@@ -199,6 +199,7 @@ def test_a_rate_that_is_a_tensor_stays_one():
         (lambda o: InverseSqrt(o), "timescale", "give a timescale or a warmup, such as '500 updates'"),
         (lambda o: Steps(o, "50%"), "milestones", "'50%' is not a list such as ['50%', '75%']"),
         (lambda o: Steps(o, [30, 80]), "milestones[0]", "30 has no unit"),
+        (lambda o: Steps(o, ["50%"], gamma=10**400), "gamma", "0 is not a number of at least 0"),
         (lambda o: Steps(o, ["50%"], gamma=-1), "gamma", "-1 is not a number of at least 0"),
     ],
 )
@@ -228,6 +229,11 @@ def test_arguments_that_are_not_allowed_are_an_error(make, argument, message):
             "2 passes is not after the milestone before it, 50%",
         ),
         (lambda o: Steps(o, ["95%"], cooldown="10%"), "milestones[0]", "95% is not before the cool-down, after 180"),
+        (
+            lambda o: Steps(o, ["60%"], warmup="50%", cooldown="50%"),
+            "milestones[0]",
+            "60% is not before the cool-down, after 100 updates",
+        ),
         (lambda o: InverseSqrt(o, timescale="0.1%"), "timescale", "0.1% is less than an update, as a timescale"),
     ],
 )
