@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, listed
@@ -40,8 +41,8 @@ class StopAfter(AbstractHook):
         train_stream_name: the only stream whose iterations count, of several that the model is trained on.
 
     Raises:
-        ArgumentError: no limit is given, or a limit is negative, not a number, or not whole (all except minutes and
-            `training_minutes`).
+        ArgumentError: no limit is given, or a limit is negative, infinite, not a number, or not whole (all except
+            minutes and `training_minutes`).
     """
 
     reads = ()
@@ -71,10 +72,10 @@ class StopAfter(AbstractHook):
         if all(limit is None for limit in limits.values()):
             raise ArgumentError("epochs", f"give at least one of {listed(list(limits))}")
         for name, limit in limits.items():
-            is_number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit >= 0
-            if limit is not None and not is_number:
-                raise ArgumentError(name, f"{limit!r} is not a number of at least 0")
-            if limit is not None and not name.endswith("minutes") and limit % 1:
+            if limit is None:
+                continue
+            check_number(name, limit, "a finite number of at least 0", least=0)
+            if not name.endswith("minutes") and limit % 1:
                 raise ArgumentError(name, f"{limit!r} is not a whole number")
         del limits["minutes"], limits["training_minutes"]
         if train_stream_name is not None:
