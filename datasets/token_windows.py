@@ -85,6 +85,8 @@ class TokenWindows(Splits):
         check_count("window", window, minimum=1)
         if separator is not None:
             check_count("separator", separator)
+            if separator >= _values(np.int64):
+                raise ArgumentError("separator", f"{separator} is not a token: tokens are below 2**63")
         if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
             raise ArgumentError("tokenizer", f"{tokenizer!r} is not an object with a method 'encode(text)'")
         self.tokenizer = _Bytes() if tokenizer is None else tokenizer

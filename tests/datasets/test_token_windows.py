@@ -321,6 +321,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(files):
         ({"window": 0}, "window: 0 is not a whole number of at least 1"),
         ({"window": 95}, "train: 95 tokens are too few; a window and its targets need 96"),
         ({"separator": -1}, "separator: -1 is not a whole number of at least 0"),
+        ({"separator": 2**63}, "separator: 9223372036854775808 is not a token: tokens are below 2**63"),
         ({"separator": "end"}, "separator: 'end' is not a whole number"),
         ({"tokenizer": "gpt"}, "tokenizer: 'gpt' is not an object with a method 'encode(text)'"),
         ({"tokenizer": 3}, "tokenizer: 3 is not an object"),
