@@ -184,16 +184,18 @@ def _of_index(path: Path) -> dict[str, Tensor]:
 def _load(path: Path) -> Any:
     """Return what `torch.save` wrote; nothing in the file is imported or called."""
     try:
-        with path.open("rb") as file:  # older versions of torch wrote no archive
-            if zipfile.is_zipfile(file) and is_compressed(file, path.stat().st_size):
-                raise StorageError(errno.EINVAL, f"cannot read {path}: it is compressed, so larger inside than outside")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with storing(path, "read"):
+            with path.open("rb") as file:  # older versions of torch wrote no archive
+                if zipfile.is_zipfile(file) and is_compressed(file, path.stat().st_size):
+                    wrong = "it is compressed, so larger inside than outside"
+                    raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except StorageError:
         raise
     except Exception as error:  # torch raises many types; some messages advise to disable `weights_only`
         refuse_timeout(error, path)
         called = _CALLED.search(str(error))
-        reason = reason_of(error) if isinstance(error, OSError) else "torch.save did not write it as a state dict"
+        reason = "torch.save did not write it as a state dict"
         if called is not None:
             reason = (
                 f"it needs {in_one_line(called[1])}, and only tensors and plain values are read; nothing was called"

@@ -1,5 +1,6 @@
 """Weights of any program: runs, checkpoints, directories and files; hostile files are clear errors."""
 
+import errno
 import io
 import json
 import os
@@ -192,6 +193,18 @@ def test_a_file_without_one_state_dict_is_an_error(tmp_path, content, message):
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(StorageError, match=f"{message}.*torch.save\\(module.state_dict\\(\\), PATH\\)"):
         read_saved(tmp_path / "a.pt")
+
+
+def test_a_file_that_cannot_be_opened_is_not_answered_with_how_to_save_it(tmp_path, monkeypatch):
+    torch.save(WEIGHTS, tmp_path / "a.pt")
+
+    def refuse(path, *arguments):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(type(tmp_path), "open", refuse)
+    with pytest.raises(StorageError, match=r"cannot read .*a.pt: Permission denied$") as caught:
+        read_saved(tmp_path / "a.pt")
+    assert caught.value.errno == errno.EACCES
 
 
 class Hostile:
