@@ -378,6 +378,18 @@ def test_a_file_that_is_gone_is_made_again_also_of_a_finished_run(tmp_path, digi
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("rows", ["5", "null", '["a", 0]'])
+def test_a_place_whose_rows_are_not_a_list_of_numbers_is_left_out(tmp_path, digits_config, rows):
+    train(
+        create_training(digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}]), output_dir=tmp_path / "run")
+    )
+    before = (tmp_path / "run" / "training.csv").read_bytes()
+    with (tmp_path / "run" / ".training.csv.places").open("a") as file:
+        file.write(f'{{"rows": {rows}, "arguments": {{}}, "place": 0}}\n')
+    assert resume_training(tmp_path / "run") is None
+    assert (tmp_path / "run" / "training.csv").read_bytes() == before
+
+
 @pytest.mark.parametrize("blocked", ["directory", "link"])
 def test_a_file_that_cannot_be_written_is_a_warning_and_the_next_start_completes_it(
     tmp_path, digits_config, caplog, blocked
