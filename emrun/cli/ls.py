@@ -75,7 +75,7 @@ def ls(
     if as_json:
         print_json([_in_json(row, names) for row in rows])
     elif rows:
-        click.echo(runs_table(rows, [FACTS["name"], *shown]))
+        click.echo(runs_table(rows, list(dict.fromkeys([FACTS["name"], *shown]))))
         if (long or verbose) and len(rows) > 1:
             click.echo(f"\n{_counts(rows)}")
         if verbose and len(rows) == 1:

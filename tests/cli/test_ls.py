@@ -51,6 +51,8 @@ def test_runs_are_sorted_and_chosen_and_columns_are_any_value(runs, emrun):
         "a",
         "b",
     ]
+    assert emrun("ls", "-c", "name,epochs").stdout == emrun("ls", "-c", "epochs").stdout
+    assert emrun("ls", "-c", "name").stdout.splitlines()[0] == "name"
     done = emrun("ls", "--where", "status=failed", "--where", "model.optimizer.lr<1")
     assert [row["name"] for row in table(done.stdout)] == ["c"]
     assert done.stderr == "2 runs not shown: they do not meet the conditions\n"
