@@ -136,8 +136,15 @@ class Directory(click.Path):
         super().__init__(path_type=Path, file_okay=False)
 
     def coerce_path_result(self, value: str | os.PathLike[str]) -> Any:
-        """Return the path."""
+        """Return the path; an empty one would be the current directory."""
+        if not value:
+            raise click.BadParameter("the name of the directory is empty; write . for the current one")
         return expanded(value)
+
+
+def without_slash(name: str) -> str:
+    """Return the name of a checkpoint without the slash that shells add to names of directories."""
+    return str(Path(name)) if name else name
 
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:

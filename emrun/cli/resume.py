@@ -12,7 +12,7 @@ from emrun.base.arguments import expanded
 from emrun.base.cores import cores
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
-from emrun.cli.console import Directory, overrides_argument, run_argument, with_terminal_log
+from emrun.cli.console import Directory, overrides_argument, run_argument, with_terminal_log, without_slash
 from emrun.cli.failures import ignore_early_requests, import_torch
 from emrun.cli.output import with_json
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
@@ -26,7 +26,10 @@ from emrun.training.directories import check_run, ranks_of
 @click.command()
 @run_argument
 @overrides_argument
-@click.option("--checkpoint", metavar="NAME", help="A name or a path; by default the newest intact checkpoint.")
+@click.option(
+    "--checkpoint", metavar="NAME", type=without_slash,
+    help="A name or a path; by default the newest intact checkpoint.",
+)  # fmt: skip
 @click.option(
     "--fork", metavar="DIR", type=Directory(),
     help="Continue in a new run directory and leave this one unchanged.",

@@ -168,7 +168,7 @@ def test_an_evaluation_names_its_checkpoint_and_where_its_results_are(emrun, tmp
         name: json.loads((tmp_path / "run" / "checkpoints" / name / "manifest.json").read_text())
         for name in ("best", "latest")
     }
-    for number, (options, name) in enumerate([((), "best"), (("--checkpoint", "latest"), "latest")], 1):
+    for number, (options, name) in enumerate([((), "best"), (("--checkpoint", "latest/"), "latest")], 1):
         done = emrun("eval", "run", "valid", *options)
         directory = (tmp_path / "run" / "checkpoints" / name).resolve().name
         epoch, iteration = manifests[name]["epoch"], manifests[name]["iteration"]
