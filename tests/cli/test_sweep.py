@@ -28,6 +28,12 @@ def test_a_sweep_prints_a_table_with_the_best_first(project, emrun):
     assert found["count"] == 2
     assert found["mean"] == pytest.approx(sum(run["value"] for run in found["runs"]) / 2)
     assert emrun("sweep", "config.yaml", "--status").stdout.count("finished") == 2
+    (directory,) = (project / "log").iterdir()
+    place = f"log/{directory.name}"
+    refused = emrun("sweep", place, "--status")
+    how = f"emrun sweep CONFIG --status --output-dir {place}, with the config of the sweep; its runs: emrun ls {place}"
+    assert (refused.returncode, how in refused.stderr) == (2, True), refused.stderr
+    assert emrun("sweep", "config.yaml", "--status", "--output-dir", place).stdout.count("finished") == 2
 
 
 def test_the_config_of_a_trial_has_no_section_sweep(project, emrun):
