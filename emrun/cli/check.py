@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from emrun.base.censor import for_terminal
+from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import overrides_argument, terminal_log, with_tracebacks
@@ -214,6 +215,10 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
 
 def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     check_statically(config, evaluations=True)
+    if ranks > 1 and ((strategy := config.tree.get("model", "strategy")) is None or strategy.value is None):
+        raise UsageError(
+            "--nproc needs --numerics, or model.strategy: without them, each process needs the memory of one alone"
+        )
     if not static:
         import_torch()
         from emrun.diagnosis.tryout import try_out

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from emrun.base.encoding import pack_all
-from emrun.base.errors import ArgumentError, ConfigError, UsageError, reason_of
+from emrun.base.errors import ArgumentError, ConfigError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import length, parts
 from emrun.base.temporary import TemporaryFolder
@@ -81,10 +81,6 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
-    if ranks > 1 and plan.get("model", {}).get("strategy") is None:
-        raise UsageError(
-            "--nproc needs --numerics, or model.strategy: without them, each process needs the memory of one alone"
-        )
     with apart() as notes, TemporaryFolder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))

@@ -484,6 +484,13 @@ def test_numerics_need_a_config_that_runs(arguments, message):
     assert message in done.output
 
 
+def test_the_memory_of_ranks_that_share_nothing_is_refused_before_torch_is_imported(project, monkeypatch):
+    monkeypatch.setattr("emrun.cli.check.import_torch", lambda: pytest.fail("torch is imported"))
+    done = CliRunner().invoke(check, [str(project / "c.yaml"), "--nproc", "2"], standalone_mode=False)
+    assert done.return_value == 2
+    assert "--nproc needs --numerics, or model.strategy: without them, each process" in done.output
+
+
 def test_the_rows_of_numerics_are_a_table():
     row = {"what": "halves", "result": "differs", "text": "weight by 0.5", "name": "weight", "by": 0.5}
     (shown,) = _numerics([row])

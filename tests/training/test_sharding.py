@@ -10,7 +10,6 @@ import torch
 from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
-from emrun.base.errors import UsageError
 from emrun.config.config import read_config
 from emrun.diagnosis.tryout import try_out
 from emrun.ranks.group import join, ranks
@@ -180,13 +179,6 @@ def test_updates_with_everything_are_those_of_one_process(project, updates, size
         rows = [held["embed.weight"] // 5 for (held, _), _ in found]
         assert rows == {2: [4, 3], 3: [3, 3, 1]}[size]
         assert [held["head.bias"] for (held, _), _ in found] == {2: [1, 1], 3: [1, 1, 0]}[size]
-
-
-def test_the_memory_of_ranks_is_forecast_for_shards_only(project):
-    config = config_of()
-    del config["model"]["strategy"]
-    with pytest.raises(UsageError, match=r"--nproc needs --numerics, or model.strategy"):
-        try_out(read_config(config), 2)
 
 
 class RunsModel(AbstractHook):
