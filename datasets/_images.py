@@ -117,7 +117,8 @@ class Images:
                 share = max(_TIMES * self.size[1] / (box[2] - box[0]), _TIMES * self.size[0] / (box[3] - box[1]))
                 image.draft(image.mode, (math.ceil(image.width * share), math.ceil(image.height * share)))
             is_transparent = image.mode == "P" and "transparency" in image.info
-            converted: Image.Image = image.convert("RGBA") if is_transparent else image
+            via = "RGBA" if is_transparent else "RGB" if image.mode == "LAB" else image.mode  # not from LAB to grey
+            converted: Image.Image = image.convert(via) if via != image.mode else image
             converted = converted if converted.mode == self._mode else converted.convert(self._mode)
             converted = ImageOps.exif_transpose(converted) if self._orients else converted
             if box is not None:

@@ -33,7 +33,7 @@ CEILINGS = {
     "streams": 1_170,
     "training": 1_155,
     "hooks": 4_713,
-    "datasets": 2_203,
+    "datasets": 2_204,
 }
 """Room -> the most logical lines of code."""
 NAMES = {

@@ -130,6 +130,14 @@ def test_pictures_of_many_modes_are_read(root, passes, mode):
     assert together(passes(make(), "valid")[0]).shape == (6, 3, 6, 5)
 
 
+def test_a_picture_in_lab_is_read_as_grey_too(root, passes):
+    Image.frombytes("LAB", (5, 6), pixels(0).tobytes()).save(root / "valid" / "ant" / "0.tif")
+    (root / "valid" / "ant" / "0.png").unlink()
+    colours, grey = (together(passes(make(mode=mode), "valid")[0])[0] for mode in ("RGB", "L"))
+    weights = np.array([0.299, 0.587, 0.114], np.float32)  # of Pillow's conversion from RGB
+    np.testing.assert_allclose(grey[0], np.tensordot(weights, colours, 1), atol=1 / 255)
+
+
 def test_what_is_called_a_picture_is_never_given_to_another_program(root, passes, monkeypatch):
     Image.fromarray(pixels(0)).save(root / "valid" / "ant" / "0.eps")
     (root / "valid" / "ant" / "0.eps").rename(root / "valid" / "ant" / "0.png")
