@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from statistics import mean
 from typing import Any
 
 from emrun.base.arguments import check_choice, check_count
@@ -92,7 +93,7 @@ class OnPlateau(AbstractHook):
         recent = self._values[-self._short_term :]
         if not recent:
             return float("nan"), float("nan")
-        return sum(self._values) / len(self._values), sum(recent) / len(recent)
+        return mean(self._values), mean(recent)  # exact: rounding makes no plateau of equal values
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last `long_term` evaluations."""

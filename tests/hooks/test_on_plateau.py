@@ -41,6 +41,8 @@ def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     [
         ([5, 4, 3, 2, 1], "min", []),
         ([5, 5, 5, 5, 5], "min", []),  # equal means are no plateau
+        ([0.7] * 9, "min", []),  # also where their sums are rounded
+        ([0.7] * 9, "max", []),
         ([5, 4, 3, 3, 5], "min", [4]),  # means 4 and 3.75 of the last 2 and 4
         ([1, 2, 2, 3, 0, 0, 0], "max", [4, 5, 6]),
         ([1, 2], "min", []),  # the means over all that there is are equal
