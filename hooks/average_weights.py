@@ -21,6 +21,7 @@ from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 
 _LOG = logging.getLogger(__name__)
+_NO_BATCH_NORM = "the module has no BatchNorm"
 
 Kind = Literal["ema", "swa"]
 BatchNorm = Literal["average", "recompute"]
@@ -56,7 +57,7 @@ class AverageWeights(AbstractHook):
         every: how often the weights are averaged: `1 updates`, or `1 epochs`, after the train stream of an epoch.
         not_before: the first weights that are averaged are those after this interval: `500 updates` or `5 epochs`.
         batch_norm: whether to `average` the statistics of BatchNorm, or to `recompute` them before evaluations; by
-            default the latter with `kind: swa`.
+            default the latter with `kind: swa`, except on several ranks, as a warning says.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or arguments exclude each other.
@@ -121,7 +122,7 @@ class AverageWeights(AbstractHook):
         if not isinstance(module, torch.nn.Module) or not any(
             isinstance(each, _BatchNorm) for each in module.modules()
         ):
-            return "the module has no BatchNorm"
+            return _NO_BATCH_NORM
         if ranks().several:
             return "each rank reads only its rows of the train stream"
         has_stream = callable(getattr(loop.dataset, f"{loop.train_stream_name}_stream", None))
@@ -135,9 +136,11 @@ class AverageWeights(AbstractHook):
         for optimizer in getattr(model, "optimizers", {}).values():
             if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
                 raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
-        reason = self._why_not(self.main_loop) if self._batch_norm == "recompute" else None
-        if reason is not None:
+        reason = self._why_not(self.main_loop) if self._recomputes and not self.main_loop.evaluating else None
+        if reason is not None and self._batch_norm is not None:
             raise HookError(f"AverageWeights: batch_norm: recompute: {reason}; remove batch_norm")
+        if reason is not None and reason != _NO_BATCH_NORM:
+            _LOG.warning("AverageWeights: the statistics of BatchNorm are averaged, not recomputed: %s", reason)
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""

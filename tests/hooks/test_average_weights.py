@@ -1,9 +1,12 @@
 """AverageWeights: the averages equal torch's, and evaluations use them wherever a run is interrupted."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 from doubles import SGD, Net, Push, Streams, run, vectors
+from in_ranks import in_ranks
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
@@ -11,6 +14,7 @@ from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import AverageWeights, SetOverTime, StopAfter
 from emrun.models.schedules.built_in import Linear
+from emrun.ranks.group import join
 
 
 class Averaged(AbstractHook):
@@ -139,6 +143,28 @@ def test_recomputed_statistics_equal_those_of_torch_and_the_training_does_not_ch
     without_evaluation, random_of_averages = trained(AverageWeights(**arguments), streams=())
     assert torch.equal(without_evaluation.evaluation_weights["layers.1.running_mean"], statistics.expected[-1][0])
     assert torch.equal(random, random_of_averages)
+
+
+def messages_of(**arguments):
+    """Train an epoch with averages on the ranks, if there are several; return the messages of the hook."""
+    join()
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("emrun.hooks.average_weights").addHandler(handler)
+    model = TorchModel(Net(nn.BatchNorm1d(4)), optimizer=SGD, device="cpu")
+    MainLoop(
+        model, Both(), [AverageWeights(**arguments), StopAfter(epochs=1)], on_unused_sources="ignore"
+    ).run_training()
+    return messages
+
+
+@pytest.mark.parametrize(("arguments", "count"), [({"kind": "swa"}, 1), ({"kind": "swa", "batch_norm": "average"}, 0)])
+def test_several_ranks_say_that_statistics_are_not_recomputed(arguments, count):
+    expected = "AverageWeights: the statistics of BatchNorm are averaged, not recomputed: each rank reads only its rows"
+    found = in_ranks(2, messages_of, **arguments)[0]
+    assert sum(each.startswith(expected) for each in found) == count
+    assert not messages_of(**arguments)
 
 
 def test_a_momentum_that_is_set_over_time_does_not_count_in_recomputed_statistics():
