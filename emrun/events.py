@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from emrun.base.errors import HookError
+from emrun.base.wording import few
 from emrun.epoch_data import read_by
 from emrun.hook import EVENTS, AbstractHook
 
+_LOG = logging.getLogger(__name__)
 _OTHERS = {
     **dict.fromkeys(("on_train_start", "on_train_begin", "on_fit_start"), "before_training"),
     **dict.fromkeys(("on_train_end", "on_fit_end"), "after_training"),
@@ -62,6 +65,14 @@ def check_events(checked: type) -> None:
                 what = "an event of the main loop" if near in EVENTS else "a method that emrun calls"
                 keep = f" (to keep it for your own use, name it _{name})" if name in (*_OTHERS, *_STEPS) else ""
                 raise HookError(f"{checked.__name__}.{name} is not {what}; {hint}{keep}")
+
+
+def warn_of_unused(module: object) -> None:
+    """Warn of the methods of a module that have the names of events, as only hooks and models get these."""
+    names = [name for name in EVENTS if callable(getattr(type(module), name, None))]
+    if names := [name for name in names if not _calls(type(module), name)]:
+        text = "emrun does not call %s of the module %s: events are for hooks and for classes derived from TorchModel"
+        _LOG.warning(text, few(names), type(module).__name__)
 
 
 def check_constructed(hook: Any, index: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from doubles import LossOfOne, Numbers, with_method
 
-from emrun import AbstractHook, AbstractModel, MainLoop, TorchModel
+from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
 from emrun.base.errors import HookError
 from emrun.events import check_events, listener
 from emrun.hook import EVENTS
@@ -128,6 +128,22 @@ def test_a_method_of_a_model_that_nobody_calls_is_an_error(name, hint):
 @pytest.mark.parametrize("name", ["train_step", "updates", "forward_twice", "_training_step", "sample", "before_batch"])
 def test_other_methods_of_a_model_are_fine(name):
     check_events(type("Mine", (TorchModel,), {name: lambda self, batch=None: None}))
+
+
+def test_the_events_of_a_module_are_not_called_which_a_warning_says_before_the_training(caplog):
+    class Net(torch.nn.Linear):
+        def before_epoch(self, epoch_id):
+            """Do something."""
+
+        def after_epoch(self):
+            """Help."""
+
+        def forward(self, x):
+            return {"loss": super().forward(x), "calls": self.after_epoch()}
+
+    TorchModel(Net(2, 1), device="cpu", optimizer=Factory(torch.optim.SGD, lr=0.1)).before_training()
+    (message,) = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert message.startswith("emrun does not call before_epoch of the module Net: events are for hooks")
 
 
 class Helps(AbstractHook):

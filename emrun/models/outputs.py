@@ -340,11 +340,14 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
         weights: of shape (B,).
 
     Raises:
-        StreamError: the weights have another shape.
+        StreamError: the weights have another shape, or the loss has whole numbers.
     """
     if loss.dim() == 0:
         return loss
     if weights is None:
+        if not (loss.requires_grad or loss.is_floating_point()):
+            message = f"the output 'loss' has whole numbers ({str(loss.dtype).removeprefix('torch.')})"
+            raise StreamError(f"{message}, which have no gradients: return a differentiable loss", first_batch=True)
         return loss.mean()
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
     if weights.shape != per_example.shape:

@@ -16,6 +16,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed, examples_of
 from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
 from emrun.base.wording import NO_OPTIMIZER
+from emrun.events import warn_of_unused
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.optimizer import check_steps_alone, parameters_of
@@ -390,6 +391,7 @@ class TorchModel(SavedModel):
         super().before_training()
         if self._evaluates:
             return
+        warn_of_unused(self.module)
         if not self._optimizers.is_configured and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self._is_own_scheme:

@@ -401,6 +401,12 @@ def test_a_loss_that_depends_on_no_parameter_is_an_error():
         run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
 
 
+def test_a_loss_of_whole_numbers_is_named_as_that():
+    module = WithLoss(lambda errors: {"loss": (errors > 1).long()})
+    with pytest.raises(StreamError, match=r"the output 'loss' has whole numbers \(int64\), which have no gradients"):
+        run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
+
+
 def test_gradients_that_the_users_code_has_disabled_are_an_error_that_says_so():
     with torch.no_grad(), pytest.raises(ArgumentError, match=r"loss: your code has called torch\.set_grad_enabled"):
         run(TorchModel(Affine(), optimizer=SGD), [{"x": X, "y": Y}])
