@@ -52,14 +52,15 @@ class TrainingTerminated(Exception):
     Args:
         reason: why.
         alike: whether a hook that runs on every rank raises this on all of them at the same point, as limits that are
-            counted do. Otherwise, such as with a limit of time, the ranks agree first, and the run ends a little later.
+            counted do. Otherwise, such as with a limit of time, the ranks agree first: if it is raised on any of them,
+            all end a little later. Default: as `limit` says.
         limit: whether a planned limit was reached, as those of `StopAfter`. If this was the last batch of an epoch, the
             run then ends after the epoch; elsewhere the extra streams are evaluated once more at the end.
     """
 
-    def __init__(self, reason: str = "a hook ended the training", *, alike: bool = True, limit: bool = False) -> None:
+    def __init__(self, reason: str = "a hook ended the training", *, alike: bool | None = None, limit: bool = False) -> None:
         self.reason = reason
-        self.alike = alike
+        self.alike = limit if alike is None else alike
         self.limit = limit
         super().__init__(reason)
 

@@ -223,9 +223,9 @@ class Probe(AbstractHook):
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:
             self.is_too_long = True
             self._record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
-            raise TrainingTerminated("the epoch is too long")
+            raise TrainingTerminated("the epoch is too long", alike=True)
         if self._end is not None and done >= self._end:
-            raise TrainingTerminated(f"{done} iterations are recorded")
+            raise TrainingTerminated(f"{done} iterations are recorded", alike=True)
 
 
 def _not_restored(model: Any, place: Path) -> list[str]:

@@ -55,9 +55,33 @@ def test_a_limit_that_all_ranks_count_alike_ends_them_at_once():
         assert (done, status, reason) == (7, "finished", "7 iterations done (StopAfter iterations: 7)")
 
 
-def test_a_termination_of_every_rank_needs_no_agreement():
-    for done, _, reason, _ in in_ranks(2, lambda: ended(OnEveryRank(5, terminate))):
+def test_a_termination_that_all_ranks_have_alike_needs_no_agreement():
+    def terminate_alike(hook):
+        raise TrainingTerminated("enough", alike=True)
+
+    for done, _, reason, _ in in_ranks(2, lambda: ended(OnEveryRank(5, terminate_alike))):
         assert (done, reason) == (5, "enough")
+
+
+class OneEpoch(AbstractHook):
+    every_rank = True
+
+    def after_epoch(self):
+        if join().rank == 1:
+            terminate(self)
+
+
+def test_a_hook_that_runs_on_every_rank_and_ends_the_run_on_one_ends_all_of_them():
+    def on_one(hook):
+        if join().rank == 1:
+            terminate(hook)
+
+    one, other = in_ranks(2, lambda: (ended(OnEveryRank(5, on_one), StopAfter(epochs=1)), ended(OneEpoch())))
+    assert one == other
+    (done, *within), at_the_end = one
+    assert 5 <= done < 400
+    assert within[:2] == ["finished", "enough"]
+    assert at_the_end[:3] == (400, "finished", "enough")
 
 
 def test_a_termination_on_rank_0_ends_all_ranks_after_the_same_batch():
