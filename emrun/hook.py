@@ -58,7 +58,9 @@ class TrainingTerminated(Exception):
             run then ends after the epoch; elsewhere the extra streams are evaluated once more at the end.
     """
 
-    def __init__(self, reason: str = "a hook ended the training", *, alike: bool | None = None, limit: bool = False) -> None:
+    def __init__(
+        self, reason: str = "a hook ended the training", *, alike: bool | None = None, limit: bool = False
+    ) -> None:
         self.reason = reason
         self.alike = limit if alike is None else alike
         self.limit = limit
