@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
@@ -20,10 +21,9 @@ Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
 """Name of a parameter or buffer -> its shape (None as long as a lazy module has not seen a batch) and its dtype."""
 
 
-def structure(module: torch.nn.Module) -> Structure:
-    """Return names, shapes and dtypes of the tensors of a module that are saved."""
-    state = own_tensors(module)
-    return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in state.items()}
+def structure(tensors: Mapping[str, Tensor]) -> Structure:
+    """Return names, shapes and dtypes of tensors, those of a module that are saved."""
+    return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in tensors.items()}
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
@@ -45,16 +45,16 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
     return found
 
 
-def what_cannot_be_held(module: torch.nn.Module) -> list[str]:
-    """Return the parameters and buffers that safetensors cannot store, with the reasons, in words."""
+def what_cannot_be_held(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors that safetensors cannot store, with the reasons, in words."""
     return [
         f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
-        for name, each in own_tensors(module).items()
+        for name, each in tensors.items()
         if not (is_lazy(each) or _is_held(each))
     ]
 
 
-def _is_held(tensor: torch.Tensor) -> bool:
+def _is_held(tensor: Tensor) -> bool:
     """Return whether safetensors stores such a tensor."""
     is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
     return not is_special and _is_storable(tensor.dtype)
@@ -90,7 +90,7 @@ class Loadable:
 
     def register(self) -> None:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
-        self._registered, self._before_update = structure(self._model.module), None
+        self._registered, self._before_update = structure(own_tensors(self._model.module)), None
 
     def check_saving(self) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
@@ -135,12 +135,12 @@ class Loadable:
         Raises:
             ArgumentError: it is another one, or a tensor cannot be saved.
         """
-        module = self._model.module
-        now = structure(module)
+        tensors = own_tensors(self._model.module)
+        now = structure(tensors)
         if changed := differences(before, now, of_dtypes=of_dtypes):
-            reason = refusal.format(listed(changed))
-            raise ArgumentError("module", f"a resume could not load a checkpoint of {type(module).__name__}: {reason}")
-        if refused := what_cannot_be_held(module):
+            name, reason = type(self._model.module).__name__, refusal.format(listed(changed))
+            raise ArgumentError("module", f"a resume could not load a checkpoint of {name}: {reason}")
+        if refused := what_cannot_be_held(tensors):
             raise ArgumentError(
                 "module",
                 f"the weights cannot be saved: {listed(refused)}, which safetensors cannot store; use another dtype or "
