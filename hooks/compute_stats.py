@@ -128,7 +128,8 @@ class ComputeStats(OfStreams):
         return {name: each for name, each in self._aggregations.items() if stream in self.only_in.get(name, (stream,))}
 
     def before_epoch(self, epoch_id: int) -> None:
-        """Drop the statistics of the previous epoch."""
+        """Drop the statistics of the previous epoch; set aside those of an epoch in which a hook evaluates."""
+        self._outer = self.collected if self.main_loop.evaluating else {}
         self.collected = {}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
@@ -180,6 +181,8 @@ class ComputeStats(OfStreams):
                         "first batch has %s)",
                         *(stream, name, did_you_mean(name, there), listed(there)),
                     )
+        if self.main_loop.evaluating:
+            self.collected = self._outer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the epoch so far."""

@@ -32,7 +32,7 @@ CEILINGS = {
     "storage": 2_476,
     "streams": 1_170,
     "training": 1_155,
-    "hooks": 4_717,
+    "hooks": 4_720,
     "datasets": 2_204,
 }
 """Room -> the most logical lines of code."""

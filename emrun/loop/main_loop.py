@@ -339,7 +339,11 @@ class MainLoop(Loop):
             BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
         epoch_data: EpochData = {}
-        with switched_on(self, "evaluating"), switched_on(self.rows, "takes_epochs", not self.session.is_open):
+        with (
+            switched_on(self, "evaluating"),
+            switched_on(self, "batch_length", self.batch_length),  # of a batch in which a hook calls this
+            switched_on(self.rows, "takes_epochs", not self.session.is_open),
+        ):
             with nullcontext() if self.session.is_open else self:
                 size = self.streams.extra[stream_name].batches if as_trained else None
                 epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)

@@ -40,6 +40,26 @@ def statistics(model, dataset, variables, **arguments):
     return keep.epochs
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_evaluation_by_a_hook_leaves_the_statistics_of_its_epoch(scripted, numbers, is_first):
+    class Evaluates(AbstractHook):
+        def after_batch(self, stream_name):
+            if stream_name == "train":
+                found.append(self.main_loop.run_evaluation("valid"))
+
+    def epochs(*others):
+        hooks = [ComputeStats([{"x": ["mean", "sum"]}]), keep := Keep(), StopAfter(epochs=2)]
+        hooks = [*others, *hooks] if is_first else [*hooks, *others]
+        MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], on_unused_sources="ignore").run_training()
+        return [each for each in keep.epochs if "train" in each]
+
+    found = []
+    alone, evaluated = epochs(), epochs(Evaluates())
+    assert (evaluated, len(evaluated)) == (alone, 3)
+    assert len(found) == 9  # three batches of each epoch
+    assert all(each["valid"]["x"] == alone[-1]["valid"]["x"] and "train" not in each for each in found)
+
+
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
     entries = in_docstring(ComputeStats)
     training = train_digits(entries)
