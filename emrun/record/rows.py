@@ -86,6 +86,7 @@ class Reader:
         self._note = note or (lambda sentence: _LOG.warning("%s/%s", directory, sentence))
         self._offsets = {METRICS: 0, ROWS: 0}  # up to which `rows` has read the files
         self._epochs = 0  # lines of `metrics.jsonl` that `rows` has read
+        self._newest = -1  # the count of the newest line about an epoch
         self._made: deque[dict[str, Any]] = deque()  # lines of `rows.jsonl` that were not given yet
 
     @property
@@ -133,7 +134,8 @@ class Reader:
     def rows(self) -> Iterator[Row]:
         """Yield the rows that were written since the last call."""
         epochs = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
-        self._made += filter(None, map(_line, self._new_lines(ROWS)))
+        for own_line in filter(None, map(_line, self._new_lines(ROWS))):
+            self._add(own_line)
         for line in epochs:
             yield from map(row_of_means, self._next(are_means=True))
             own = list(self._next(are_means=False))
@@ -141,6 +143,15 @@ class Reader:
             if (epoch := epoch_of(line)) is not None:
                 yield row_of_epoch(epoch, own)
         yield from map(row_of_means, self._next(are_means=True))
+
+    def _add(self, line: dict[str, Any]) -> None:
+        """Add a line of `rows.jsonl`; if other code has removed epochs before it, leave out what is about them."""
+        if "about" in line:
+            if (left := line["epochs"]) <= self._newest:
+                kept = (each for each in self._made if "every" in each or each["epochs"] < left)
+                self._made = deque({**each, "epochs": min(each["epochs"], left)} for each in kept)
+            self._newest = left
+        self._made.append(line)
 
     def _next(self, *, are_means: bool) -> Iterator[dict[str, Any]]:
         """Yield the lines with means before the next epoch, or then those about the epoch."""

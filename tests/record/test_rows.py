@@ -184,3 +184,28 @@ def test_a_line_that_other_code_appends_moves_no_row_to_another_epoch(tmp_path):
     rows = list(Reader(tmp_path).rows())
     assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (3, True), (4, False), (4, True)]
     assert [row.updates for row in rows if row.every is None] == [2, 2, 3]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("with_means", [True, False])
+def test_rows_after_epochs_that_other_code_has_removed_are_those_of_their_epochs(tmp_path, kept, with_means):
+    def add(epoch):
+        if with_means:
+            record._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch))
+        record.add_epoch(epoch, epoch, epoch, 0.5, {}, {f"text {epoch}": Text("a")})
+
+    record = Record(tmp_path)
+    for epoch in (1, 2, 3):
+        add(epoch)
+    lines = (tmp_path / METRICS).read_bytes().splitlines(keepends=True)
+    (tmp_path / METRICS).unlink()
+    if kept:
+        (tmp_path / METRICS).write_bytes(b"".join(lines[:kept]))
+    for epoch in (4, 5):
+        add(epoch)
+    rows = list(Reader(tmp_path).rows())
+    epochs = [row for row in rows if row.every is None]
+    left = [*range(1, kept + 1), 4, 5]
+    assert [(row.epoch, row.updates, list(row.shown)) for row in epochs] == [(n, n, [f"text {n}"]) for n in left]
+    assert [row.iteration for row in rows if row.every] == ([1, 2, 3, 4, 5] if with_means else [])
+    assert [row.iteration for row in rows] == sorted(row.iteration for row in rows)
