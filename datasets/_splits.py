@@ -67,6 +67,8 @@ class Splits(ThreeStreams):
         ArgumentError: the batch size is not a whole number of at least 1, or a part has no examples.
     """
 
+    _set_by_init = "_batch_size"
+
     def __init__(self, parts: Mapping[str, Part], batch_size: int) -> None:
         check_count("batch_size", batch_size, minimum=1)
         self._parts = parts

@@ -66,9 +66,12 @@ class Recipe:
         return name in self.takes or any(each.wants(name) for each in _recipes((self.args, self.kwargs, self.options)))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the target; an error gets the position of the call in the config."""
+        """Call the target; an error gets the position of the call in the config.
+
+        A class of emrun whose derived classes must call its constructor has, as `_set_by_init`, what this sets last.
+        """
         try:
-            return self.target(*args, **kwargs)
+            made = self.target(*args, **kwargs)
         except ArgumentError as error:
             raise ConfigError(self.problem(error)) from error
         except (HookError, MissingExtra) as error:
@@ -80,6 +83,11 @@ class Recipe:
                 raise ConfigError(problem) from error
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
+        if getattr(type(made), "_set_by_init", None) not in (None, *getattr(made, "__dict__", ())):
+            base = next(each.__name__ for each in type(made).__mro__ if each.__module__.startswith("emrun."))
+            what = f"does not call super().__init__(), which sets what {base} needs; call it first"
+            raise ConfigError(Problem(self.node.key_position, self.key, f"{type(made).__name__}.__init__ {what}"))
+        return made
 
     def problem(self, error: ArgumentError) -> Problem:
         """Return the problem of an argument, or of a value in an argument: `groups[0].match`."""

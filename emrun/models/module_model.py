@@ -45,6 +45,7 @@ class ModuleModel(AbstractModel):
     """
 
     shares_batches = True
+    _set_by_init = "_sharding"
 
     def __init__(
         self,

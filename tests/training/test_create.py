@@ -1,6 +1,7 @@
 """From a config to a run directory, in this process."""
 
 import importlib
+import json
 import logging
 import threading
 
@@ -46,6 +47,35 @@ def test_a_module_is_built_once_for_a_training(tmp_path, monkeypatch):
     assert training.model.module is importlib.import_module("counting").LAST
     assert training.model.module.name == "linear_1"
     assert (tmp_path / "built").read_text() == "x"
+
+
+FORGETFUL = """
+from emrun import TorchModel
+from emrun.datasets import Table
+
+class Model(TorchModel):
+    def __init__(self, dataset):
+        self.module = None
+
+class Data(Table):
+    def __init__(self):
+        self.size = 5
+"""
+
+
+@pytest.mark.parametrize(("key", "name", "base"), [("model", "Model", "TorchModel"), ("dataset", "Data", "Table")])
+def test_a_constructor_that_does_not_call_that_of_its_base_is_an_error_at_its_line(
+    tmp_path, monkeypatch, key, name, base
+):
+    (tmp_path / "forgetful.py").write_text(FORGETFUL)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "config.yaml").write_text(json.dumps({**CONFIG, key: {"class": f"forgetful.{name}"}}, indent=1))
+    message = (
+        rf"config.yaml:\d+:\d+: {key}: {name}.__init__ does not call super\(\).__init__\(\), which sets what {base} "
+    )
+    with pytest.raises(ConfigError, match=message):
+        create_training(tmp_path / "config.yaml", output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
