@@ -15,6 +15,7 @@ from emrun.base.arguments import check_choice, check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
 from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.ranks.group import ranks
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole
 from emrun.storage.capsules import MOST
@@ -129,9 +130,10 @@ class SkipSpike(AbstractHook):
         """Return the value of the current update; None if there is none. Waits for the device."""
         if self._variable == "loss":
             loss = model.step_values().get("loss")
-            if weighs_nothing(model.step_outputs or {}):
-                return None
-            return None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            if ranks().several and not math.isnan(value or 0):  # the mean of all ranks
+                return value
+            return None if all(ranks().all_gathered(weighs_nothing(model.step_outputs or {}))) else value
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [dense(each.grad) for each in parameters if each.grad is not None]
         return whole(torch.nn.utils.get_total_norm(gradients)).item() if gradients else None

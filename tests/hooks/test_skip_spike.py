@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from doubles import SGD, Push, run as train
+from in_ranks import in_ranks
 from torch import nn
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, create_training, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ClipGradients, SkipSpike
+from emrun.ranks.group import join
 
 
 class Scaled(nn.Module):
@@ -26,6 +28,8 @@ class Scaled(nn.Module):
 
 
 class Weights(AbstractHook):
+    every_rank = True
+
     def __init__(self):
         super().__init__()
         self.weights = []
@@ -62,6 +66,45 @@ def test_the_updates_that_are_skipped(variable, window, caplog):
     assert (~changed).tolist() == expected
     assert caplog.text.count("SkipSpike skips the update") == sum(expected)
     assert "SkipSpike skips the update of iteration 7: " in caplog.text
+
+
+class Weighted(Scaled):
+    """Its examples have weights."""
+
+    def forward(self, x, weight):
+        return {**super().forward(x), "example_weight": weight}
+
+
+class Own(TorchModel):
+    """Trains in its own way."""
+
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        self.backward(outputs["loss"].mean())
+        self.update(self.optimizer)
+        return outputs
+
+
+LOSSES = [[1, 1, 1, 1], [1, 1, 2, 2], [2, 2, 9, 9], [9, 9, 3, 3], [1, 1, 1, 1]]  # batches of two examples for each rank
+WEIGHTS = [[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def weight_after_spikes(model, module):
+    """Train on the ranks, if there are several; return the weight after each update."""
+    join()
+    model, seen = model(module(), optimizer=Factory(torch.optim.SGD, lr=0.01), device="cpu"), Weights()
+    rows = zip(LOSSES, WEIGHTS, strict=True)
+    batches = [{"x": np.array(x, np.float32), "weight": np.array(weight, np.float32)} for x, weight in rows]
+    train(model, batches, SkipSpike(factor=2.5, variable="loss", window=2), seen)
+    return seen.weights
+
+
+@pytest.mark.parametrize(("model", "module"), [(TorchModel, Weighted), (Own, Scaled)])
+def test_ranks_skip_the_updates_of_one_process_by_the_loss_of_all_their_examples(model, module):
+    expected = weight_after_spikes(model, module)
+    assert 0 < np.count_nonzero(np.diff(expected) == 0) < 4
+    for found in in_ranks(2, weight_after_spikes, model, module):
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_count_is_in_the_data_of_the_epoch():

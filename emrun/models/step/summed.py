@@ -89,6 +89,8 @@ class SummedWindows(Windows):
         """Make the gradients those of the mean loss of the window on all ranks."""
         loss = self._model._minimised if self._carries_loss else None
         self._mean_loss = self._sums_of(optimizer).reduce(weight, loss)
+        if self._carries_loss:
+            self._model._minimised = self._mean_loss  # for hooks of the update
         return True
 
     def take_mean(self, *_: Any) -> None:
