@@ -22,7 +22,7 @@ CEILINGS = {
     "base": 1_147,
     "cli": 2_691,
     "config": 2_779,
-    "diagnosis": 2_822,
+    "diagnosis": 2_829,
     "launch": 1_193,
     "loop": 2_978,
     "models": 5_116,

@@ -235,6 +235,10 @@ class Causes:
             "loss": "a loss has state, and checkpoints do not save losses; make the loss part of the module",
             "model": "the model has state that its state_dict() does not return",
             "hook": "a hook has state that its state_dict() does not return",
+            "parameters": (
+                "your code replaces parameters in the training: the optimizer trains the new ones only after a resume; "
+                "change them in place, with copy_()"
+            ),
             "dataset": "the dataset has state that does not come from ctx; derive it from ctx.epoch and ctx.rng",
         }
         if different:

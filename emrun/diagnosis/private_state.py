@@ -13,6 +13,7 @@ import torch
 
 from emrun.base.encoding import digest
 from emrun.diagnosis.differences import DIGEST, NOT_PERSISTENT
+from emrun.diagnosis.model_facts import optimizers
 from emrun.hook import AbstractHook
 
 _TRUSTED = ("emrun.", "torch.")  # checkpoints have all state of these classes; other attributes do not matter
@@ -23,7 +24,18 @@ _OF_MODULES = frozenset(vars(torch.nn.Module()))  # attributes that every module
 
 def private_state(model: Any, hooks: Iterable[AbstractHook], dataset: Any) -> dict[str, str]:
     """Return the state of a model, hooks and a dataset that may be in no checkpoint; see `unsaved_state`."""
-    return unsaved_state(model) | _texts([*(("hook", hook) for hook in hooks), ("dataset", dataset)])
+    return (
+        unsaved_state(model) | _untrained(model) | _texts([*(("hook", hook) for hook in hooks), ("dataset", dataset)])
+    )
+
+
+def _untrained(model: Any) -> dict[str, str]:
+    """Return the names of the parameters that no optimizer has: a resume trains those that have replaced others."""
+    groups = [group for each in optimizers(model).values() for group in each.param_groups]
+    trained = {id(each) for group in groups for each in group["params"]}
+    named = model.module.named_parameters() if groups and hasattr(model, "module") else ()
+    names = [name for name, each in named if each.requires_grad and id(each) not in trained]
+    return {"parameters that no optimizer trains": ", ".join(names) or "none"}
 
 
 def forgetful(hooks: Iterable[AbstractHook]) -> list[str]:

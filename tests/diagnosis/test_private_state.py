@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from emrun.diagnosis.differences import NOT_PERSISTENT, varying
-from emrun.diagnosis.private_state import unsaved_state
+from emrun.diagnosis.private_state import private_state, unsaved_state
 
 KINDS = {
     "number": (0, 1),
@@ -117,3 +117,11 @@ def test_a_nested_tensor_is_read():
     module = Net(0)
     module.register_buffer("lost", torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), persistent=False)
     assert "module Net, buffer 'lost' (persistent=False)" in state(module)
+
+
+def test_a_parameter_that_replaces_one_of_the_optimizer_is_named():
+    net = Net()
+    model = SimpleNamespace(module=net, optimizers={"optimizer": torch.optim.SGD(net.parameters(), 0.1)})
+    assert private_state(model, [], None)["parameters that no optimizer trains"] == "none"
+    net.weight = nn.Parameter(net.weight.detach().clone())
+    assert private_state(model, [], None)["parameters that no optimizer trains"] == "weight"

@@ -218,6 +218,7 @@ def test_a_run_that_does_not_repeat_itself_is_explained_by_the_time_or_by_kernel
         ("model Mine, attribute 'steps'", "the model has state that its state_dict() does not return"),
         ("hook Warmup, attribute 'steps'", "a hook has state that its state_dict() does not return"),
         ("dataset Data, attribute 'steps'", "the dataset has state that does not come from ctx"),
+        ("parameters that no optimizer trains", "your code replaces parameters in the training"),
         ("loss.second Center, attribute 'steps'", "a loss has state, and checkpoints do not save losses"),
     ],
 )
