@@ -30,7 +30,6 @@ from emrun.launch.results import DONE, Ranked, Result, as_dict, ranked, result_o
 from emrun.launch.settings import Sweep
 from emrun.launch.sweep import Ending, SweepLoop, planned
 from emrun.launch.trials import Trial, Trials
-from emrun.storage.run import CONFIG
 from emrun.training.user_code import keep_sources
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ def sweep(
     if shows_status + dry_run + rerun > 1:
         raise click.UsageError("use one of --status, --dry-run, --rerun")
 
-    if expanded(config).is_dir() and not (expanded(config) / CONFIG).exists():
+    if expanded(config).is_dir() and not (expanded(config) / "config.yaml").exists():
         how = "emrun sweep CONFIG --status --output-dir {0}, with the config of the sweep; its runs: emrun ls {0}"
-        raise UsageError(f"{config} has no {CONFIG}; if it is a sweep: {how.format(shlex.quote(str(config)))}")
+        raise UsageError(f"{config} has no config.yaml; if it is a sweep: {how.format(shlex.quote(str(config)))}")
     more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
     loaded = load_config(config, (*overrides, *more))
     if not expanded(config).is_file() and not expanded(config).is_dir():
