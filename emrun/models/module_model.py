@@ -30,7 +30,7 @@ from emrun.models.sharding import Sharding
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
-from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
+from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms
 from emrun.models.weights.saving import extra_state, own_memory
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
@@ -74,7 +74,7 @@ class ModuleModel(AbstractModel):
         module.train()  # also the parts that an evaluation before the first batch would set to training mode
         own_memory(module)
         self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
-        if not sync_batch_norm and warn_of_batch_norm(module):
+        if not sync_batch_norm and ranks().several and batch_norms(module):
             self.least_rows = 2
         if recompute is not None:
             make_recompute(module, recompute)

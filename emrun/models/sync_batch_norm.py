@@ -31,16 +31,14 @@ def batch_norms(module: torch.nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def warn_of_batch_norm(module: torch.nn.Module) -> bool:
-    """Warn of BatchNorm that is not synchronised, if there are several ranks; return whether there is any."""
-    name = next(iter(batch_norms(module)), None) if ranks().several else None
-    if name is not None:
+def warn_of_batch_norm(module: torch.nn.Module) -> None:
+    """Warn of BatchNorm that is not synchronised."""
+    for name in list(batch_norms(module))[:1]:
         _LOG.warning(
             "%s (BatchNorm) normalises the rows of each rank by themselves, and fails where a rank has a single row; "
             "with `model.sync_batch_norm: true`, it normalises the whole batch, as in one process",
             name or "the module",
         )
-    return name is not None
 
 
 class SynchronisedBatchNorm:

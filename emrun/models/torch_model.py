@@ -36,6 +36,7 @@ from emrun.models.step.sharded import ShardedWindows
 from emrun.models.step.size_search import advise
 from emrun.models.step.summed import SummedBatches, SummedWindows
 from emrun.models.step.windows import Windows
+from emrun.models.sync_batch_norm import warn_of_batch_norm
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
@@ -392,6 +393,8 @@ class TorchModel(SavedModel):
         if self._evaluates:
             return
         warn_of_unused(self.module)
+        if ranks().several and self._synchronised is None:
+            warn_of_batch_norm(self.module)
         if not self._optimizers.is_configured and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self._is_own_scheme:

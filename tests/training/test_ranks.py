@@ -541,6 +541,18 @@ def test_batch_norm_never_gets_one_row_and_its_buffers_are_those_of_rank_0_after
     assert warning in (project / "run" / "train.log").read_text()
 
 
+def test_an_evaluation_on_ranks_does_not_warn_of_batch_norm_whose_statistics_it_only_reads(project, caplog):
+    config = config_of(model__module={"class": "parts.normed"}, main_loop={"extra_streams": ["valid"]})
+    trained(config, project / "run")
+    caplog.set_level("WARNING", "emrun")
+
+    def messages():
+        evaluate(project / "run", "valid")
+        return caplog.messages
+
+    assert not any("BatchNorm" in each for found in in_ranks(2, messages) for each in found)
+
+
 def test_each_rank_has_a_log_and_the_trace_their_number(project):
     in_ranks(2, trained, config_of(), project / "run")
     assert "batch 8 = 2 ranks x 4" in (project / "run" / "train.log").read_text()
