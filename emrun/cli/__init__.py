@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
 from emrun.cli.completion import register
-from emrun.cli.failures import UsersCodeFailed, report_and_end_by_signal
+from emrun.cli.failures import UsersCodeFailed, of_storage, report_and_end_by_signal
 from emrun.cli.habits import answer
 from emrun.cli.output import errors_as_json, print_json
 from emrun.cli.problems import problems_of
@@ -104,7 +104,7 @@ class _Group(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, KeyboardInterrupt, BrokenPipeError):
             raise
         except BaseException as error:
-            return tell_failure(error)
+            return tell_failure(of_storage(error))
 
 
 @click.group(

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import emrun
-from emrun.base.errors import ConfigError, EmrunError, Problem, exit_status
+from emrun.base.errors import ConfigError, EmrunError, Problem, StorageError, exit_status, reason_of
 from emrun.base.signals import handled, is_main_thread, unless_ignored
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.terminal import leave_closed_terminal
@@ -137,6 +137,14 @@ def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
         others += frames[-1:]
         cause = cause.__cause__
     return others[:1]
+
+
+def of_storage(error: BaseException) -> BaseException:
+    """Return an error; one of the operating system about a file, met by emrun's own code alone, as a `StorageError`."""
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    is_own = {str(name).partition(".")[0] for name in frames} <= {"emrun", "click", *sys.stdlib_module_names}
+    is_raw = isinstance(error, OSError) and not isinstance(error, EmrunError) and error.filename is not None
+    return StorageError(getattr(error, "errno", None), reason_of(error)) if is_own and is_raw else error
 
 
 def _without_frames(note: str) -> str:

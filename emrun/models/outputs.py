@@ -213,8 +213,8 @@ class Calculation:
         self.scale = options.get("scale", 1.0)
         self.streams: Sequence[str] | None = options.get("streams")
         """The streams in which it is calculated; None for all."""
-        if not isinstance(self.inputs, list | tuple):
-            raise self._wrong(f"inputs {self.inputs!r} is not a list, e.g. [logits, label]")
+        if not isinstance(self.inputs, list | tuple) or not all(isinstance(name, str) for name in self.inputs):
+            raise self._wrong(f"inputs {self.inputs!r} is not a list of names, e.g. [logits, label]")
         if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not math.isfinite(self.scale):
             raise self._wrong(f"scale {self.scale!r} is not a number")
         if self.streams is not None:

@@ -4,6 +4,9 @@ import json
 import shutil
 
 import pytest
+from click.testing import CliRunner
+
+from emrun.cli import emrun as commands
 
 MINE = """
 import os
@@ -197,3 +200,12 @@ def test_a_signal_while_hooks_are_built_is_reported_and_recorded(project, emrun)
     text = (place / "run" / "trace.yaml").read_text()
     assert "status: interrupted" in text
     assert "reason: interrupted by SIGTERM" in text
+
+
+@pytest.mark.parametrize("command", ["ls", "trace", "report", "prune --dry-run", "train c.yaml -o"])
+def test_a_directory_that_the_system_refuses_is_one_line_and_no_failure_of_code(project, monkeypatch, command):
+    monkeypatch.chdir(project())
+    done = CliRunner().invoke(commands, [*command.split(), "d" * 300], standalone_mode=False)
+    assert done.return_value == 74
+    assert done.stderr.splitlines()[-1].startswith("error: file name too long: ")
+    assert "  File " not in done.stderr

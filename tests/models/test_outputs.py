@@ -485,8 +485,10 @@ def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
         (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
         (
             Factory(nn.MSELoss, options={"inputs": "same"}),
-            "inputs 'same' is not a list, e.g. [logits, label]",
+            "inputs 'same' is not a list of names, e.g. [logits, label]",
         ),
+        (Factory(nn.MSELoss, options={"inputs": ["same", 1]}), "inputs ['same', 1] is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": [["same"]]}), "inputs [['same']] is not a list of names"),
         (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is not a number"),
         (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale nan is not a number"),
         (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
