@@ -15,7 +15,7 @@ from emrun.base.censor import for_terminal
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
-from emrun.cli.console import overrides_argument, terminal_log, with_tracebacks
+from emrun.cli.console import GivenPath, overrides_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
 from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
 from emrun.config.config import Config, load_config
@@ -25,7 +25,7 @@ from emrun.epoch_data import statistics
 
 
 @click.command()
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("config", type=GivenPath(path_type=Path), required=False)
 @overrides_argument
 @click.option("--static", is_flag=True, help="Check only what can be known without importing anything (fast).")
 @click.option("--data", is_flag=True, help="Also read all data once, and find leaks, duplicates, NaN, ...")

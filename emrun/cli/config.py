@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from emrun.cli.console import overrides_argument
+from emrun.cli.console import GivenPath, overrides_argument
 from emrun.cli.output import print_json, table, with_json
 from emrun.config.config import read_config
 from emrun.config.json_schema import config_schema
@@ -17,7 +17,7 @@ from emrun.config.yaml_tree import node_of
 
 
 @click.command("config")
-@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("config", type=GivenPath(path_type=Path), required=False)
 @overrides_argument
 @click.option("--resolved", is_flag=True, help="Replace ${...}, except where values come from the environment.")
 @click.option("--origins", is_flag=True, help="Print where each value comes from: file and line, override or default.")

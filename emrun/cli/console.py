@@ -79,6 +79,18 @@ def _at_hand(context: click.Context, incomplete: str) -> Iterable[CompletionItem
     return named((*kinds, *names), incomplete)
 
 
+class GivenPath(click.Path):
+    """A path; an empty text, as of a variable of the shell that is not set, is an error, not the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail(
+                "the path is empty, perhaps because a variable is not set; write . for this directory", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
 complete_runs = quietly(lambda context, incomplete: [CompletionItem(incomplete, type="dir")])
 """Lets the shell complete a run: a directory."""
 complete_overrides = quietly(_overrides)
@@ -87,7 +99,7 @@ complete_streams = quietly(_streams_or_overrides)
 """Completes a stream of the dataset, or else an override."""
 complete_names = quietly(_at_hand)
 """Completes a name that `emrun show` explains."""
-run_argument = click.argument("directory", type=click.Path(path_type=Path), shell_complete=complete_runs)
+run_argument = click.argument("directory", type=GivenPath(path_type=Path), shell_complete=complete_runs)
 """Adds the argument `directory` of a run."""
 overrides_argument = click.argument("overrides", metavar="[OVERRIDE...]", nargs=-1, shell_complete=complete_overrides)
 """Adds the argument `overrides`."""
@@ -129,7 +141,7 @@ def has_colours(stream: Any) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-class Directory(click.Path):
+class Directory(GivenPath):
     """A path of a directory, with `~` replaced where the text begins with it: `./~` is a name."""
 
     def __init__(self) -> None:
@@ -149,7 +161,7 @@ def without_slash(name: str) -> str:
 
 def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments `config` and `overrides`."""
-    return click.argument("config", type=click.Path(path_type=Path))(overrides_argument(command))
+    return click.argument("config", type=GivenPath(path_type=Path))(overrides_argument(command))
 
 
 def _note_verbose(context: click.Context, parameter: click.Parameter, value: bool) -> bool:

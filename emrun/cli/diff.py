@@ -11,7 +11,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, listed
-from emrun.cli.console import complete_runs
+from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.output import print_json, table, with_json
 from emrun.runs.comparison import compare
 from emrun.runs.finding import find_run
@@ -24,8 +24,8 @@ _Row = Sequence[str]
 
 
 @click.command()
-@click.argument("a", metavar="RUN_A", type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.argument("b", metavar="RUN_B", type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("a", metavar="RUN_A", type=GivenPath(path_type=Path), shell_complete=complete_runs)
+@click.argument("b", metavar="RUN_B", type=GivenPath(path_type=Path), shell_complete=complete_runs)
 @with_json
 def diff(a: Path, b: Path, as_json: bool) -> int:
     """Say in what two runs differ, and from which iteration on their recorded values do.

@@ -12,7 +12,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.wording import did_you_mean, listed
-from emrun.cli.console import named, quietly
+from emrun.cli.console import GivenPath, named, quietly
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
 _DEFAULT = "my_project"
@@ -54,7 +54,7 @@ _TEST_PREPARES = '    subprocess.run([sys.executable, "prepare.py"], cwd=PROJECT
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIR", type=GivenPath(path_type=Path))
 @click.option(
     "--from", "sample", metavar="SAMPLE", default=_DEFAULT, show_default=True,
     shell_complete=quietly(lambda context, typed: named(samples(), typed)),

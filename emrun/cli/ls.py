@@ -13,7 +13,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError
 from emrun.base.wording import counted, in_one_line, size_of
-from emrun.cli.console import complete_runs
+from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.output import print_json, table, with_json
 from emrun.epoch_data import as_float
 from emrun.runs.columns import FACTS, Column, Row, column
@@ -34,7 +34,7 @@ def choosing_runs(command: Callable[..., Any]) -> Callable[..., Any]:
     )  # fmt: skip
     recursive = click.option("-r", "--recursive", is_flag=True, help="Also search the directories below.")
     directory = click.argument(
-        "directory", type=click.Path(path_type=Path), default=Path("log"), shell_complete=complete_runs
+        "directory", type=GivenPath(path_type=Path), default=Path("log"), shell_complete=complete_runs
     )
     return directory(where(recursive(command)))
 

@@ -8,7 +8,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, progress
-from emrun.cli.console import complete_streams, is_follower, run_argument
+from emrun.cli.console import GivenPath, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
 from emrun.cli.output import only_json, print_json
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
@@ -25,7 +25,7 @@ from emrun.training.directories import check_run
 @click.argument("stream", shell_complete=complete_streams)
 @click.argument("overrides", nargs=-1)
 @click.option(
-    "-o", "--output", metavar="FILE", required=True, type=click.Path(path_type=Path),
+    "-o", "--output", metavar="FILE", required=True, type=GivenPath(path_type=Path),
     help="The file to write: .parquet, .csv, .jsonl or .npz.",
 )  # fmt: skip
 @click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")

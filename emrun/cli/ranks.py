@@ -17,7 +17,7 @@ import click
 from emrun.base.errors import RankFailed, RunInUse, reason_of
 from emrun.base.terminal import leave_closed_terminal
 from emrun.base.wording import from_here
-from emrun.cli.console import is_follower, with_terminal_log, without_slash
+from emrun.cli.console import GivenPath, is_follower, with_terminal_log, without_slash
 from emrun.cli.failures import end_by_signal, fail, print_error
 from emrun.cli.output import print_json, run_as_json, wants_json, with_json
 from emrun.cli.problems import problems_of
@@ -35,7 +35,7 @@ with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 
 def evaluates_run(command: Callable[..., int]) -> Callable[..., int]:
     """Add what commands share that evaluate a run: another config, a checkpoint, ranks, JSON and the log."""
-    config = click.option("-c", "--config", type=click.Path(path_type=Path, dir_okay=False), help="Use another config.")
+    config = click.option("-c", "--config", type=GivenPath(path_type=Path, dir_okay=False), help="Use another config.")
     checkpoint = click.option(
         "--checkpoint", metavar="NAME", type=without_slash, help="By default best, or latest if there is no best."
     )

@@ -10,7 +10,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted, in_one_line, size_of
-from emrun.cli.console import complete_runs
+from emrun.cli.console import GivenPath, complete_runs
 from emrun.runs.finding import find_runs, followed
 from emrun.runs.report.page import REPORT, write_page
 from emrun.runs.stored_run import StoredRun
@@ -18,11 +18,11 @@ from emrun.runs.stored_run import StoredRun
 
 @click.command("report")
 @click.argument(
-    "directories", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path),
+    "directories", metavar="RUN...", nargs=-1, required=True, type=GivenPath(path_type=Path),
     shell_complete=complete_runs,
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
+    "-o", "--output", type=GivenPath(path_type=Path, dir_okay=False),
     help="The file; by default report.html in the directory of the run or the sweep.",
 )  # fmt: skip
 @click.option(

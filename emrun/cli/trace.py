@@ -14,7 +14,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import in_one_line
-from emrun.cli.console import complete_runs
+from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.output import plain, table
 from emrun.runs.finding import find_run, followed
 from emrun.runs.records import RUN, Records
@@ -24,7 +24,7 @@ _MOST_ROWS = 10_000  # of a table, which is made in memory
 
 @click.command()
 @click.argument(
-    "runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path), shell_complete=complete_runs
+    "runs", metavar="RUN...", nargs=-1, required=True, type=GivenPath(path_type=Path), shell_complete=complete_runs
 )
 @click.option("--steps", is_flag=True, help="The steps of the step record, instead of the epochs.")
 @click.option(

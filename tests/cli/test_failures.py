@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from click import BadParameter
 from click.testing import CliRunner
 
 from emrun.cli import emrun as commands
@@ -209,3 +210,13 @@ def test_a_directory_that_the_system_refuses_is_one_line_and_no_failure_of_code(
     assert done.return_value == 74
     assert done.stderr.splitlines()[-1].startswith("error: file name too long: ")
     assert "  File " not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "prune --dry-run", "report", "config", "train c.yaml --output-dir", "init", "predict R valid -o"]
+)
+def test_an_empty_path_is_an_error_and_not_the_current_directory(project, monkeypatch, command):
+    monkeypatch.chdir(project())
+    with pytest.raises(BadParameter, match="the path is empty, perhaps because a variable is not set"):
+        commands.main([*command.split(), ""], standalone_mode=False)
+    assert sorted(each.name for each in project().iterdir()) == ["c.yaml", "mine.py"]
