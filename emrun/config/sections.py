@@ -143,9 +143,11 @@ def check_hooks(hooks: Node | None, where: str) -> Iterator[Problem]:
         if name is not None and " {" in name:
             text = f"{name}: {arguments.shown() if arguments is not None else ''}".replace(" {", ": {", 1)
             yield Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}", "config.structure")
-        elif name is None:
+        elif name is None or name == "class":
             message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
-            if isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
+            if (kind := entry.get("class")) is not None and isinstance(kind.value, str):
+                message = f"a hook has no key 'class'; write `- {kind.value}` or `- {kind.value}: {{argument: value}}`"
+            elif isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
                 first = next(iter(entry.value))
                 message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
             yield Problem(entry.position, f"{where}[{index}]", message, "config.structure")

@@ -47,6 +47,14 @@ def test_a_config_of_known_sections_has_no_problems(more):
         ("hooks: [3]", "c.yaml:3:9: hooks[0]: 3 is not a hook; write `- Name` or `- Name: {argument: value}`"),
         ("hooks: [A, {B: 1, C: 2}]", "c.yaml:3:12: hooks[1]: {'B': 1, 'C': 2} is not a hook"),
         ("hooks: [{1: {x: 1}}]", "c.yaml:3:9: hooks[0]: {1: {'x': 1}} is not a hook"),
+        (
+            "hooks: [{class: A, x: 1}]",
+            "c.yaml:3:9: hooks[0]: a hook has no key 'class'; write `- A` or `- A: {argument",
+        ),
+        (
+            "hooks: [{class: A}]",
+            "c.yaml:3:9: hooks[0]: a hook has no key 'class'; write `- A` or `- A: {argument: value}`",
+        ),
         ("hooks: [null]", "hooks[0]: None is not a hook"),
         ("hooks: [{A: 3}]", "c.yaml:3:13: hooks[0].A: 3 is not a mapping; write `- A: {argument: value}`"),
         ("main_loop: [3]", "c.yaml:3:12: main_loop: [3] is not a mapping"),
