@@ -203,10 +203,13 @@ def test_a_signal_while_hooks_are_built_is_reported_and_recorded(project, emrun)
     assert "reason: interrupted by SIGTERM" in text
 
 
-@pytest.mark.parametrize("command", ["ls", "trace", "report", "prune --dry-run", "train c.yaml -o"])
+@pytest.mark.parametrize(
+    "command",
+    ["ls D", "trace D", "report D", "prune --dry-run D", "train c.yaml -o D", "check c.yaml code_directory=D"],
+)
 def test_a_directory_that_the_system_refuses_is_one_line_and_no_failure_of_code(project, monkeypatch, command):
     monkeypatch.chdir(project())
-    done = CliRunner().invoke(commands, [*command.split(), "d" * 300], standalone_mode=False)
+    done = CliRunner().invoke(commands, command.replace("D", "d" * 300).split(), standalone_mode=False)
     assert done.return_value == 74
     assert done.stderr.splitlines()[-1].startswith("error: file name too long: ")
     assert "  File " not in done.stderr
