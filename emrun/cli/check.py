@@ -70,7 +70,7 @@ def check(
     Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
     and every device, with a small computation.
 
-    Exit status: 0 nothing is wrong, 1 the dataset or the model failed, or something is wrong with the data, the
+    Exit status: 0 no error, 1 the dataset or the model failed, or something is wrong with the data, the
     numerics or the environment, 2 the config is wrong.
     """
     options = {"static": static, "data": data, "numerics": numerics, "nproc": nproc > 1}
@@ -114,7 +114,8 @@ def check(
             click.echo(f"warning: {note}", err=True)
         if not is_wrong:
             also = ", and read all data" * data + ", and compared the ways to compute a step" * numerics
-            click.echo(f"\n{config}: nothing is wrong; tried a short epoch with all hooks, saving and loading{also}")
+            verdict = "no error, but the warnings above" if contract["notes"] else "nothing is wrong"
+            click.echo(f"\n{config}: {verdict}; tried a short epoch with all hooks, saving and loading{also}")
     return 1 if is_wrong else 0
 
 

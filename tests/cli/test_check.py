@@ -245,7 +245,7 @@ def test_mistakes_that_only_data_show_are_found_without_training(project, emrun,
             "err",
             ["stream 'nan': source 'x' has values", "output 'loss' has values that are not finite"],
         ),
-        ("model:\n", "model:\n  class: my_code.Late\n", "out", ["nothing is wrong"]),
+        ("model:\n", "model:\n  class: my_code.Late\n", "out", ["no error"]),
     ],
 )
 def test_possible_mistakes_are_warnings_and_other_things_are_not(project, emrun, old, new, where, messages):
@@ -254,6 +254,8 @@ def test_possible_mistakes_are_warnings_and_other_things_are_not(project, emrun,
     assert done.returncode == 0, done.stderr
     shown = " ".join((done.stdout if where == "out" else done.stderr).split())
     assert [message for message in messages if message not in shown] == []
+    last = done.stdout.splitlines()[-1]  # each of these has a warning, also of the stream 'test' that is not there
+    assert last.startswith("own.yaml: no error, but the warnings above; tried a short epoch")
 
 
 @pytest.mark.parametrize(
