@@ -29,7 +29,8 @@ class SaveEvery(SaveLatest):
         model_name: the first part of the names; null means `epoch` or `iteration`.
         on_failure: what to do if a checkpoint cannot be saved, for whatever reason: `error`, `warn` or `ignore`.
         every: the interval with its unit: `10 epochs`, `500 updates`, `500 iterations` or `30 minutes`. A number
-            without a unit means epochs. Minutes are counted from the start of the process.
+            without a unit means epochs. Minutes are counted from the start of the process, on several
+            ranks by rank 0.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed, or both `n_epochs` and `every` are given.
@@ -56,6 +57,7 @@ class SaveEvery(SaveLatest):
         if n_epochs is not None:
             check_count("n_epochs", n_epochs, minimum=1)
         self._every = Every("every", (n_epochs or 1) if every is None else every)
+        self.every_rank = self._every.interval.unit != "minutes"  # clocks differ: rank 0 says when
         if keep is not None:
             check_count("keep", keep, minimum=1)
         self._keep = keep

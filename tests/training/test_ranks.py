@@ -14,6 +14,7 @@ from in_ranks import in_ranks, results_of
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.errors import RankFailed
+from emrun.hooks import SaveEvery
 from emrun.ranks.group import ranks
 from emrun.ranks.shares import rows_in
 from emrun.training.create import train
@@ -369,6 +370,22 @@ def test_a_checkpoint_of_any_number_of_ranks_is_resumed_on_any_other(project, be
     told = (project / "run" / "train.log").read_text()
     assert f"the run was trained on {before} rank" in told
     assert f"is resumed on {after} rank" in told
+
+
+def test_checkpoints_by_minutes_are_saved_by_all_ranks_after_the_same_batch(project, monkeypatch):
+    def run():
+        looks = itertools.count()  # no two clocks are equal
+        monkeypatch.setattr("emrun.record.intervals.monotonic", lambda: next(looks) * (130 if ranks().rank else 50))
+        training = create_training(config_of(), output_dir=project / "run")
+        loop, asked = training.main_loop, []
+        loop.change_hooks([SaveEvery(every="2 minutes"), *training.hooks])
+        request = loop._endings.request
+        loop._endings.request = lambda *args: (asked.append((loop.iterations_done, args[0])), request(*args))
+        train(training)
+        return [each for each in asked if each[1].startswith("iteration")]
+
+    one, other = in_ranks(2, run)
+    assert one == other != []
 
 
 def test_a_hook_on_rank_0_ends_all_ranks_after_the_same_batch(project):
