@@ -148,9 +148,7 @@ class Directory(GivenPath):
         super().__init__(path_type=Path, file_okay=False)
 
     def coerce_path_result(self, value: str | os.PathLike[str]) -> Any:
-        """Return the path; an empty one would be the current directory."""
-        if not value:
-            raise click.BadParameter("the name of the directory is empty; write . for the current one")
+        """Return the path."""
         return expanded(value)
 
 

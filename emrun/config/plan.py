@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -181,9 +182,9 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
     That where a run was started, which the config of the run has, must be there only for a module that was not found.
     """
     node = config.get("code_directory")
-    if node is None or all(Path(each).is_dir() for each in code_directories(config)):
+    if node is None or all(os.path.isdir(each) for each in code_directories(config)):  # noqa: PTH112 - never raises
         return []
-    if not lacks_module and Path(node.position.source).with_name("trace.yaml").is_file():
+    if not lacks_module and os.path.isfile(Path(node.position.source).with_name("trace.yaml")):  # noqa: PTH113
         return []
     message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
     return [Problem(node.position, "code_directory", node.censored(message), "config.file")]

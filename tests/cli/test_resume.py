@@ -156,8 +156,8 @@ WRONG = [
     (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
     (["resume", "run", "a"], "an override must be key=value"),
     (["resume", "run", "--fork", "run"], "exists and is not empty"),
-    (["resume", "run", "--fork", ""], "Invalid value for '--fork': the name of the directory is empty; write . for"),
-    (["train", "config.yaml", "--output-dir="], "Invalid value for '--output-dir': the name of the directory is empty"),
+    (["resume", "run", "--fork", ""], "Invalid value for '--fork': the path is empty, perhaps because"),
+    (["train", "config.yaml", "--output-dir="], "Invalid value for '--output-dir': the path is empty"),
 ]
 
 
