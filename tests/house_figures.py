@@ -21,7 +21,7 @@ CEILINGS = {
     "root": 1_062,
     "base": 1_147,
     "cli": 2_699,
-    "config": 2_782,
+    "config": 2_783,
     "diagnosis": 2_829,
     "launch": 1_193,
     "loop": 2_978,

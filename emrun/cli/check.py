@@ -16,7 +16,7 @@ from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import GivenPath, overrides_argument, terminal_log, with_tracebacks
-from emrun.cli.failures import fail, import_torch, of_storage, print_error, unwound_by_sigterm
+from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
 from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
 from emrun.config.config import Config, load_config
 from emrun.config.interpolation import unread_vars
@@ -100,7 +100,7 @@ def check(
             raise
         except BaseException as error:  # the user's code may also have called sys.exit
             so_far()["contract"] = None
-            return fail(of_storage(error))
+            return fail(error)
     is_wrong = bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
     if as_json:
         more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}

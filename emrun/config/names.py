@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 import sys
 import sysconfig
@@ -208,7 +209,7 @@ def beside_config(error: NotThere, source: str) -> str:
 def _file_of(module: str, folder: Path) -> Path | None:
     """Return the file of a module in a folder, None when the folder does not have the module."""
     files = (folder / f"{module}.py", folder / module / "__init__.py")
-    return next((each for each in files if each.is_file()), None)
+    return next((each for each in files if os.path.isfile(each)), None)  # noqa: PTH113 - never raises
 
 
 def _hidden(module: str) -> tuple[Path, str] | None:
