@@ -8,7 +8,7 @@ import torch
 def accuracy(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Return 1.0 for each example whose largest logit is that of its label, else 0.0.
 
-    A label that is no class, such as -100 where a loss looks at nothing, counts as wrong: for padding, use
+    A label outside the classes counts as wrong, even -100, which losses ignore. For padding, use
     `ClassificationMetrics` with `mask_name`.
 
     Args:

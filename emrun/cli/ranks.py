@@ -36,9 +36,7 @@ with_ranks: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
 def evaluates_run(command: Callable[..., int]) -> Callable[..., int]:
     """Add what commands share that evaluate a run: another config, a checkpoint, ranks, JSON and the log."""
     config = click.option("-c", "--config", type=GivenPath(path_type=Path, dir_okay=False), help="Use another config.")
-    checkpoint = click.option(
-        "--checkpoint", metavar="NAME", type=without_slash, help="By default best, or latest if there is no best."
-    )
+    checkpoint = click.option("--checkpoint", metavar="NAME", type=without_slash, help="Default: best, else latest.")
     decorated: Callable[..., int] = config(checkpoint(with_ranks(with_json(with_terminal_log(command)))))
     return decorated
 

@@ -122,7 +122,7 @@ class _Attempt:
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
         wanted = any(each is not None and each.wants("dataset") for each in (plan.model, recipe))
-        for what in ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model"):  # as in a training
+        for what in ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model"):  # as trained
             if what == "model" or wanted:
                 seed_everything(self._seed, what)
                 self._supplied[what] = getattr(plan, what).build(self._supplied)

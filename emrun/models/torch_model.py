@@ -608,7 +608,7 @@ class TorchModel(SavedModel):
             self._skipped.begin_epoch()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
-        """Step the scheduler after a training epoch; check that a resume could load a checkpoint.
+        """Step the scheduler after a training epoch, and check that a resume can load the checkpoint.
 
         Raises:
             ArgumentError: a resume could not load the checkpoint.

@@ -152,7 +152,8 @@ class ClosedForm(ABC):
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
         end = total - cooldown
-        is_checked = end > warmup or (total and self.own_lengths)  # such as milestones, for which there is no place
+        # milestones are checked even if no update is left for them
+        is_checked = end > warmup or (total and self.own_lengths)
         between = self.between(horizon, warmup, end - warmup) if is_checked else lambda done: 1.0
         return curves.of_parts(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
 

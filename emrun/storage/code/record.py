@@ -1,4 +1,4 @@
-"""The record of what a run is made from, written by a thread: the directories `code`, `code-2`, ... of the run."""
+"""The record of what a run is made from, flushed by a thread: the directories `code`, `code-2`, ... of the run."""
 
 from __future__ import annotations
 
