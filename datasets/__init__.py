@@ -1,4 +1,7 @@
-"""The built-in datasets; importing a dataset imports only its file."""
+"""The built-in datasets; importing a dataset imports only its file.
+
+May import: the root, `base`, `streams`, `storage`.
+"""
 
 from emrun.base.lazy import lazy_names
 

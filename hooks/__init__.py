@@ -1,4 +1,7 @@
-"""The built-in hooks; importing a hook imports only its file."""
+"""The built-in hooks; importing a hook imports only its file.
+
+May import: the root, `base`, `ranks`, `storage`, `record`.
+"""
 
 from emrun.base.lazy import lazy_names
 

@@ -59,8 +59,6 @@ ONLY = {
 LATE = {"group", "shares", "pieces", "agreement", "stream_context", "names", "init_from", "compilation", "sharding"}
 LATE |= {"shown", "sweep"}
 """Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
-LARGE = {"TorchModel": 20, "ModuleModel": 20, "MainLoop": 20}
-"""The classes of the loop and of the models with more than 12 attributes, and how many they may have."""
 
 
 def house(root):
@@ -236,40 +234,10 @@ def test_the_public_names_can_be_imported():
         assert getattr(emrun, name).__name__ == name
 
 
-def test_the_training_loop_fits_on_a_screen():
-    path = ROOT / "emrun" / "loop" / "epochs.py"
-    text = path.read_text()
-    [loop] = [node for node in ast.walk(parsed(text)) if getattr(node, "name", "") == "_run_batches"]
-    assert len(text.splitlines()) <= 270
-    assert loop.end_lineno - loop.lineno + 1 <= 45
-
-
-def attributes_of(node):
-    """Return the names of the attributes that a class stores on its objects, or annotates."""
-    stored = {
-        each.attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Attribute)
-        and isinstance(each.ctx, ast.Store)
-        and getattr(each.value, "id", "") == "self"
-    }
-    return stored | {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
-
-
-def test_no_object_of_the_loop_or_of_the_models_has_many_attributes():
-    counts = {
-        node.name: len(attributes_of(node))
-        for package, path in house(ROOT).values()
-        if package in ("loop", "models")
-        for node in ast.walk(parsed(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
-    assert {name: count for name, count in counts.items() if count > 12 and count > LARGE.get(name, 0)} == {}
-
-
 def test_every_file_has_a_test():
     covered_with = {
         "base/lazy": "test_house",
+        "errors": "test_house",
         "record/record": "record/test_metrics",
         "record/interval_rows": "hooks/test_write_csv",
         "record/sinks": "hooks/test_write_csv",
@@ -337,6 +305,63 @@ def test_the_packages_of_the_wheel_are_the_folders():
     assert packages == found
     for name in ("hooks", "datasets", "sample_configs"):
         assert (ROOT / "emrun" / name).readlink() == Path("..") / name
+
+
+OTHER_WORDS = {"extends", "metrics.jsonl", "steps.jsonl", "rows.jsonl", "latest", "best"}
+"""Names in the docstrings of packages that are not modules."""
+
+
+def packages_of_engine():
+    """Return dotted name of a package in `emrun` -> its docstring."""
+    found = {}
+    for name, (_, path) in house(ROOT).items():
+        if path.stem == "__init__" and name != "emrun":
+            found[name] = ast.get_docstring(parsed(path.read_text(encoding="utf-8"))) or ""
+    return found
+
+
+def allowed_by(package, texts):
+    """Return what a package may import as its docstring says: the names of packages, without itself."""
+    [line] = re.findall(r"May import: (.*?)\.$", texts[package].replace("\n", " "))
+    if outer := re.fullmatch(r"what `(\w+)` may", line):
+        return MAY_IMPORT[outer[1]]
+    return set() if line == "nothing of emrun" else {each.strip("`") for each in line.split(", ")}
+
+
+def test_each_package_says_what_it_may_import():
+    texts = packages_of_engine()
+    for package in texts:
+        assert allowed_by(package, texts) == MAY_IMPORT[package.split(".")[1]], package
+
+
+def test_the_docstring_of_a_package_names_modules_that_exist():
+    modules = {name: path for name, (_, path) in house(ROOT).items()}
+    for package, text in packages_of_engine().items():
+        folder = modules[package].parent
+        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", text.partition("May import")[0]):
+            is_file = (folder / name).is_file()
+            is_module = {f"{package}.{name}", f"emrun.{name}", name} & modules.keys()
+            assert is_file or is_module or name in OTHER_WORDS, (package, name)
+
+
+LARGEST_BINARY = 100_000  # bytes
+
+
+def test_the_repository_holds_no_large_binary_file():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    large = [path for path in paths if path.is_file() and path.stat().st_size > LARGEST_BINARY]
+    assert [path.name for path in large if b"\0" in path.read_bytes()] == []
+
+
+def test_each_error_of_emrun_can_be_imported_from_one_place():
+    from emrun import errors
+    from emrun.base.errors import EmrunError
+
+    kinds = [EmrunError]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each.__module__ == "emrun.base.errors"]
+    assert sorted({kind.__name__ for kind in kinds}) == sorted(errors.__all__)
 
 
 def test_the_code_contains_no_absolute_path():

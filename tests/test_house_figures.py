@@ -1,11 +1,10 @@
 """No room is larger than its ceiling; the figures count code, not its layout."""
 
-import pytest
-from house_figures import CEILINGS, FILES, MANY, NAMES, ROOT, code_lines, files, lines, names
+from house_figures import CEILINGS, FILES, MANY, NAMES, ROOT, files, names, nodes, nodes_in
 
 
 def test_no_room_is_larger_than_its_ceiling():
-    found = lines(ROOT)
+    found = nodes(ROOT)
     assert found.keys() == CEILINGS.keys()
     assert {room: size for room, size in found.items() if size > CEILINGS[room]} == {}
 
@@ -20,15 +19,10 @@ def test_there_are_no_more_public_names_than_agreed():
     assert {kind: count for kind, count in found.items() if count > NAMES[kind]} == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ('"""Text."""\n\nx = f(\n    1,\n    2,\n)\n', 1),
-        ("x = f(1, 2)  # comment\n\n# comment\n", 1),
-        ('class A:\n    """Text."""\n\n    b = 1\n    """Text\n    of b."""\n', 2),
-        ("if a:\n    b = 1\nelse:\n    b = 2\n", 4),
-    ],
-)
-def test_a_line_is_a_logical_line_of_code(tmp_path, text, count):
-    (tmp_path / "a.py").write_text(text)
-    assert code_lines(tmp_path / "a.py") == count
+def test_layout_and_comments_weigh_nothing():
+    assert nodes_in("x = f(1, 2)\n") == nodes_in("# comment\n\nx = f(\n    1,  # comment\n    2,\n)\n") > 0
+
+
+def test_statements_that_are_joined_weigh_no_less():
+    assert nodes_in("a, b = x, y\n") > nodes_in("a = x\nb = y\n")
+    assert nodes_in("if a:\n    b = 1\n") < nodes_in("if a:\n    b = 1\nelse:\n    b = 2\n")

@@ -1,4 +1,7 @@
-"""The command line: the only place that prints and exits."""
+"""The command line: the only place that prints and exits.
+
+May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `launch`, `diagnosis`.
+"""
 
 from __future__ import annotations
 

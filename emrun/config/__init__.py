@@ -6,5 +6,5 @@ class, `calls` checked against signatures) and `plan` (the config as a whole). T
 `source_finder` reads them from source files (`source_modules`) without importing torch; `import_finder` imports them.
 Building is one method of `recipe`.
 
-May import: the root of emrun, `base`.
+May import: the root, `base`.
 """

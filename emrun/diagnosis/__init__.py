@@ -4,5 +4,5 @@
 processes of `recorded_trainings`, which run `probe`, and compares them with `differences`. `replay` is `emrun replay`,
 `stream_bench` is `emrun bench`. `private_state` finds state that is saved in no checkpoint.
 
-May import: the root of emrun, `base`, `ranks`, `config`, `streams`, `storage`, `loop`, `training`, `launch`.
+May import: the root, `base`, `ranks`, `config`, `streams`, `storage`, `record`, `loop`, `runs`, `training`, `launch`.
 """

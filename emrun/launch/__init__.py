@@ -2,7 +2,7 @@
 
 Read `settings` (the section `sweep` of a config) and `parameters` (what is tried), `trials` (a config for each trial,
 its identity and its directory), `results` (what the directories say), `search` (the methods and pruners of Optuna),
-`jobs` (the processes), `signals` (what ends a wait) and `sweep` (which trial comes next).
+`jobs` (the processes) and `sweep` (which trial comes next).
 
-May import: the root of emrun, `base`, `ranks`, `config`, `storage`, `runs`.
+May import: the root, `base`, `ranks`, `config`, `storage`, `runs`.
 """

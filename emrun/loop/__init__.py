@@ -6,5 +6,5 @@ Read `epochs` first: an epoch, its streams, their batches. `whole_training` says
 what users see; `emrun.hook.Loop` is what hooks may ask of it. Most other modules are parts that listen, as hooks do, to
 batches and to the end of an epoch; see `batch_calls`.
 
-May import: the root of emrun, `base`, `ranks`, `streams`, `storage`.
+May import: the root, `base`, `ranks`, `streams`, `storage`, `record`.
 """

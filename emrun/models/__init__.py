@@ -9,5 +9,5 @@ Read `torch_model`, which trains, and `module_model`, which runs the module. The
 `precision`, `compilation`, `recomputation` and `memory_format` change how the module is called and what it keeps.
 The engine finds models by name and does not import this package.
 
-May import: the root of emrun, `base`, `ranks`, `storage`.
+May import: the root, `base`, `ranks`, `storage`.
 """

@@ -4,5 +4,5 @@
 ask for. All three are exact after any kill, to the byte. `rows.py` reads them again, in order. A sink, such as a CSV
 file or a service, is a function of these rows: see `sinks.py`.
 
-May import the root, `base`, `ranks` and `storage`.
+May import: the root, `base`, `ranks`, `storage`.
 """

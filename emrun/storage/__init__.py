@@ -5,5 +5,5 @@ Read `files` and `sealed` (how a file or a folder is written completely or not a
 write the run). `capsules` stores failed steps, with the random states from `step_randomness`; `lines` is a file that
 only grows, such as those of the package `record`. The package `code` records what the run was made from.
 
-May import: the root of emrun, `base`, `ranks`.
+May import: the root, `base`, `ranks`.
 """

@@ -5,5 +5,5 @@ Read `stream_pass` (one pass and its position), `reading` (which thread or proce
 `worker_process` (the two ends of a pipe) with `packing` (how a batch goes through the pipe), `reuse` (streams that use
 the memory of a batch again), and `dataset_streams` (the streams of a loop by name).
 
-May import: the root of emrun, `base`, `ranks`.
+May import: the root, `base`, `ranks`.
 """

@@ -3,5 +3,5 @@
 Read `create` (what `emrun train` does), then `build` (from a config to objects), `evaluate` and `resume`; `user_code`
 gathers what the run is made from, `forecasts` what a check has forecast.
 
-May import: the root of emrun, `base`, `ranks`, `config`, `storage`, `loop`, `runs`.
+May import: the root, `base`, `ranks`, `config`, `storage`, `record`, `loop`, `runs`.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import emrun
-from emrun.base.errors import ArgumentError
+from emrun.errors import ArgumentError
 
 CLASSES = ("neg", "pos")
 PADDING, UNKNOWN = 0, 1

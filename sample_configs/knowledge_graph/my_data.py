@@ -4,7 +4,7 @@ from typing import Literal
 import numpy as np
 
 import emrun
-from emrun.base.errors import ArgumentError
+from emrun.errors import ArgumentError
 
 
 class Triples(emrun.AbstractDataset):

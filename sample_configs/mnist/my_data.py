@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import emrun
-from emrun.base.errors import ArgumentError
+from emrun.errors import ArgumentError
 
 
 class Images(emrun.AbstractDataset):

@@ -5,5 +5,5 @@ gradients of a batch and compares two of them. The comparisons: `halves` (a batc
 16 bits, in parts, recomputed), `passes` (evaluated twice, saved and loaded), `on_ranks` and `fresh`, which start
 other processes.
 
-May import what `diagnosis` may.
+May import: what `diagnosis` may.
 """

@@ -3,8 +3,8 @@
 `plain` makes an update with each batch, as PyTorch's own loop does; `windows` adds up the gradients of several batches,
 or of the parts of a batch (`micro_batches`, of which `size_search` finds the size). Their losses are scaled (`scaled`,
 float16), and their gradients summed over ranks (`summed`). `own` is for subclasses that train in their own way. All of
-them make their updates with `updates`: hooks, the step of the optimizer, its schedule; `skipped_updates` counts those
+them make their updates as `plain` does: hooks, the step of the optimizer, its schedule; `skipped_updates` counts those
 that are not made. `gradients` has functions for gradients.
 
-May import: the root of emrun, `base`, `ranks`, `storage`.
+May import: what `models` may.
 """

@@ -5,5 +5,5 @@ enough points; `facts.py` reads the rest of a run directory; `one_run.py` and `s
 `drawings.py` draws what needs no script; `markup.py` makes HTML in which all text is escaped. `page.js` draws the
 curves with uPlot (`uplot.min.js`, version 1.6.32, MIT, see `uplot.license.txt`), `page.css` is the style.
 
-May import what `emrun.runs` may.
+May import: what `runs` may.
 """
