@@ -10,7 +10,7 @@ from typing import Any
 
 from emrun.base.errors import HookError
 from emrun.shown import Counts, Picture, Written
-from emrun.storage.files import check_guards, make_directory, storing, write_atomically
+from emrun.storage.files import check_owner, make_directory, storing, write_atomically
 
 _PREFIX, _SUFFIX = "events.out.tfevents.", ".emrun"
 
@@ -108,7 +108,7 @@ class EventFile:
         if not added:
             return
         assert self._path is not None
-        check_guards(self._path)
+        check_owner(self._path)
         with storing(self._path, "write"), self._path.open("r+b") as file:
             file.truncate(self.length)  # what a failed write has left
             file.seek(self.length)

@@ -52,6 +52,7 @@ class Profile(AbstractHook):
 
     reads = ()
     changes_batches = False
+    files = ("profile/",)
 
     def __init__(
         self,

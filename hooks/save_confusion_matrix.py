@@ -65,6 +65,7 @@ class SaveConfusionMatrix(ClassHook):
     """
 
     writes = ()
+    files = ("confusion_matrix_epoch_*.png", "confusion_matrix_epoch_*.csv")
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from pathlib import Path
 from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError
 from emrun.hook import AbstractHook
-from emrun.storage.files import check_guards, flush_file, make_directory, storing, written_aside
+from emrun.storage.files import check_owner, flush_file, make_directory, storing, written_aside
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class SaveFile(AbstractHook):
     """
 
     reads = ()
+    files = (f"{DIRECTORY}/",)
 
     def __init__(self, files: Sequence[str], output_dir: str | Path | None = None) -> None:
         super().__init__(output_dir=output_dir)
@@ -68,7 +69,7 @@ class SaveFile(AbstractHook):
             return
         for path, copy in self._copies.items():
             if not copy.exists():
-                check_guards(copy)
+                check_owner(copy)
                 with storing(copy, "write"):
                     make_directory(copy.parent, exist_ok=True)
                     with written_aside(copy) as aside:

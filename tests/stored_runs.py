@@ -32,12 +32,14 @@ def make_run(tmp_path, monkeypatch):
     """Return a function that makes a run in `log`, with an epoch for each value of the accuracy."""
     monkeypatch.delenv("EMRUN_OUTPUT_DIR_FORMAT", raising=False)
 
-    def make(name, accuracies=(), *, status="finished", config=CONFIG, minutes=2, where="log", steps=()):
-        """`status` may be `running`, with a lock that `run.release()` gives back, or `killed`."""
+    def make(name, accuracies=(), *, status="finished", config=CONFIG, minutes=2, where="log", steps=(), files=()):
+        """`status` may be `running`, with a lock that `run.release()` gives back, or `killed`; `files`: see hooks."""
         times = iter([BEGIN, *[BEGIN + timedelta(minutes=minutes)] * 1000])
         place = tmp_path / where / name
         options = {"seed": 42, "clock": lambda: next(times), "plain": parse(config, "").plain()}
         run = create_run(config, name, output_root=place.parent, output_dir=place, **options)
+        run.claim(files)
+        run.trace.write()
         record = Record(run.directory)
         for epoch, accuracy in enumerate(accuracies):
             statistics = {"loss": {"mean": 1.0 - accuracy}, "accuracy": {"mean": accuracy, "std": 0.5}}

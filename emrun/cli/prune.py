@@ -14,7 +14,6 @@ from emrun.cli.output import print_json
 from emrun.runs.columns import FACTS, Column, Row, column
 from emrun.runs.conditions import Condition, chosen, time_of
 from emrun.runs.finding import find_runs
-from emrun.runs.own_files import what_stays
 from emrun.runs.pruning import ERRORS, Removal, What, better, without_best
 from emrun.runs.stored_run import MISSING
 
@@ -67,9 +66,6 @@ def prune(
         print_json(_in_json(going, what))
     elif going:
         click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
-        for row, removal in going:
-            if removal.others:
-                click.echo(f"{in_one_line(row.name)} {what_stays(row.run.directory, removal.others)}")
     if not going:
         click.echo("nothing to remove", err=True)
     if dry_run or not going:
@@ -148,12 +144,5 @@ def _agrees() -> bool:
 
 
 def _in_json(going: Sequence[tuple[Row, Removal]], what: What) -> dict[str, object]:
-    removes = [
-        {
-            "directory": str(row.run.directory),
-            "size_bytes": removal.size,
-            "stays": [str(each) for each in removal.others],
-        }
-        for row, removal in going
-    ]
+    removes = [{"directory": str(row.run.directory), "size_bytes": removal.size} for row, removal in going]
     return {"what": what, "removes": removes, "size_bytes": sum(removal.size for _, removal in going)}

@@ -94,11 +94,11 @@ def remove(directory: Path, status: int | None) -> None:
     The command that has started several ranks does this, when all have ended; of other ranks, the first.
     """
     if status != RunInUse.exit_status and meeting_place() is None and not is_follower():
-        from emrun.runs.own_files import remove_run, what_stays
+        from emrun.runs.own_files import others_shown, remove_run
 
-        left = remove_run(directory)
-        if left:
-            click.echo(f"{from_here(directory)} {what_stays(directory, left)}", err=True)
+        others = remove_run(directory)
+        if others:
+            click.echo(f"{from_here(directory)} stays: it {others_shown(directory, others)}", err=True)
         elif not click.get_current_context().params["quiet"]:
             click.echo(f"deleted {from_here(directory)} (--rm)", err=True)
 

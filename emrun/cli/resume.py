@@ -12,7 +12,7 @@ from emrun.base.arguments import expanded
 from emrun.base.cores import cores
 from emrun.base.errors import UsageError
 from emrun.base.wording import counted
-from emrun.cli.console import Directory, overrides_argument, run_argument, with_terminal_log, without_slash
+from emrun.cli.console import overrides_argument, run_argument, with_terminal_log, without_slash
 from emrun.cli.failures import ignore_early_requests, import_torch
 from emrun.cli.output import with_json
 from emrun.cli.ranks import run_ranks, starts_ranks, with_restarts
@@ -31,10 +31,6 @@ from emrun.training.directories import check_run, ranks_of
     help="A name or a path; by default the newest intact checkpoint.",
 )  # fmt: skip
 @click.option(
-    "--fork", metavar="DIR", type=Directory(),
-    help="Continue in a new run directory and leave this one unchanged.",
-)  # fmt: skip
-@click.option(
     "--nproc", type=click.IntRange(min=1), metavar="N",
     help="Train in N processes on this machine; by default as many as before.",
 )  # fmt: skip
@@ -45,7 +41,6 @@ def resume(
     directory: Path,
     overrides: tuple[str, ...],
     checkpoint: str | None,
-    fork: Path | None,
     nproc: int | None,
     max_restarts: int,
     as_json: bool,
@@ -65,7 +60,7 @@ def resume(
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
     import_torch()
-    return resume_run(directory, overrides, checkpoint, fork)
+    return resume_run(directory, overrides, checkpoint)
 
 
 def _ranks_before(directory: Path) -> int:

@@ -167,14 +167,12 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
     return resume_run(output_dir)
 
 
-def resume_run(
-    directory: Path, overrides: Sequence[str] = (), checkpoint: str | None = None, fork: Path | None = None
-) -> int:
+def resume_run(directory: Path, overrides: Sequence[str] = (), checkpoint: str | None = None) -> int:
     """Resume a run, see `resume_training`; return the exit status. Of a finished run, print what is wanted as JSON."""
     from emrun.training.resume import resume_training
 
     with only_json(wants_json()), unwound_by_sigterm(), users_code():
-        training = resume_training(directory, overrides, checkpoint, fork, command=sys.argv, added_hooks=DISPLAY)
+        training = resume_training(directory, overrides, checkpoint, command=sys.argv, added_hooks=DISPLAY)
     if training is not None:
         return run(training)
     leave()

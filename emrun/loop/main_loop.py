@@ -270,8 +270,7 @@ class MainLoop(Loop):
             changed: what this resume changes in the data, for the warning that it is not exact.
 
         Returns:
-            The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link, as
-            in a copy of a run that followed links.
+            The directory of the checkpoint.
 
         Raises:
             StateError: the checkpoint does not fit the model, the hooks or the streams.
@@ -280,8 +279,7 @@ class MainLoop(Loop):
         place = place.resolve()
         self.epochs.state.changed = changed
         names = self.epochs.state.load(place)
-        place = self.epochs.saving.rewind(place, *self.epochs.state.point, names)
-        self.epochs.state.is_now_in(place)
+        self.epochs.saving.rewind(place, *self.epochs.state.point, names)
         return place
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:

@@ -252,7 +252,7 @@ class Saving:
 
     def rewind(
         self, place: Path, epoch: int, iteration: int, phase: str, names: Mapping[str, str] | None = None
-    ) -> Path:
+    ) -> None:
         """Make the loaded checkpoint the newest one, and restore the names that checkpoints had when it was saved.
 
         Args:
@@ -261,14 +261,10 @@ class Saving:
             iteration: number of training batches done.
             phase: see `save_requested`.
             names: the names of all checkpoints at that time, from the state; see `go_back_to`.
-
-        Returns:
-            The directory of the checkpoint. It has been moved if it had the name of a checkpoint instead of a link.
         """
         if self._ranks.is_first:
-            place = go_back_to(place, names, known=self._known)
+            go_back_to(place, names, known=self._known)
         self._newest = ((epoch, iteration, phase), place)
-        return place
 
 
 class _Requests:

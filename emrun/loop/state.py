@@ -276,11 +276,6 @@ class TrainingState:
         names: Mapping[str, str] | None = state.get("names")
         return names
 
-    def is_now_in(self, place: Path) -> None:
-        """Record that the loaded checkpoint has been moved to another directory."""
-        if self._loaded is not None:
-            self._loaded = place, self._loaded[1]
-
     def resume(self, before_epoch: Callable[[int], None]) -> None:
         """Restore the streams and the random states of the loaded checkpoint, if there is one.
 

@@ -18,7 +18,7 @@ from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
 from emrun.same_hooks import arguments_of
-from emrun.storage.files import PLACES, append_line, check_guards, read_regular, storing, write_atomically
+from emrun.storage.files import PLACES, append_line, check_owner, read_regular, storing, write_atomically
 
 _LOG = logging.getLogger(__name__)
 _LARGEST = 500_000_000  # bytes of a list of places
@@ -147,7 +147,7 @@ class FileSink(AbstractSink):
             facts = facts_of(record.directory) if record.directory is not None else Facts("", {}, "", None, None, "")
             places = list(self._read_places()) if record.directory is not None else []
             fitting = [number for number, each in enumerate(places) if each["rows"] == record.counted_on]
-            check_guards(self.path)
+            check_owner(self.path)
             for number in reversed(fitting):
                 if places[number]["arguments"] == arguments_of(self) and self.begin(facts, places[number]["place"]):
                     self._last = places[number]

@@ -1,159 +1,193 @@
-"""Which files of a run directory emrun has written; everything else belongs to the user, and is never deleted.
+"""The names in a run directory that a run writes: only these are removed, and only if nothing else is there.
 
-A run lists what it writes in the file `.files`. Checkpoints, failed steps and the record of the code have lists of
-their own. In runs that were made before this file, the names that emrun's own parts write count.
+The names of emrun's own files are here. Hooks declare theirs (`files`), and the trace keeps them. Other hidden names,
+such as those of editors and file systems, are neither removed nor a reason not to remove the rest.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.runs.stored_run import StoredRun
-from emrun.storage.checkpoints.manifest import ASIDE, FILE, Contents, files_to_resume, is_directory_name
-from emrun.storage.code.files import recorded_files
-from emrun.storage.code.record import code_records
-from emrun.storage.files import LIST, PLACES, check_guards, listed_files, remove_files, storing
+from emrun.storage.checkpoints.manifest import FILE, files_to_resume, is_directory_name
+from emrun.storage.files import check_owner, remove_files, storing
 from emrun.storage.lock import EVALUATIONS, LOCK_FILES
-from emrun.storage.log import LOG
-from emrun.storage.run import CHECKPOINTS, CONFIG, METRICS, ROWS, STEPS
+from emrun.storage.run import CHECKPOINTS, CONFIG, FOREIGN
 from emrun.storage.sealed import files_of
 from emrun.storage.trace import TRACE
 
-_ALWAYS = re.compile(rf"\.*({CONFIG}|{TRACE})(\.json)?(\.tmp)?|train-\d+\.log|stacks-\d+\.txt|{re.escape(LIST)}")
-_BEFORE = re.compile(
-    rf"{LOG}|{METRICS}|{STEPS}|{ROWS}|config-[1-9]\d*\.yaml|report\.html|training\.csv|metrics\.sqlite|trackers/\w+(-\d+)?\.json"
-    r"|tensorboard/events\.out\.tfevents\.[\d.]+\.emrun|confusion_matrix_epoch_[\w.-]*\.(png|csv)"
+_FILES = re.compile(
+    r"config(-\d+)?\.yaml|trace\.yaml|\.(config|trace)\.yaml\.json|train(-\d+)?\.log|stacks-\d+\.txt"
+    r"|(metrics|steps|rows)\.jsonl|report\.html|classes\.json"
+    r"|code(-\d+)?/(record\.json|packages\.txt|batches\.jsonl|diff(-\d+)?\.patch|modules/.+\.py)"
+    r"|(checkpoints|failures)/\.tmp-.+"
+    r"|\.files|(.+/)?\.[^/]+\.places"  # of runs of earlier versions
 )
-_MOST_NAMES = 5
+_FOLDERS = re.compile(
+    r"checkpoints(/it-[\d-]+)?|failures(/\d+)?|(checkpoints|failures)/\.tmp-.+|eval|code(-\d+)?(/modules(/.+)?)?"
+)
+_TEMPORARY = re.compile(r"\.([^/]+?)(\.[0-9a-f]{16})?\.tmp")  # as `written_aside` names a file until it is complete
 _FAILURES, _FAILURE = "failures", "failure.json"
 _MOUNTS = Path("/proc/self/mountinfo")
+_MOST_NAMES = 5
 
 
-def own_files(directory: Path) -> Iterator[Path]:
-    """Yield the files and links in a run directory that emrun has written, those without which it is no run last.
+@dataclass
+class Sorted:
+    """What is in a run directory.
 
-    Nothing is behind a link or below a mount point.
+    Args:
+        own: files and links that the run has written, those without which the directory is not a run last.
+        folders: folders of the run, each after those in it.
+        others: what else is there; of a folder that is a mount point or a link, or that cannot be read, only itself.
+    """
+
+    own: list[Path] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, directory: Path) -> Sorted:
+        """Look at a run directory.
+
+        Raises:
+            ReadTimeout: the file system does not return a file in time.
+        """
+        found = cls()
+        mounts = {each for each in _mount_points() if each.is_relative_to(directory.resolve())}
+        found._add(directory, directory, _Names(directory), mounts)
+        found.own.sort(key=lambda path: path.name in (CONFIG, TRACE) and path.parent == directory)
+        return found
+
+    def _add(self, folder: Path, run: Path, names: _Names, mounts: set[Path]) -> None:
+        """Add what is in a folder of a run."""
+        try:
+            with os.scandir(folder) as entries:
+                inside = sorted(entries, key=lambda each: each.name)
+        except OSError:
+            self.others.append(folder)
+            return
+        for entry in inside:
+            path = Path(entry.path)
+            place = path.relative_to(run).as_posix()
+            is_hidden = entry.name.startswith(".")
+            is_mount = bool(mounts) and path.parent.resolve() / path.name in mounts
+            if entry.is_dir(follow_symlinks=False) and not is_mount:
+                if path.parent == run / EVALUATIONS and StoredRun(path).is_evaluation:
+                    self._add(path, path, _Names(path), mounts)
+                    self.folders.append(path)
+                elif names.has_folder(place):
+                    self._add(path, run, names, mounts)
+                    self.folders.append(path)
+                elif not is_hidden and entry.name not in FOREIGN:
+                    self.others.append(path)
+            elif not is_mount and names.has(place, entry):
+                self.own.append(path)
+            elif not is_hidden and place not in LOCK_FILES:
+                self.others.append(path)
+
+
+class _Names:
+    """The names that a run writes.
 
     Args:
         directory: the run directory.
     """
-    mounts = {each for each in _mount_points() if each.is_relative_to(directory.resolve())}
-    last = dict.fromkeys(PurePath(name) for name in (LIST, CONFIG, TRACE))
-    found = dict.fromkeys(each for each in _found_in(directory) if each not in last)
-    for path in (*found, *last):
-        place = directory / path
-        parents = [directory / each for each in list(path.parents)[:-1]]
-        if any(each.is_symlink() or each.resolve() in mounts for each in parents) or place.absolute() in mounts:
-            continue
-        with suppress(OSError):
-            mode = place.lstat().st_mode
-            if stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and path.parent.name == CHECKPOINTS):
-                yield place
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        declared = StoredRun(directory).trace.get("files") or ()
+        self._patterns = [re.compile(_pattern(name)) for name in declared]
+        folders = {str(parent) for name in declared for parent in Path(f"{name}-").parents}
+        self._folders = [re.compile(_pattern(folder)) for folder in folders]
+
+    def has(self, place: str, entry: os.DirEntry[str]) -> bool:
+        """Return whether a file or a link has a name of the run."""
+        head, _, name = place.rpartition("/")
+        if entry.is_symlink():
+            return head == CHECKPOINTS and is_directory_name(str(Path(entry.path).readlink()))
+        if not entry.is_file(follow_symlinks=False):
+            return False
+        folder = self._directory / head
+        if folder.parent == self._directory / CHECKPOINTS and is_directory_name(folder.name):
+            return name in (*files_of(folder / FILE), *files_to_resume(folder))
+        if folder.parent == self._directory / _FAILURES and not folder.name.startswith("."):
+            return name in files_of(folder / _FAILURE)
+        return any(self._is_own(each) for each in (place, _complete(place)))
+
+    def _is_own(self, place: str) -> bool:
+        return bool(_FILES.fullmatch(place)) or any(each.fullmatch(place) for each in self._patterns)
+
+    def has_folder(self, place: str) -> bool:
+        """Return whether a folder has a name of the run, or files of the run may be in it."""
+        complete = _complete(place)
+        is_within = any(each.fullmatch(f"{complete}/-") for each in self._patterns)
+        is_above = any(each.fullmatch(complete) for each in self._folders)
+        return is_within or is_above or bool(_FOLDERS.fullmatch(place))
 
 
-def others_in(directory: Path, own: set[Path]) -> Iterator[Path]:
-    """Yield what a run directory has besides: files, links, pipes, mount points. Links are not followed."""
-    for folder, folders, files in os.walk(directory):
-        here = Path(folder)
-        yield from (here / name for name in files if here / name not in own)
-        left = [name for name in folders if (here / name).is_symlink() or (here / name).is_mount()]
-        yield from (here / name for name in left if here / name not in own)
-        folders[:] = [name for name in folders if name not in left]
+def _pattern(name: str) -> str:
+    """Return the expression for the places of a declared name, relative to the run directory."""
+    expression = re.escape(name).replace(r"\*", "[^/]*")
+    return f"{expression}.+" if name.endswith("/") else expression
 
 
-def files_written_by(directory: Path) -> list[PurePath]:
-    """Return the files that the run in a directory has listed, or without a list, those with names of emrun's parts.
-
-    Raises:
-        StorageError: the list cannot be read.
-    """
-    listed = listed_files(directory)
-    if listed is not None:
-        return listed
-    code = [PurePath(place.name, each) for _, place in code_records(directory) for each in recorded_files(place)]
-    return [*code, *(path for path in _files_below(directory, depth=1) if _BEFORE.fullmatch(path.as_posix()))]
+def _complete(place: str) -> str:
+    """Return the place that a file gets, or the folder of a file, once it is complete."""
+    parts = []
+    for part in place.split("/"):
+        temporary = _TEMPORARY.fullmatch(part)
+        parts.append(part if temporary is None else temporary[1])
+    return "/".join(parts)
 
 
 def remove_run(directory: Path, *, keeps_directory: bool = False) -> list[Path]:
-    """Delete what a run has written, and its directory unless something else is in it.
+    """Delete a run, if there is nothing in its directory but what a run writes.
 
     Args:
         directory: the run directory.
-        keeps_directory: whether the directory stays in any case.
+        keeps_directory: whether the empty directory stays.
 
     Returns:
-        What stays.
+        What else is in the directory; then nothing was deleted.
 
     Raises:
         RunInUse: another process has taken the run over; nothing is deleted.
         StorageError: something cannot be deleted.
     """
-    check_guards(directory / TRACE)
-    locks = [directory / name for name in LOCK_FILES if not keeps_directory]
-    with storing(directory, "delete"):
-        remove_files([*own_files(directory), *locks], directory)
-    return sorted(others_in(directory, {directory / name for name in LOCK_FILES}))
+    check_owner(directory / TRACE)
+    found = Sorted.of(directory)
+    if not found.others:
+        locks = [] if keeps_directory else [directory / name for name in LOCK_FILES]
+        with storing(directory, "delete"):
+            remove_files([*found.own, *locks], directory)
+            remove_empty(found.folders)
+            if not keeps_directory:
+                remove_empty([directory])
+    return found.others
 
 
-def what_stays(directory: Path, left: Sequence[Path]) -> str:
-    """Return why a directory is not deleted, in words."""
-    names = [in_one_line(str(each.relative_to(directory)), 40) for each in left]
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders in which nothing is, in their order; others stay."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def others_shown(directory: Path, others: Sequence[Path]) -> str:
+    """Return why a directory is not removed, in words."""
+    names = [in_one_line(str(each.relative_to(directory)), 40) for each in others]
     shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
-    return f"stays, with {counted(len(names), 'file')} of yours: {shown}"
-
-
-def _found_in(directory: Path) -> Iterator[PurePath]:
-    """Yield the paths that may be emrun's, relative to a directory."""
-    for path in files_written_by(directory):
-        yield from (path, path.with_name(f".{path.name}{PLACES}"), path.with_name(f".{path.name}.tmp"))
-    with suppress(OSError):
-        yield from (PurePath(name) for name in os.listdir(directory) if _ALWAYS.fullmatch(name))  # noqa: PTH208
-    for name in (CHECKPOINTS, f".{CHECKPOINTS}.removed"):
-        yield from (PurePath(name) / each for each in _of_checkpoints(directory / name))
-    for each in _folders_in(directory / _FAILURES):
-        yield from (PurePath(_FAILURES, each, file) for file in files_of(directory / _FAILURES / each / _FAILURE))
-    for number in _folders_in(directory / EVALUATIONS):
-        inner = directory / EVALUATIONS / number
-        if StoredRun(inner).is_evaluation:  # and not another run
-            yield from (PurePath(EVALUATIONS, number, each.relative_to(inner)) for each in own_files(inner))
-    for _, place in code_records(directory):
-        yield from (PurePath(place.name, each) for each in recorded_files(place))
-
-
-def _of_checkpoints(root: Path) -> Iterator[PurePath]:
-    """Yield the names of checkpoints and their files; a folder that is being written or deleted is emrun's."""
-    if root.is_symlink() or not root.is_dir():
-        return
-    here = Contents.of(root)
-    yield from map(PurePath, here.links)
-    for name in _folders_in(root):
-        if name.startswith(ASIDE):
-            yield from (PurePath(name, each) for each in _files_below(root / name))
-        elif is_directory_name(name) or name in here.named:
-            yield from (PurePath(name, each) for each in (*files_of(root / name / FILE), *files_to_resume(root / name)))
-
-
-def _folders_in(directory: Path) -> list[str]:
-    with suppress(OSError):
-        if not directory.is_symlink():
-            with os.scandir(directory) as entries:
-                return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    return []
-
-
-def _files_below(directory: Path, depth: int = 9) -> Iterator[PurePath]:
-    with suppress(OSError), os.scandir(directory) as entries:
-        for each in list(entries):
-            if each.is_dir(follow_symlinks=False) and depth:
-                yield from (PurePath(each.name, inner) for inner in _files_below(directory / each.name, depth - 1))
-            elif not each.is_dir(follow_symlinks=False):
-                yield PurePath(each.name)
+    return (
+        f"has {counted(len(names), 'name')} that the run does not write: {shown}; "
+        "move or delete what is yours, or name what a hook of yours writes in its attribute `files`"
+    )
 
 
 def _mount_points() -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Literal
 from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.epoch_data import named
 from emrun.runs.columns import Column, Row
-from emrun.runs.own_files import others_in, own_files
+from emrun.runs.own_files import Sorted, others_shown, remove_empty
 from emrun.runs.stored_run import MISSING, StoredRun, size_of_files
 from emrun.runs.summaries import Which
 from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, Contents, files_to_resume, leave_out
@@ -21,7 +21,6 @@ from emrun.storage.run import CHECKPOINTS
 
 What = Literal["runs", "checkpoints", "optimizer states"]
 """What is removed: whole runs, all their checkpoints, or of each checkpoint what only a resume reads."""
-_ASIDE = f".{CHECKPOINTS}.removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,15 @@ class Removal:
         run: the run.
         what: what is removed.
         files: the files, in the order in which they are removed.
-        others: what else is in the directory, if the whole run is removed; the directory stays then.
+        others: what else is in the directory, if the whole run would be removed; then it is not.
+        folders: folders that go when nothing is in them, each after those in it.
     """
 
     run: StoredRun
     what: What
     files: Sequence[Path]
     others: Sequence[Path] = ()
+    folders: Sequence[Path] = ()
 
     @classmethod
     def of(cls, run: StoredRun, what: What) -> Removal:
@@ -46,12 +47,14 @@ class Removal:
         if what == "optimizer states":
             places = _checkpoints_in(run.directory)
             return cls(run, what, [place / name for place in places for name in files_to_resume(place)])
-        own = list(own_files(run.directory))
+        found = Sorted.of(run.directory)
         if what == "checkpoints":
-            homes = [run.directory / name for name in (CHECKPOINTS, _ASIDE)]
-            return cls(run, what, [each for each in own if any(home in each.parents for home in homes)])
-        kept = {run.directory / name for name in LOCK_FILES}
-        return cls(run, what, own, sorted(others_in(run.directory, {*own, *kept})))
+            home = run.directory / CHECKPOINTS
+            files, folders = (
+                [each for each in kind if home in (each, *each.parents)] for kind in (found.own, found.folders)
+            )
+            return cls(run, what, files, folders=folders)
+        return cls(run, what, found.own, found.others, [*found.folders, run.directory])
 
     @property
     def size(self) -> int:
@@ -77,6 +80,8 @@ class Removal:
             return "is damaged, so that it may not be a run; look at it, and remove it by hand"
         if (directory / CHECKPOINTS).is_symlink():
             return f"has a link in place of its {CHECKPOINTS}; links are not followed"
+        if self.others:
+            return others_shown(directory, self.others)
         with suppress(OSError):
             if self.what == "runs" and Path.cwd().is_relative_to(directory.resolve()):
                 return "is or has the current directory; go to another one first"
@@ -95,6 +100,9 @@ class Removal:
         try:
             if StoredRun(directory).trace != self.run.trace or directory.is_symlink():
                 raise UsageError(f"{directory} has changed since it was shown; nothing of it was removed")
+            others = Sorted.of(directory).others if self.what == "runs" else ()
+            if others:
+                raise UsageError(f"nothing was removed: {directory} {others_shown(directory, others)}")
             with storing(directory, "remove files of"):
                 if self.what == "optimizer states":
                     for place in _checkpoints_in(directory):
@@ -102,6 +110,7 @@ class Removal:
                     return
                 locks = [directory / name for name in LOCK_FILES if self.what == "runs"]  # while the lock is held
                 remove_files([*self._set_aside(), *self.files, *locks], directory)
+                remove_empty(self.folders)
         finally:
             lock.release()
 
@@ -128,7 +137,7 @@ def _checkpoints_in(directory: Path) -> Iterator[Path]:
     root = directory / CHECKPOINTS
     with suppress(OSError):
         here = Contents.of(root)
-        yield from (root / name for name in (*here.own, *here.named))
+        yield from (root / name for name in here.own)
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:

@@ -24,7 +24,7 @@ from emrun.base.wording import from_here
 from emrun.hook import AbstractHook, TrainingTerminated, UpdateSkipped
 from emrun.model import AbstractModel
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
-from emrun.storage.files import check_guards, copy_regular, make_directory, refuse_timeout, storing, written_aside
+from emrun.storage.files import check_owner, copy_regular, make_directory, refuse_timeout, storing, written_aside
 from emrun.storage.log import LOG
 from emrun.storage.run import CONFIG, holds_run
 from emrun.storage.sealed import damaged_file, read_seal, seal
@@ -209,7 +209,7 @@ def _write(
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
-        check_guards(root / _FACTS)
+        check_owner(root / _FACTS)
         make_directory(root, exist_ok=True)
         for left in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
             shutil.rmtree(left)
@@ -228,7 +228,7 @@ def _write(
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 copy_regular(run_directory / CONFIG, aside / CONFIG)
-            check_guards(place)
+            check_owner(place)
             seal(aside, _FACTS, facts)
         for number in sorted(_numbers(root))[:-MOST]:
             old = root / f"{_ASIDE}{number}"

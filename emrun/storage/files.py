@@ -9,22 +9,16 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import BinaryIO
 
-from emrun.base.errors import TIMED_OUT, ReadTimeout, StorageError, UsageError, is_timeout
+from emrun.base.errors import TIMED_OUT, ReadTimeout, StorageError, is_timeout
 from emrun.base.wording import size_of
 
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
-_WRITTEN: dict[str, set[str]] = {}  # absolute run directory with a / -> the files that were written, relative to it
-LIST = ".files"
-"""The file in a run directory that lists what the run has written, but for folders with lists of their own."""
 PLACES = ".places"
-"""The end of the name `.NAME.places` of a list beside a file that a sink writes."""
-_LISTED_ELSEWHERE = ("checkpoints/", "failures/", "eval/", ".")
-_LARGEST_LIST = 50_000_000  # bytes
 
 
 @contextmanager
@@ -162,85 +156,18 @@ def unguard(directory: Path) -> None:
     _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
-def note_writes(directory: Path, known: Iterable[str]) -> None:
-    """List from now on what is written below the directory of a run, and refuse to change other files in it.
-
-    Each name is listed before the file is written, so that a process that is killed leaves no file without an owner.
-
-    Args:
-        directory: the run directory.
-        known: names of files that are the run's, or that it is about to write.
-
-    Raises:
-        StorageError: the list cannot be read or written.
-    """
-    place = f"{directory.absolute()}{os.sep}"
-    listed = {*map(str, listed_files(directory) or ())}
-    _WRITTEN[place] = {*known, *listed}
-    if new := _WRITTEN[place] - listed:
-        _list(place, *new)
-
-
-def listed_files(directory: Path) -> list[PurePath] | None:
-    """Return what the list of a run has; None if there is no list.
-
-    Raises:
-        StorageError: the list cannot be read, so that nobody knows what the run has written.
-    """
-    try:
-        names = read_regular(directory / LIST, _LARGEST_LIST).decode(errors="surrogateescape").split("\0")
-    except StorageError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        return None
-    found = [PurePath(name) for name in names if name]
-    return [each for each in found if not each.is_absolute() and ".." not in each.parts]
-
-
-def _list(directory: str, *names: str) -> None:
-    """Append names to the list, and flush it to disk."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with storing(Path(directory, LIST), "write"):
-        descriptor = os.open(f"{directory}{LIST}", flags, 0o666)
-        try:
-            _write_all(descriptor, "".join(f"\0{name}" for name in sorted(names)).encode(errors="surrogateescape"))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def check_guards(*paths: Path) -> None:
-    """Check that files may be changed, and list them as written by the run, with one flush for all.
+def check_owner(*paths: Path) -> None:
+    """Check that this process may still write these files.
 
     Raises:
         RunInUse: a file is part of a run that another process has taken over from this one.
-        UsageError: the run has not written a file.
-        StorageError: a file is behind a link, or cannot be listed.
     """
-    if not _GUARDS and not _WRITTEN:
+    if not _GUARDS:
         return
     absolute = [str(path.absolute()) for path in paths]
     for directory, (check, free) in list(_GUARDS.items()):
         if any(each.startswith(directory) and not each.startswith(free) for each in absolute):
             check()
-    for directory, written in list(_WRITTEN.items()):
-        inside = [each[len(directory) :] for each in absolute if each.startswith(directory)]
-        for folder in {name[:end] for name in inside for end, each in enumerate(name) if each == os.sep}:
-            check_no_link(f"{directory}{folder}")
-        new = [name for name in inside if _is_new(name, directory, written)]
-        if new:
-            _list(directory, *new)
-            written.update(new)
-
-
-def _is_new(name: str, directory: str, written: set[str]) -> bool:
-    """Check that a file in a run directory may be changed, and return whether it is to be listed."""
-    if name in written or name.startswith(_LISTED_ELSEWHERE):
-        return False
-    if os.path.lexists(f"{directory}{name}"):
-        message = f"the run has not written {Path(directory, name)}, which it would change"
-        raise UsageError(f"{message}; move the file, or choose another directory")
-    return True
 
 
 @contextmanager
@@ -294,7 +221,7 @@ def _delete(path: Path) -> None:
 
 def write_atomically(path: Path, text: str | bytes) -> None:
     """Write a temporary file, flush it to disk and rename it, so that the file is never incomplete."""
-    check_guards(path)
+    check_owner(path)
     with storing(path, "write"), written_aside(path, aside_of(path)) as aside:
         write_flushed(aside, text.encode() if isinstance(text, str) else text)
 
@@ -336,7 +263,7 @@ def append_line(path: Path, line: str) -> None:
 
     Until then the line survives the end of the process, but not a loss of power.
     """
-    check_guards(path)
+    check_owner(path)
     with storing(path, "write"):
         descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -367,7 +294,7 @@ def flush_lines() -> None:
 
 def truncate(path: Path, length: int) -> None:
     """Cut a file down to its first `length` bytes if it is longer; a missing file stays missing."""
-    check_guards(path)
+    check_owner(path)
     with storing(path, "write"):
         if path.exists() and path.stat().st_size > length:
             os.truncate(path, length)
@@ -390,6 +317,8 @@ def flush_directory(path: Path) -> None:
 
 def link_atomically(link: Path, target: str) -> None:
     """Make `link` a link to `target` in the same directory, replacing an old link in one step; nothing is flushed."""
-    check_guards(link)
+    check_owner(link)
+    if link.exists() and not link.is_symlink():
+        raise StorageError(errno.EEXIST, f"cannot write {link}: it is not a link; move it elsewhere")
     with storing(link, "write"), written_aside(link, aside_of(link), flushes=False) as aside:
         aside.symlink_to(target)

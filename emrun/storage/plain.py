@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.files import check_guards, read_regular, storing, write_atomically
+from emrun.storage.files import check_owner, read_regular, storing, write_atomically
 
 _MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
 
@@ -27,7 +27,7 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         text: the text to write.
         plain: the content of the text in plain types; what JSON would change is left out.
     """
-    check_guards(path)
+    check_owner(path)
     place = plain_file(path)
     with suppress(OSError):
         place.unlink()  # a kill leaves no content that is older than the file

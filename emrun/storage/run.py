@@ -13,13 +13,12 @@ from typing import Any
 from emrun.base.arguments import safe_component
 from emrun.base.censor import Censor, keep_on_terminal
 from emrun.base.errors import RunExists, UsageError
-from emrun.base.wording import from_here, listed
+from emrun.base.wording import from_here, in_one_line, listed
 from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
     check_no_link,
     flush_lines,
     make_directory,
-    note_writes,
     opened_regular,
     storing,
 )
@@ -33,7 +32,8 @@ _LOG = logging.getLogger(__name__)
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 METRICS, STEPS, ROWS = "metrics.jsonl", "steps.jsonl", "rows.jsonl"
 """The files with the rows of a run, see the package `record`."""
-_PARTS = (LOG, METRICS, STEPS, ROWS, CHECKPOINTS, EVALUATIONS, "code", "failures")
+FOREIGN = ("lost+found",)
+"""Names in a directory that are of the file system, so that the directory is empty all the same."""
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}{overrides}_{timestamp}"
 _LONGEST_NAME = 80  # with overrides, without the time
@@ -50,7 +50,6 @@ class Run:
         clock: returns the time.
         lock: the lock of the directory, released at the end of the run.
         censor: removes values of the environment from the log, the trace and the capsules of failed steps.
-        known: names of files in the directory that the run has written before.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class Run:
         clock: Clock = local_time,
         lock: RunLock | None = None,
         censor: Censor | None = None,
-        known: Iterable[str] = (),
     ) -> None:
         self.directory = directory
         self.censor = Censor() if censor is None else censor
@@ -72,7 +70,6 @@ class Run:
         self.censor.keep(*places)
         keep_on_terminal(*places)
         self._lock = lock
-        note_writes(directory, (CONFIG, TRACE, LOG, *known))
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
         self.log = RunLog(directory / LOG, self.censor)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
@@ -80,6 +77,25 @@ class Run:
         """Records what the run is made from; None if nothing does, as in an evaluation."""
         self.write_report: Callable[[Path], None] | None = None
         """Writes a page of the run into its directory, and raises no error; None if nothing does. See `close`."""
+
+    def claim(self, names: Iterable[str]) -> None:
+        """Note the names that hooks write, for the next time that the trace is written; see `AbstractHook.files`.
+
+        Raises:
+            UsageError: there is something under a name that this run has not had.
+        """
+        known = self.trace.files
+        for name in names:
+            if name in known:
+                continue
+            there = next(self.directory.glob(name.rstrip("/")), None) if name.strip("/.") else None
+            if there is not None:
+                raise UsageError(
+                    f"the run has not written {from_here(there)}, which one of its hooks would write; move it "
+                    "elsewhere, or let the hook write under another name"
+                )
+            known.append(name)
+        self.trace.add(files=known)
 
     @property
     def checkpoints(self) -> Path:
@@ -145,8 +161,8 @@ def create_run(
         name: the name of the run, part of the directory's name.
         output_root: the directory in which the run directory is created. It is named `{name}_{overrides}_{timestamp}`,
             followed by a number if that exists; the environment variable EMRUN_OUTPUT_DIR_FORMAT changes the format.
-        output_dir: the path of the run directory, instead of a generated name. It may exist, but must not hold a run,
-            except a run whose start failed: its log is kept, its config and its trace are replaced.
+        output_dir: the path of the run directory, instead of a generated name. If it exists, it must be empty, or hold
+            a run whose start failed: its log is kept, its config and its trace are replaced.
         seed: the seed of the run, for the trace.
         command: the command that started the run, for the trace.
         clock: returns the time.
@@ -156,7 +172,7 @@ def create_run(
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
-        UsageError: EMRUN_OUTPUT_DIR_FORMAT is invalid, or the directory lies in a run directory.
+        UsageError: EMRUN_OUTPUT_DIR_FORMAT is invalid, or the directory is not empty, or lies in a run directory.
         RunInUse: another process is writing the run.
         StorageError: the directory cannot be created.
     """
@@ -171,13 +187,15 @@ def create_run(
             directory = _make_free(itertools.chain((directory,), others))
     lock = RunLock(directory)
     try:
+        check_free(directory)
+        files: list[str] = []
         if is_failed_start(directory):
             _LOG.info("the previous start of the run in %s failed: starting again and appending to the log", directory)
             remove_code(directory)
-        else:
-            check_free(directory)
+            files = read_trace(directory).get("files", [])
         write_with_plain(directory / CONFIG, config_text, plain)
         run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
+        run.trace.add(files=files)
         run.trace.begin()
     except BaseException:
         lock.release()
@@ -238,21 +256,28 @@ def check_outside(directory: Path) -> None:
 
 
 def check_free(directory: Path) -> None:
-    """Check that a directory does not hold a run, except a run whose start failed.
+    """Check that a new run may be created in a directory: that it is empty, or holds a run whose start failed.
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
+        UsageError: the directory is not empty. Hidden names do not count.
     """
-    if holds_run(directory) and not is_failed_start(directory):
+    if is_failed_start(directory):
+        return
+    shown = from_here(directory)
+    if holds_run(directory):
         raise RunExists(
-            f"{directory} already holds a run ({last_status(read_trace(directory))}); choose another "
-            "--output-dir, continue the run with `emrun resume`, or add --auto-resume"
+            f"{shown} already holds a run ({last_status(read_trace(directory))}); choose another --output-dir, "
+            "continue the run with `emrun resume`, or add --auto-resume"
         )
-    there = [] if holds_run(directory) else [name for name in _PARTS if os.path.lexists(directory / name)]
+    with storing(directory, "read"):
+        names = sorted(each.name for each in directory.iterdir()) if directory.exists() else []
+    there = [name for name in names if not name.startswith(".") and name not in FOREIGN]
     if there:
+        named = listed([in_one_line(name, 40) for name in [*there[:_SHOWN], *["..."] * (len(there) > _SHOWN)]])
         raise UsageError(
-            f"{directory} has {listed(there)}, which no run has written and a run would change; choose another "
-            "--output-dir, or move what is there"
+            f"{shown} is not empty: it has {named}. A new run needs a new or an empty directory; choose another "
+            f"--output-dir, and write what a job prints beside it, such as to {shown}.out"
         )
 
 

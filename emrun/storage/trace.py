@@ -41,9 +41,9 @@ from emrun.storage.plain import plain_of, write_with_plain
 _LOG = logging.getLogger(__name__)
 
 TRACE = "trace.yaml"
-_MAY_HOLD_ANYTHING = ("reason", "command", "resumes", "forked_from")
+_MAY_HOLD_ANYTHING = ("reason", "command", "resumes")
 _INTERVAL = timedelta(seconds=10)
-_KEPT = ("train_begin", "epochs_done", "iterations_done", "forked_from", "has_checkpoints")
+_KEPT = ("train_begin", "epochs_done", "iterations_done", "has_checkpoints")
 _NUMBER = Kind("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
 FORECAST = record(
     {
@@ -68,7 +68,8 @@ _KINDS = {
     "device": optional(TEXT),
     "pid": whole(),
     "forecast": FORECAST,
-    "forked_from": record({"directory": TEXT, "checkpoint": optional(TEXT)}),
+    "directory": TEXT,
+    "files": sequence_of(TEXT),
     "has_checkpoints": FLAG,
     "resumes": sequence_of(mapping_of(ANYTHING)),
 }
@@ -117,9 +118,11 @@ class Trace:
             "torch": None if torch is None else str(torch.__version__),
             "python": platform.python_version(),
             "command": list(command),
+            "directory": str(path.parent.absolute()),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "git_commit": head_of(Path()),
+            "files": [],
         }
         self._shown: dict[str, Any] = {}  # the entries in the file
         self._texts: dict[str, str] = {}  # the YAML of each
@@ -129,6 +132,12 @@ class Trace:
     def has_ended(self) -> bool:
         """Whether the trace records how the run ended."""
         return self._entries["train_end"] is not None
+
+    @property
+    def files(self) -> list[str]:
+        """The names that hooks have declared, in this process or in earlier ones of the run."""
+        written = read_trace(self._path.parent).get("files", [])
+        return list(dict.fromkeys([*written, *self._entries["files"]]))
 
     def begin(self) -> None:
         """Write that the run begins."""
@@ -149,7 +158,7 @@ class Trace:
         entries = {"train_begin": now, **{key: previous[key] for key in kept if previous.get(key) is not None}}
         if resumed.get("checkpoint"):
             entries["has_checkpoints"] = True
-        before = {key: previous.get(key) for key in ("reason", "command", "host", "pid")}
+        before = {key: previous.get(key) for key in ("reason", "command", "directory", "host", "pid")}
         entry = {"time": now, **resumed, "before": {"status": last_status(previous), **before}}
         resumes = previous.get("resumes")
         self.write(**others, **entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])

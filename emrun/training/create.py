@@ -25,11 +25,12 @@ from emrun.config.plan import Plan, code_directories
 from emrun.config.planner import Planner
 from emrun.config.sections import check_hooks
 from emrun.config.yaml_text import dump
+from emrun.epoch_data import declared
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
 from emrun.ranks.group import join, ranks
-from emrun.runs.own_files import remove_run, what_stays
+from emrun.runs.own_files import others_shown, remove_run
 from emrun.runs.report.page import write_at_end
 from emrun.schedule_plan import log_plan
 from emrun.storage.class_names import record_classes
@@ -64,7 +65,7 @@ def create_training(
     Args:
         config: a file, a directory that holds `config.yaml`, or a mapping.
         output_root: the directory in which the run directory is created.
-        output_dir: the run directory itself. It must not hold a run, except for a run whose start failed.
+        output_dir: the run directory itself, which is new or empty, or holds a run whose start failed.
         overrides: `key.path=value` to set a value, `~key.path` to delete a key.
         command: the command line, for the trace.
         remove_failed: whether to delete the run directory if building fails for any reason.
@@ -111,7 +112,8 @@ def create_training(
                 tell(str(run.directory))
                 training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
                 forecast = kept_forecast(loaded)
-                run.trace.add(device=device_of(training.model), **({"forecast": forecast} if forecast else {}))
+                about = {"forecast": forecast} if forecast else {}
+                run.trace.write(device=device_of(training.model), **about)
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
@@ -227,12 +229,22 @@ def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[An
 def connected(training: Training, run: Run) -> Training:
     """Connect a training with its run, and return it.
 
-    What the model finds for `auto` is written to the config, so that a resume has it; at the end, unless
-    `main_loop.report` is false, a page of the run is written.
+    The trace notes the names that hooks write. What the model finds for `auto` is written to the config, so that a
+    resume has it; at the end, unless `main_loop.report` is false, a page of the run is written.
     """
+    claim_files(training, run)
     training.model.write_setting = partial(_write, run)
     run.write_report = write_at_end if training.main_loop.report else None
     return training
+
+
+def claim_files(training: Training, run: Run) -> None:
+    """Note the names that hooks write in the directory of a run.
+
+    Raises:
+        UsageError: there is something under a name that the run has not had.
+    """
+    run.claim(name for hook in training.hooks for name in declared(hook, "files") or ())
 
 
 def _write(run: Run, argument: str, value: Any) -> None:
@@ -317,11 +329,10 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
         yield
     except BaseException as error:
         is_mistake = isinstance(error, RankFailed) and error.exit_status == ConfigError.exit_status
-        if is_mistake or isinstance(error, ConfigError | UsageError | StateError):
-            remove(run, keeps_directory=existed)
-        elif remove_failed:
-            remove(run, keeps_directory=existed)
-            _LOG.info("deleted %s, because building failed", from_here(run.directory))
+        is_mistake = is_mistake or isinstance(error, ConfigError | UsageError | StateError)
+        if (is_mistake or remove_failed) and remove(run, keeps_directory=existed):
+            if not is_mistake:
+                _LOG.info("deleted %s, because building failed", from_here(run.directory))
         else:
             outcome = Outcome.of(error)
             run.write_report = None  # the training has not begun
@@ -329,21 +340,23 @@ def kept_or_removed(run: Run, existed: bool, remove_failed: bool = False) -> Ite
         raise
 
 
-def remove(run: Run, *, keeps_directory: bool = False) -> None:
-    """Delete what a run has written, and its directory unless something else is in it, which is logged.
+def remove(run: Run, *, keeps_directory: bool = False) -> bool:
+    """Delete a run and its directory, and return whether it was deleted; if something else is there, a warning says it.
 
     Args:
         run: the run.
-        keeps_directory: whether the directory stays in any case.
+        keeps_directory: whether the empty directory stays.
 
     Raises:
         RunInUse: another process has taken the run over; nothing is deleted.
         StorageError: something cannot be deleted.
     """
-    left = remove_run(run.directory, keeps_directory=keeps_directory)
+    others = remove_run(run.directory, keeps_directory=keeps_directory)
+    if others:
+        _LOG.warning("%s stays: it %s", from_here(run.directory), others_shown(run.directory, others))
+        return False
     run.release()
-    if left and not keeps_directory:
-        _LOG.warning("%s %s", from_here(run.directory), what_stays(run.directory, left))
+    return True
 
 
 def warn_of(notes: Iterable[str]) -> None:

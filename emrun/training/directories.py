@@ -21,6 +21,7 @@ def check_free(run_directory: Path) -> None:
 
     Raises:
         RunExists: the directory holds a run (a `UsageError`).
+        UsageError: the directory is not empty.
     """
     if read_trace(run_directory).get("status") != "running":
         run.check_free(run_directory)

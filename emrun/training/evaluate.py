@@ -30,7 +30,7 @@ from emrun.storage.class_names import check_classes
 from emrun.storage.lock import EVALUATIONS
 from emrun.storage.run import CHECKPOINTS, create_evaluation
 from emrun.training.build import Training, assemble
-from emrun.training.create import assemble_alike, check_alike, follow, kept_or_removed, warn_of
+from emrun.training.create import assemble_alike, check_alike, claim_files, follow, kept_or_removed, warn_of
 from emrun.training.members import config_of, load_weights
 from emrun.training.user_code import log_code_directory, warn_of_changed_code
 
@@ -124,6 +124,7 @@ def evaluate(
                 log_code_directory(plan)
                 tell(str(run.directory))
                 training = assemble_alike(plan, tell, run.directory, run, **how)
+                claim_files(training, run)
                 warn_of_changed_code(plan, directory, run.censor)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)

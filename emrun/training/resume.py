@@ -6,7 +6,6 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,16 @@ from emrun.record.record import Record
 from emrun.record.rows import Reader
 from emrun.record.sinks import AbstractSink
 from emrun.runs.config_comparison import differences, order_of_hooks
-from emrun.runs.own_files import files_written_by
 from emrun.runs.report.page import complete
 from emrun.schedule_plan import log_plan
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import check_resumable, is_of_earlier_version, verify
 from emrun.storage.class_names import check_classes, record_classes
-from emrun.storage.code.record import copy_code
-from emrun.storage.files import PLACES, check_guards, copy_regular, storing, write_atomically
+from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
-from emrun.storage.log import LOG
 from emrun.storage.plain import plain_of, write_with_plain
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run, create_run
-from emrun.storage.trace import TRACE, read_trace
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run
+from emrun.storage.trace import read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import (
     DRAWN,
@@ -46,7 +42,6 @@ from emrun.training.create import (
     connected,
     device_of,
     follow,
-    remove,
     warn_of,
 )
 from emrun.training.directories import check_run
@@ -62,7 +57,6 @@ def resume_training(
     run_directory: str | Path,
     overrides: Sequence[str] = (),
     checkpoint_name: str | None = None,
-    fork: str | Path | None = None,
     command: Sequence[str] = (),
     added_hooks: Sequence[str] = (),
 ) -> Training | None:
@@ -73,7 +67,6 @@ def resume_training(
         overrides: overrides that become part of the config. The old config is saved as `config-<n>.yaml`.
         checkpoint_name: a name such as `best`, or a path; by default the newest intact checkpoint. A run that was
             killed before its first checkpoint starts from the beginning.
-        fork: a directory for a new run that continues from the checkpoint, instead of this run.
         command: the command line, for the trace.
         added_hooks: see `create_training`.
 
@@ -94,8 +87,7 @@ def resume_training(
     with joined.in_step() as tell:
         check_run(source)
         if joined.is_first:
-            fork = None if fork is None else expanded(fork).absolute()
-            return _resumed(source, overrides, checkpoint_name, fork, command, added_hooks, tell)
+            return _resumed(source, overrides, checkpoint_name, command, added_hooks, tell)
         return _follow(source, overrides, added_hooks, tell)
 
 
@@ -103,15 +95,13 @@ def _resumed(
     source: Path,
     overrides: Sequence[str],
     checkpoint_name: str | None,
-    fork: Path | None,
     command: Sequence[str],
     added_hooks: Sequence[str],
     tell: Callable[[Any], Any],
 ) -> Training | None:
     """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
-    _check_fork(fork)
     censor = Censor(kept=[source])
-    run = _opened(source, command, censor) if fork is None else None
+    run = _opened(source, command, censor)
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
@@ -125,20 +115,13 @@ def _resumed(
             and not trace.get("exit_status")
             and not changed
             and checkpoint_name is None
-            and run is not None
         ):
             _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
             tell(None)
             return None
+        commits.check_names(source / CHECKPOINTS)
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
-        if fork is not None:
-            run = _fork_of(source, fork, seed=plan.get("seed", 0), command=command, censor=censor)
-            with storing(fork, "copy a run to"):
-                place = _copy(source, fork, place, checkpoint_name)
-            origin = {"directory": str(source), "checkpoint": place.name if place else None}
-            trace = {"forked_from": origin, "status": trace.get("status"), "ranks": trace.get("ranks")}
-        assert run is not None  # opened without `fork`, created with `fork`
         record_code(plan, run)
         with run.log:
             warn_of(config.notes)
@@ -154,8 +137,7 @@ def _resumed(
                 training.main_loop.rows.rewind_to_start()
                 _LOG.info("%s has no checkpoint: starting from the beginning", from_here(source))
             schedule = plan_schedule(training, plan)
-            if fork is None:
-                _check_end(training, changed)
+            _check_end(training, changed)
             tell(str(place) if place is not None else None)
             tell(None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
@@ -168,10 +150,7 @@ def _resumed(
             _store(run, config.root, _as_written(source, stored), source, changed, training.dataset)
             return training
     except BaseException:
-        if run is not None:
-            run.release()
-            if fork is not None:
-                remove(run)  # the directory was missing or empty before
+        run.release()
         raise
 
 
@@ -179,7 +158,7 @@ def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
     """Lock a run, to write it again."""
     lock = RunLock(source)
     try:
-        return Run(source, command=command, lock=lock, censor=censor, known=map(str, files_written_by(source)))
+        return Run(source, command=command, lock=lock, censor=censor)
     except BaseException:
         lock.release()
         raise
@@ -215,12 +194,6 @@ def _plan_of(config: Config, added_hooks: Sequence[str]) -> Plan:
     plan = Plan.of(config, added=added_hooks)
     plan.check_trainable()
     return plan
-
-
-def _check_fork(fork: Path | None) -> None:
-    """Check that the directory for a fork is free."""
-    if fork is not None and fork.exists() and (not fork.is_dir() or any(fork.iterdir())):
-        raise UsageError(f"--fork creates a new run, but {fork} exists and is not empty; choose another directory")
 
 
 def _follow(
@@ -269,21 +242,6 @@ def later_end(reason: str) -> str | None:
     """Return the override that makes a run twice as long which StopAfter has ended for this reason; else None."""
     limit = re.search(r"(?:(\d+) \w+ done )?\(StopAfter (\w+): ([\d.]+)\)$", reason)  # more is done if it had passed
     return None if limit is None else f"hooks.StopAfter.{limit[2]}={2 * float(limit[1] or limit[3]):.15g}"
-
-
-def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
-    """Create a run with the config of another run."""
-    text = (source / CONFIG).read_text(encoding="utf-8")
-    return create_run(
-        text,
-        fork.name,
-        output_root=fork.parent,
-        output_dir=fork,
-        seed=seed,
-        command=command,
-        censor=censor,
-        plain=plain_of(source / CONFIG, text),
-    )
 
 
 def changes_to(run_directory: Path, config: Config) -> list[str]:
@@ -394,24 +352,6 @@ def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: P
             f"records ({done} done); nothing was changed. Put the checkpoints back into {shown / CHECKPOINTS}, or "
             f"start in a new directory with: emrun train {shown}"
         )
-
-
-def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -> Path | None:
-    """Copy the files of a run at a checkpoint; if the run is being trained, it may delete the checkpoint meanwhile."""
-    copied = None
-    while place is not None and copied is None:
-        copied = commits.copy_up_to(place, directory / CHECKPOINTS)
-        if copied is None:
-            place = _checkpoint_to_load(source / CHECKPOINTS, name)
-    for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
-        is_file = path.is_file() and not path.is_symlink()
-        is_known = not path.name.startswith(".") or path.name.endswith(PLACES)
-        if is_file and is_known and path.name not in (CONFIG, TRACE, LOG):
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                check_guards(directory / path.name)
-                copy_regular(path, directory / path.name)
-    copy_code(source, directory)
-    return copied
 
 
 def _as_written(source: Path, stored: Config) -> Node:

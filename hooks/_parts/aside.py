@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from emrun.storage.files import check_guards, flush_directory, flush_file, make_directory, storing, written_aside
+from emrun.storage.files import check_owner, flush_directory, flush_file, make_directory, storing, written_aside
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Aside:
         Raises:
             StorageError: it cannot be written.
         """
-        check_guards(self.place)
+        check_owner(self.place)
         with storing(self.place, "write"), ExitStack() as stack:
             aside = self.place.with_name(f".{self.place.name}.tmp") if by_one_process else None
             if self._is_folder:
@@ -59,7 +59,7 @@ class Aside:
         with storing(self.place, "write"), opened:
             if self._is_folder:
                 for file in sorted(self._path.iterdir()):
-                    check_guards(self.place / file.name)
+                    check_owner(self.place / file.name)
                     flush_file(file)
                 flush_directory(self._path)
                 if self.place.is_dir():

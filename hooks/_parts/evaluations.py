@@ -51,6 +51,7 @@ class SavesExamples(OfStreams):
         ):
             raise ArgumentError("root_dir", f"{root_dir!r} is not a folder in the run directory")
         self._given_root = root_dir
+        self.files = (f"{root_dir.rstrip('/')}/",)
         self.root = Path(output_dir or ".") / root_dir
         self._is_due = True
         self._epoch = self._count = self._batches = 0

@@ -57,6 +57,7 @@ class WritesRows(OfStreams):
         if not isinstance(file, str | Path):
             raise ArgumentError(argument, f"{file!r} is not the name of a file")
         self.path = Path(output_dir or ".") / file
+        self.files = (Path(file).as_posix(),)
         if self.path.suffix not in FILES:
             near = did_you_mean(self.path.suffix, FILES)
             message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}"

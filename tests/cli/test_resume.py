@@ -155,8 +155,6 @@ WRONG = [
     (["resume", "run", "--checkpoint", "bset"], "no checkpoint 'bset'"),
     (["resume", "run", "--checkpoint", "/etc"], "is not a checkpoint in"),
     (["resume", "run", "a"], "an override must be key=value"),
-    (["resume", "run", "--fork", "run"], "exists and is not empty"),
-    (["resume", "run", "--fork", ""], "Invalid value for '--fork': the path is empty, perhaps because"),
     (["train", "config.yaml", "--output-dir="], "Invalid value for '--output-dir': the path is empty"),
 ]
 
@@ -375,16 +373,14 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_anew(project, emrun):
     """Without the refusal, the metrics of both epochs are replaced."""
     before = lose_checkpoints(project, emrun)
     assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 3
-    for option in ([], ["--fork", "other"]):
-        done = emrun("resume", "run", "hooks.StopAfter.epochs=3", *option)
-        assert done.returncode == 2
-        assert "run has no checkpoint left to resume from" in done.stderr
-        assert "would replace its records (2 epochs done)" in done.stderr
-        assert done.stderr.rstrip().endswith("emrun train run")
+    done = emrun("resume", "run", "hooks.StopAfter.epochs=3")
+    assert done.returncode == 2
+    assert "run has no checkpoint left to resume from" in done.stderr
+    assert "would replace its records (2 epochs done)" in done.stderr
+    assert done.stderr.rstrip().endswith("emrun train run")
     done = emrun("resume", "run", "--checkpoint", "best")
     assert (done.returncode, "no checkpoint 'best'" in done.stderr) == (2, True)
     assert files(project / "run") == before
-    assert not (project / "other").exists()
     assert emrun("train", "-q", "run", "hooks.StopAfter.epochs=0").returncode == 0  # the way that was named
 
 

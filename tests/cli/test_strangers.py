@@ -26,7 +26,6 @@ COMMANDS = [
     ["diff", "r", "run"],
     ["replay", "r"],
     ["predict", "-q", "r", "valid", "-o", "p.csv", "--overwrite"],
-    ["resume", "-q", "r", "--fork", "fork", LONGER],
     ["eval", "-q", "r", "valid"],
     ["train", "-q", "--output-dir", "r", "c.yaml"],
     ["train", "-q", "--output-dir", "r", "c.yaml", "--auto-resume"],

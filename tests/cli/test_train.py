@@ -313,8 +313,9 @@ def test_rm_deletes_the_run_directory(project, emrun):
 @pytest.mark.parametrize("more", [[], ["hooks.my_hooks.Fail={}"], ["hooks.SaveFile={files: [x]}"]])
 def test_rm_and_a_wrong_config_leave_what_the_run_has_not_written(project, emrun, more):
     done = emrun("train", "--rm", "config.yaml", "--output-dir", "run", "hooks.my_hooks.Visit={}", *more)
-    assert {path.name: path.read_text() for path in (project / "run").rglob("*")} == {"notes.txt": "mine"}
-    assert "run stays, with 1 file of yours: notes.txt" in done.stderr
+    assert (project / "run" / "notes.txt").read_text() == "mine"
+    assert "run stays: it has 1 name that the run does not write: notes.txt; move or delete" in done.stderr
+    assert (project / "run" / "trace.yaml").exists()  # nothing was removed
 
 
 def test_rm_does_not_delete_what_was_there_before(project, emrun):
@@ -695,15 +696,15 @@ def test_a_home_directory_is_found_wherever_a_config_or_the_command_names_a_path
     (tmp_path / "c.yaml").write_text("extends: ~/base.yaml\n")
     done = emrun("train", "-q", "c.yaml", "--output-dir=~/run")
     assert done.returncode == 0, done.stderr
-    assert emrun("train", "-q", "~/base.yaml", "-o", "~/runs").returncode == 0
+    assert emrun("train", "-q", "~/base.yaml", "--output-dir=~/runs/base").returncode == 0
     assert emrun("eval", "-q", "~/run", "valid", "--config=~/base.yaml").returncode == 0
-    forked = emrun("resume", "-q", "~/run", "--fork=~/fork", "hooks.StopAfter.epochs=2")
-    assert forked.returncode == 0, forked.stderr
+    longer = emrun("resume", "-q", "~/runs/base", "hooks.StopAfter.epochs=2")
+    assert longer.returncode == 0, longer.stderr
     again = emrun("train", "-q", "c.yaml", "--output-dir=~/run", "--auto-resume")
     assert again.returncode == 0, again.stderr
     assert not (tmp_path / "~").exists()
     assert len(list((home / "runs").iterdir())) == 1
-    assert (home / "fork" / "metrics.jsonl").exists()
+    assert (home / "runs" / "base" / "metrics.jsonl").exists()
 
 
 COUNT = """
@@ -747,30 +748,49 @@ def test_without_statistics_there_is_no_table_and_quiet_rm_says_nothing(project,
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_files_that_were_there_before_a_run_stay_as_they_are(project, emrun):
+@pytest.mark.parametrize("name", ["train.log", "code/main.py", "checkpoints/pretrained.pt", "notes.txt", "job.out"])
+def test_a_directory_that_is_not_empty_is_refused_and_stays_as_it_is(project, emrun, name):
     mine = project / "mine"
-    for name in ("train.log", "code/main.py", "checkpoints/pretrained.pt", "metrics.jsonl", "eval/x", "failures/1/x"):
-        shutil.rmtree(mine, ignore_errors=True)
-        (mine / name).parent.mkdir(parents=True)
-        (mine / name).write_text("mine")
-        done = emrun("train", "-q", "config.yaml", "--output-dir", "mine")
+    (mine / name).parent.mkdir(parents=True)
+    (mine / name).write_text("mine")
+    for more in ([], ["--auto-resume"]):
+        done = emrun("train", "-q", "config.yaml", "--output-dir", "mine", *more)
         assert done.returncode == 2
-        assert f"mine has {name.partition('/')[0]}, which no run has written" in done.stderr
-        assert [path.read_text() for path in mine.rglob("*") if path.is_file()] == ["mine"]
-    shutil.rmtree(mine)
-    mine.mkdir()
-    names = ("training.csv", "report.html", "notes.txt")
-    for name in names:
-        (mine / name).write_text("mine")
-    done = emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}")
+        assert f"mine is not empty: it has {name.partition('/')[0]}. A new run needs" in done.stderr
+        assert "write what a job prints beside it, such as to mine.out" in done.stderr
+    assert [path.read_text() for path in mine.rglob("*") if path.is_file() and path.name != ".lock"] == ["mine"]
+
+
+def test_hidden_names_and_those_of_the_file_system_do_not_fill_a_directory(project, emrun):
+    mine = project / "mine"
+    (mine / "lost+found").mkdir(parents=True)
+    (mine / ".nfs0001").write_text("mine")
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "mine").returncode == 0
+    assert emrun("prune", "mine", "--yes").returncode == 0
+    assert sorted(path.name for path in mine.iterdir()) == [".nfs0001", "lost+found"]
+
+
+def test_a_run_with_a_file_of_somebody_else_is_resumed_and_not_removed(project, emrun):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    (project / "run" / "notes.txt").write_text("mine")
+    assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
+    before = sorted((project / "run").rglob("*"))
+    done = emrun("prune", "run", "--yes")
+    assert "run stays: it has 1 name that the run does not write: notes.txt" in done.stderr
+    assert sorted((project / "run").rglob("*")) == before
+    (project / "run" / "notes.txt").unlink()
+    assert emrun("prune", "run", "--yes").returncode == 0
+    assert not (project / "run").exists()
+
+
+def test_a_hook_that_a_resume_adds_replaces_no_file_of_somebody_else(project, emrun):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    (project / "run" / "training.csv").write_text("mine")
+    done = emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2", "hooks.WriteCSV={}")
     assert done.returncode == 2
-    assert "training.csv, which it would change; move the file" in done.stderr
-    (mine / "training.csv").rename(mine / "old.csv")
-    assert emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}").returncode == 0
-    assert {(mine / name).read_text() for name in (*names[1:], "old.csv")} == {"mine"}
-    shown = emrun("prune", "mine", "--yes")
-    assert "mine stays, with 3 files of yours: notes.txt, old.csv, report.html" in shown.stdout
-    assert sorted(path.name for path in mine.iterdir()) == ["notes.txt", "old.csv", "report.html"]
+    assert "the run has not written run/training.csv, which one of its hooks would write; move it" in done.stderr
+    assert (project / "run" / "training.csv").read_text() == "mine"
+    assert emrun("resume", "-q", "run", "hooks.StopAfter.epochs=2").returncode == 0
 
 
 def test_the_directory_of_a_run_can_be_read_again(project, emrun):

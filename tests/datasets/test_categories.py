@@ -218,8 +218,6 @@ def test_a_run_keeps_the_numbers_of_categories_whatever_the_train_rows_are_later
     assert resumed.dataset.classes_names() == names
     resumed.main_loop.run_training()
     assert "stream 'train': " in (tmp_path / "run" / "train.log").read_text()
-    forked = resume_training("run", ["hooks.StopAfter.epochs=3"], fork="fork")
-    assert forked.dataset.classes_names() == names
     fresh = create_training(config, output_dir="fresh")
     assert fresh.dataset.classes_names()["city"] == ["Aden", "Bonn", "Oslo", "Rome"]
     assert json.loads((tmp_path / "fresh" / CLASSES).read_text()) == fresh.dataset.classes_names()

@@ -306,62 +306,6 @@ def test_a_run_is_free_as_soon_as_its_process_is_gone_whatever_children_live(pro
             assert small.result(project / "run", NAMES) == expected
 
 
-@pytest.mark.timeout(7200)
-@pytest.mark.fault("a run that goes on and deletes checkpoints is forked")
-def test_a_run_at_work_is_forked_from_a_checkpoint_that_is_whole(project, small, trials):
-    from emrun.storage.checkpoints.commits import newest
-
-    live = small.began((*TRAIN, "hooks.StopAfter.epochs=100000"), project, save_always)
-    while not (project / "run" / "checkpoints" / "best").exists():
-        assert os.waitpid(live[0], os.WNOHANG) == (0, 0)
-    for trial in trials(product((None, "latest", "best"), range(15)), small=6):
-        name, _ = trial.case
-        shutil.rmtree(project / "fork", ignore_errors=True)
-        with trial:
-            with trial.telling():
-                assert small.forked(fork, project, name) == 0, (project / "error").read_text()
-                assert (project / "warnings").read_text() == ""
-            with trial.reading():
-                assert newest(project / "fork" / "checkpoints").parent.parent == project / "fork"
-    os.kill(live[0], signal.SIGKILL)
-    small.finished(live)
-
-
-def save_always():
-    """Let a training save each batch, whose checkpoint is deleted with the next."""
-    from emrun.loop.session import Session
-
-    begin = Session.begin_batches
-
-    def save(epochs):
-        epochs.saving.request("latest", "error")
-        epochs.endings.take_notice()
-
-    def saving(session, stream, train, calls):
-        begin(session, stream, train, calls)
-        if train:
-            calls.after.append(lambda *_: save(session.epochs))
-
-    Session.begin_batches = saving
-
-
-def fork(project, name):
-    import logging
-
-    from emrun import resume_training
-
-    os.chdir(project)
-    logging.getLogger().handlers.clear()
-    handler = logging.FileHandler("warnings", mode="w")
-    handler.setLevel(logging.WARNING)
-    logging.getLogger().addHandler(handler)
-    try:
-        resume_training("run", ["hooks.StopAfter.epochs=1"], name, "fork")
-    except Exception as error:
-        Path("error").write_text(f"{type(error).__name__}: {error}")
-        raise
-
-
 NOBODY = 65534
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from storage.committing import tree
 
 from emrun.base.errors import RunInUse, StorageError, UsageError
 from emrun.runs import own_files, pruning
@@ -24,7 +25,7 @@ from emrun.storage.lock import RunLock
 @pytest.fixture
 def directory(make_run):
     """Return the directory of a run with two checkpoints and files of hooks."""
-    place = make_run("a", (0.1, 0.7)).directory
+    place = make_run("a", (0.1, 0.7), files=("training.csv", "tensorboard/", "plots_*/a.png", "wandb/")).directory
 
     def save(folder):
         for name in ("model.safetensors", STATE, TRAINED):
@@ -191,57 +192,108 @@ def test_checkpoints_behind_a_link_are_refused(directory, tmp_path):
     assert "links are not followed" in Removal.of(StoredRun(directory), "checkpoints").refusal()
 
 
-def test_what_emrun_has_not_written_stays_with_its_directory(directory, make_run, tmp_path):
+OTHERS = [
+    *("src/model.py", "notes.txt", "metrics.sqlite", "config-mine.yaml", "train-old.log", "checkpoints/pretrained.pt"),
+    *("checkpoints/it-00000010/mine", "eval/mine/x", "failures/1/x", "code/main.py", "plots/a.png", "plots_1/b.png"),
+    *("mine/", "plots_1/more/"),
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_directory_in_which_something_else_lies_is_refused_with_its_name(directory, name):
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("/"):
+        path.mkdir()
+    else:
+        path.write_text("mine")
+    before = tree(directory)
+    removal = Removal.of(StoredRun(directory), "runs")
+    shown = next(each for each in (path, *path.parents) if each in removal.others).relative_to(directory)
+    assert f"has 1 name that the run does not write: {shown}; move or delete what is yours" in removal.refusal()
+    with pytest.raises(UsageError, match="nothing was removed: "):
+        removal.carry_out()
+    assert tree(directory) == before
+
+
+@pytest.mark.parametrize("name", ["link", "checkpoints/mine", "training.csv", "tensorboard", "tensorboard/x", "eval"])
+def test_a_link_or_a_pipe_is_something_else_and_what_it_leads_to_stays(directory, tmp_path, name):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "kept").write_text("kept")
-    inside = ["src/model.py", ".git/HEAD", "notes.txt", "metrics.sqlite", "report.html", "checkpoints/pretrained.pt"]
-    inside += [
-        "checkpoints/it-00000010/mine",
-        "eval/mine/x",
-        "failures/1/x",
-        "code/main.py",
-        "tensorboard/x",
-        "plots/a.png",
-    ]
-    for name in inside:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(name)
-    (directory / "link").symlink_to(tmp_path / "data")
-    (directory / "plots" / "more").symlink_to(tmp_path / "data" / "kept")
-    os.mkfifo(directory / "pipe")
-    shutil.copytree(make_run("b").directory, directory / "more" / "b")
-    before = {path: path.read_bytes() for path in (directory / "more").rglob("*") if path.is_file()}
+    path = directory / name
+    path.parent.mkdir(exist_ok=True)
+    for make in (lambda: path.symlink_to(tmp_path / "data"), lambda: os.mkfifo(path)):
+        path.unlink(missing_ok=True)
+        make()
+        removal = Removal.of(StoredRun(directory), "runs")
+        assert removal.others == [path]
+        with pytest.raises(UsageError, match="nothing was removed"):
+            removal.carry_out()
+    assert (tmp_path / "data" / "kept").read_text() == "kept"
+    assert (directory / "metrics.jsonl").exists()
+
+
+def test_another_run_in_the_directory_is_something_else(directory, make_run):
+    shutil.copytree(make_run("b").directory, directory / "b")
+    shutil.copytree(make_run("c").directory, directory / "eval" / "c")
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.others == [directory / "b", directory / "eval" / "c"]
+
+
+def test_a_file_that_appears_after_the_look_keeps_everything(directory):
     removal = Removal.of(StoredRun(directory), "runs")
     assert removal.refusal() is None
-    assert {str(each.relative_to(directory)) for each in removal.others} >= {*inside, "link", "plots/more", "pipe"}
-    removal.carry_out()
-    left = {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()}
-    assert left == {*inside, "link", "plots/more", "pipe", *(str(each.relative_to(directory)) for each in before)}
-    assert all((directory / name).read_text() == name for name in inside)
-    assert before == {path: path.read_bytes() for path in before}
-    assert (tmp_path / "data" / "kept").read_text() == "kept"
+    (directory / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"nothing was removed: .*notes\.txt"):
+        removal.carry_out()
+    assert (directory / "metrics.jsonl").exists()
 
 
-def test_a_run_that_was_made_without_a_list_has_the_files_with_names_of_emruns_parts(directory):
-    (directory / ".files").unlink()
-    (directory / "mine.csv").write_text("")
+def test_a_file_that_appears_during_the_removal_stays_with_its_directory(directory, monkeypatch):
+    unlink = Path.unlink
+
+    def appear(self, missing_ok=False):
+        if self.name == "metrics.jsonl":
+            (directory / "notes.txt").write_text("mine")
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", appear)
     Removal.of(StoredRun(directory), "runs").carry_out()
-    assert [path.name for path in directory.iterdir()] == ["mine.csv"]
+    assert [path for path in directory.rglob("*") if path.is_file()] == [directory / "notes.txt"]
 
 
-@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EACCES])
-def test_a_list_that_cannot_be_read_is_not_taken_for_missing(directory, monkeypatch, code):
-    (directory / "report.html").write_text("mine")  # a run without a list would have written it
-    opened = os.open
+def test_names_that_hooks_have_declared_go_with_the_run(directory):
+    for name in ("tensorboard/events.1", "plots_7/a.png", "wandb/run-1/files/x.json", ".training.csv.tmp"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("")
+    (directory / "tensorboard" / "empty").mkdir()
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.refusal() is None
+    removal.carry_out()
+    assert not directory.exists()
 
-    def failing(path, *arguments, **keywords):
-        if path == ".files":
-            raise OSError(code, os.strerror(code))
-        return opened(path, *arguments, **keywords)
 
-    monkeypatch.setattr(os, "open", failing)
-    with pytest.raises(StorageError, match=r"cannot read .*\.files: "):
-        Removal.of(StoredRun(directory), "runs")
+def test_hidden_names_are_neither_removed_nor_a_reason_to_refuse(directory):
+    for name in (".git/HEAD", ".notes", "checkpoints/.DS_Store", "lost+found/x"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("mine")
+    before = {path for path in directory.rglob("*") if path.is_file() and path.read_bytes() == b"mine"}
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.refusal() is None
+    removal.carry_out()
+    assert {path for path in directory.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_that_cannot_be_read_is_something_else(directory, monkeypatch):
+    scandir = os.scandir
+
+    def refused(path):
+        if Path(path).name == "checkpoints":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert Removal.of(StoredRun(directory), "runs").others == [directory / "checkpoints"]
 
 
 def test_a_checkpoint_whose_manifest_cannot_be_read_in_time_is_not_removed_in_part(directory, monkeypatch):
@@ -258,23 +310,31 @@ def test_a_checkpoint_whose_manifest_cannot_be_read_in_time_is_not_removed_in_pa
     assert len(list(directory.glob("checkpoints/it-*/*"))) == 8
 
 
-def test_a_list_does_not_lead_out_of_the_directory(directory, tmp_path):
-    (tmp_path / "kept").write_text("")
-    (directory / "out").symlink_to(tmp_path)
-    names = ["../../kept", str(tmp_path / "kept"), "out/kept", "trace.yaml"]
-    (directory / ".files").write_text("\0".join(names))
+@pytest.mark.parametrize("names", [["../kept"], ["/"], ["out/"], ["*"], [".."], [""]])
+def test_declared_names_do_not_lead_out_of_the_directory(make_run, tmp_path, names):
+    (tmp_path / "log" / "kept").mkdir(parents=True)
+    (tmp_path / "log" / "kept" / "x").write_text("")
+    directory = make_run("a").directory
+    (directory / "out").symlink_to(tmp_path / "log" / "kept")
+    text = (directory / "trace.yaml").read_text().replace("files: []", f"files: {json.dumps(names)}")
+    (directory / "trace.yaml").write_text(text)
+    assert StoredRun(directory).trace["files"] == names
+    with pytest.raises(UsageError, match=r"nothing was removed: .*: out;"):
+        Removal.of(StoredRun(directory), "runs").carry_out()
+    (directory / "out").unlink()
     Removal.of(StoredRun(directory), "runs").carry_out()
-    assert (tmp_path / "kept").exists()
+    assert (tmp_path / "log" / "kept" / "x").exists()
 
 
-def test_what_is_below_a_mount_point_stays(directory, monkeypatch, tmp_path):
+def test_a_mount_point_is_something_else(directory, monkeypatch, tmp_path):
+    (directory / "eval x").mkdir()
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         f"36 35 98:0 / {directory}/eval\\040x rw - ext4 /dev/sda1 rw\n36 35 98:0 / {directory}/training.csv rw -"
     )
     monkeypatch.setattr(own_files, "_MOUNTS", mounts)
-    Removal.of(StoredRun(directory), "runs").carry_out()
-    assert [path.name for path in directory.iterdir()] == ["training.csv"]
+    removal = Removal.of(StoredRun(directory), "runs")
+    assert removal.others == [directory / "eval x", directory / "training.csv"]
 
 
 def test_a_run_in_the_current_directory_is_refused(directory, monkeypatch):

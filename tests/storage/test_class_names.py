@@ -53,7 +53,6 @@ def test_a_class_that_is_added_is_refused_wherever_its_labels_are_read(pictures,
         lambda: evaluate(run, "train"),
         lambda: predict(run, "train", tmp_path / "p.csv"),
         lambda: resume_training(run, ["hooks.StopAfter.epochs=2"]),
-        lambda: resume_training(run, ["hooks.StopAfter.epochs=2"], fork=tmp_path / "fork"),
     ):
         with pytest.raises(StateError, match=r"other classes than when the run began, .* new ant; missing nothing\."):
             call()

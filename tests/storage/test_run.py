@@ -30,7 +30,7 @@ def test_a_run_directory_is_named_after_the_run_and_the_time(tmp_path):
     assert run.directory == tmp_path / "log" / "digits_20261120-210301"
     assert (run.directory / "config.yaml").read_text(encoding="utf-8") == "name: digits  # größe\n"
     plain = [".config.yaml.json", ".trace.yaml.json"]
-    names = [".files", ".lock", ".owner.json", *plain, "config.yaml", "trace.yaml"]
+    names = [".lock", ".owner.json", *plain, "config.yaml", "trace.yaml"]
     assert sorted(tree(run.directory)) == sorted(names)
     trace = trace_of(run)
     assert (trace["status"], trace["seed"], trace["command"]) == ("running", 42, ["emrun"])
@@ -96,18 +96,59 @@ def test_a_format_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, pattern
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.parametrize("state", ["absent", "empty", "with other files"])
-def test_an_output_dir_may_exist_and_hold_other_files(tmp_path, state):
+@pytest.mark.parametrize("state", ["absent", "empty", "with hidden files"])
+def test_an_output_dir_may_exist_if_it_is_empty(tmp_path, state):
     directory = tmp_path / "deep" / "mine"
     if state != "absent":
         directory.mkdir(parents=True)
-    if state == "with other files":
-        (directory / "notes.txt").write_text("mine")
+    if state == "with hidden files":
+        (directory / ".notes").write_text("mine")
+        (directory / "lost+found").mkdir()
     run = create(tmp_path, output_dir=directory)
     assert run.directory == directory
     assert (directory / "config.yaml").read_text() == "name: digits\n"
     assert not (tmp_path / "log").exists()
-    assert state != "with other files" or (directory / "notes.txt").read_text() == "mine"
+    assert state != "with hidden files" or (directory / ".notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
+def test_an_output_dir_that_is_not_empty_is_refused_and_left_untouched(tmp_path, kind):
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    place = directory / "job.out"
+    {
+        "file": lambda: place.write_text("mine"),
+        "folder": place.mkdir,
+        "link": lambda: place.symlink_to("nowhere"),
+        "pipe": lambda: os.mkfifo(place),
+    }[kind]()
+    with pytest.raises(UsageError, match=r"is not empty: it has job\.out\. .*such as to .*mine\.out"):
+        create(tmp_path, output_dir=directory)
+    assert [path.name for path in directory.iterdir() if path.name != ".lock"] == ["job.out"]
+
+
+def test_a_name_that_the_run_has_not_had_is_not_claimed_if_something_is_there(tmp_path):
+    run = create(tmp_path)
+    run.claim(["training.csv", "plots/", "matrix_*.png"])
+    run.trace.write()
+    for name in ("training.csv", "matrix_1.png"):
+        (run.directory / name).write_text("of the run")
+    run.claim(["training.csv", "plots/", "matrix_*.png", "more.csv"])
+    assert run.trace.files == ["training.csv", "plots/", "matrix_*.png", "more.csv"]
+    (run.directory / "notes").mkdir()
+    for name in ("notes/", "note*"):
+        with pytest.raises(UsageError, match=r"the run has not written .*notes, which one of its hooks would write"):
+            run.claim([name])
+
+
+def test_a_start_after_a_failed_one_knows_the_names_that_it_wrote(tmp_path):
+    failed = create(tmp_path, output_dir=tmp_path / "mine")
+    failed.claim(["training.csv"])
+    failed.end("failed", 1, "no data", 0, 0)
+    (tmp_path / "mine" / "training.csv").write_text("epoch")
+    run = create(tmp_path, output_dir=tmp_path / "mine")
+    run.claim(["training.csv"])
+    assert trace_of(run)["files"] == ["training.csv"]
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "trace.yaml"])

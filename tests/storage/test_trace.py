@@ -37,6 +37,8 @@ def test_the_trace_tells_how_a_run_began(run):
         "torch": torch.__version__,
         "python": platform.python_version(),
         "command": ["emrun", "train", "x.yaml"],
+        "directory": str(run.directory),
+        "files": [],
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
@@ -128,6 +130,7 @@ def test_the_trace_of_a_resume_keeps_when_the_run_began_and_how_far_it_was(run):
         "status": "running",
         "reason": None,
         "command": ["emrun"],
+        "directory": "/elsewhere",
         "host": "there",
         "pid": 5,
         "resumes": ["the first"],
@@ -137,7 +140,8 @@ def test_the_trace_of_a_resume_keeps_when_the_run_began_and_how_far_it_was(run):
     kept = ("train_begin", "epochs_done", "iterations_done")
     assert {key: trace[key] for key in kept} == {key: previous[key] for key in kept}
     assert (trace["status"], trace["pid"]) == ("running", os.getpid())
-    before = {"status": "killed", "reason": None, "command": ["emrun"], "host": "there", "pid": 5}
+    before = {"status": "killed", "reason": None, "command": ["emrun"], "directory": "/elsewhere"}
+    before |= {"host": "there", "pid": 5}
     entry = {"time": "2026-11-20T21:03:01+01:00", "checkpoint": "latest", "before": before}
     assert trace["resumes"] == ["the first", entry]
 
@@ -219,7 +223,7 @@ def test_the_end_of_a_run_and_that_it_has_checkpoints_are_in_the_trace_at_once(t
     [
         ("status: fini\nseed: 3\n", {"seed": 3}),
         ("seed: [3]\nepochs_done: -1\nreason: {}\npid: x\nhas_checkpoints: 1\n", {}),
-        ("resumes: [3]\ncommand: emrun\nforked_from: x\n", {}),
+        ("resumes: [3]\ncommand: emrun\nfiles: {}\n", {}),
         ("[" * 1100, {}),
         ("status: running\nmore: [1]\n", {"status": "running", "more": [1]}),
     ],

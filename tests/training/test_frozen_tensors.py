@@ -15,7 +15,6 @@ from training.tiny import CONFIG as TINY, trained
 from emrun import AbstractHook, create_training, load_run, resume_training
 from emrun.runs.pruning import Removal
 from emrun.runs.stored_run import StoredRun, size_below
-from emrun.storage.checkpoints.commits import copy_up_to
 from emrun.storage.checkpoints.manifest import STATE, verify
 from emrun.storage.checkpoints.saved_weights import read_saved
 from emrun.training.create import train
@@ -225,16 +224,6 @@ def test_a_damaged_file_is_not_shared_any_more(damage, tmp_path):
     verify(new)
     assert (new / FROZEN).read_bytes() == content
     assert not (new / FROZEN).is_symlink()
-
-
-def test_a_fork_has_a_copy_of_its_own_and_shares_it(shared, tmp_path):
-    place = copy_up_to(places_in(shared)[6], tmp_path / "checkpoints")
-    assert len(inodes(tmp_path)) == 7
-    assert len(set(inodes(tmp_path))) == 1
-    assert not set(inodes(tmp_path)) & set(inodes(shared))
-    for each in places_in(tmp_path):
-        verify(each)
-    assert are_equal(values_of(place), values_of(places_in(shared)[6]))
 
 
 def test_few_frozen_bytes_are_in_the_one_file(tmp_path):

@@ -1,9 +1,10 @@
-"""What a resume may change, what it refuses, which checkpoint it takes, and what a fork is."""
+"""What a resume may change, what it refuses, which checkpoint it takes, and that a copy of a run is a run."""
 
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +18,7 @@ from emrun.base.errors import ConfigError, StateError, StorageError, UsageError
 from emrun.config.config import read_config
 from emrun.runs.finding import find_runs
 from emrun.storage.checkpoints.commits import commit
+from emrun.storage.trace import read_trace
 from emrun.training.create import train
 
 
@@ -217,10 +219,10 @@ def test_another_statistic_starts_again_with_its_best(project, caplog):
 
 def test_a_config_error_leaves_a_directory_that_was_there_as_it_was(project):
     (project / "mine").mkdir()
-    (project / "mine" / "notes.txt").write_text("mine")
+    (project / "mine" / ".notes").write_text("mine")
     with pytest.raises(ValueError, match="buffer"):
         create_training(config_of(buffer=-1), output_dir=project / "mine")
-    assert sorted(path.name for path in (project / "mine").iterdir()) == [".lock", "notes.txt"]
+    assert sorted(path.name for path in (project / "mine").iterdir()) == [".lock", ".notes"]
     create_training(config_of(), output_dir=project / "mine").main_loop.run.release()
 
 
@@ -286,64 +288,31 @@ def test_a_run_is_resumed_without_the_directory_of_its_start_if_nothing_is_impor
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
 
 
-# forks
+# copies
 
 
-def test_a_fork_leaves_the_run_alone_and_records_where_it_came_from(project):
+@pytest.mark.parametrize("name", [None, "latest"])
+def test_a_copy_of_a_run_is_resumed_as_the_run_and_leaves_the_run_alone(project, name):
     directory = stopped(project)
+    subprocess.run(["cp", "-a", directory, project / "copy"], check=True)
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    train(resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork"))
+    train(resume_training(project / "copy", ["hooks.StopAfter.epochs=2"], name))
     assert {path: path.read_bytes() for path in before} == before
     train(create_training(config_of(), output_dir=project / "straight"))
-    assert result(project / "fork") == result(project / "straight")
-    assert "forked_from" in (project / "fork" / "trace.yaml").read_text()
+    assert result(project / "copy") == result(project / "straight")
+    trace = read_trace(project / "copy")
+    assert trace["directory"] == str(project / "copy")
+    assert trace["resumes"][-1]["before"]["directory"] == str(directory)
 
 
-def test_a_fork_into_a_directory_that_is_not_empty_is_refused(project):
-    directory = stopped(project)
-    (project / "mine").mkdir()
-    (project / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="exists and is not empty"):
-        resume_training(directory, ["model.module.width=9"], fork=project / "mine")
-    assert (project / "mine" / "thesis.txt").read_text() == "years of work"
-    with pytest.raises(ValueError, match="in the checkpoint, "):
-        resume_training(directory, ["hooks.StopAfter.epochs=2", "model.module.width=9"], fork=project / "fork")
-    assert not (project / "fork").exists()
-
-
-def copy_files(old, place):
-    shutil.copytree(old, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
-
-
-def test_a_fork_chooses_again_when_the_run_deletes_the_checkpoint_meanwhile(project, monkeypatch, caplog):
-    directory = stopped(project)
-    copy, copied = shutil.copy2, []
-
-    def after_the_next_commit(source, target, **more):
-        if not copied:
-            copied.append(source)
-            old = (directory / "checkpoints" / "latest").resolve()
-            names = [link.name for link in old.parent.iterdir() if link.is_symlink()]
-            commit(old.parent, lambda place: copy_files(old, place), epoch=1, iteration=int(old.name[3:]), names=names)
-            assert not old.exists()
-        return copy(source, target, **more)
-
-    monkeypatch.setattr("emrun.storage.checkpoints.commits.shutil.copy2", after_the_next_commit)
-    training = resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
-    (name,) = {link.resolve().name for link in (project / "fork" / "checkpoints").iterdir() if link.is_symlink()}
-    assert name == (directory / "checkpoints" / "latest").resolve().name
-    assert training.output_dir == project / "fork"
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_a_fork_that_cannot_be_built_leaves_nothing(project, monkeypatch):
-    directory = stopped(project)
-    monkeypatch.setattr(
-        "emrun.storage.checkpoints.commits.shutil.copy2", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
-    )
-    with pytest.raises(OSError, match="disk is full"):
-        resume_training(directory, ["hooks.StopAfter.epochs=2"], fork=project / "fork")
-    assert not (project / "fork").exists()
+def test_a_copy_of_a_run_that_is_in_use_can_be_resumed(project):
+    """The copy has the files of the lock, which this process holds for the run itself."""
+    training = create_training(config_of(), output_dir=project / "run")
+    subprocess.run(["cp", "-a", project / "run", project / "copy"], check=True)
+    other = resume_training(project / "copy")
+    assert other.output_dir == project / "copy"
+    other.main_loop.run.release()
+    training.main_loop.run.release()
 
 
 def test_a_finished_run_says_how_to_train_longer(project, caplog):

@@ -8,13 +8,11 @@ import signal
 import numpy as np
 import pytest
 import torch
-from campaign import thinned
 from training.resuming import DATA, MODEL, config_of, resumed, train_with
 
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import StorageError
 from emrun.record.steps import read_chunk
-from emrun.training.create import train
 
 
 class Losses(AbstractHook):
@@ -208,21 +206,6 @@ def test_the_values_that_are_only_in_the_checkpoint_come_back(runs):
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])  # as after a kill: 6 and 7 are missing
     resumed(runs / "run")
     assert files(runs / "run") == files(runs / "straight")
-
-
-def test_a_fork_has_the_steps_before_it(runs):
-    before = (runs / "run/steps.jsonl").read_bytes()
-    train(resume_training(runs / "run", fork=runs / "fork"))
-    assert files(runs / "fork") == files(runs / "straight")
-    assert (runs / "run/steps.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", thinned(KINDS, ["newer", "link"]))
-def test_a_fork_of_a_run_with_another_file_is_a_run(runs, caplog, kind):
-    stays = damaged(runs / "run/steps.jsonl", kind)
-    train(resume_training(runs / "run", fork=runs / "fork"))
-    assert stays()
-    assert lines_of(runs / "fork") == lines_of(runs / "straight")
 
 
 def test_a_resume_may_record_fewer_steps_or_none(runs):

@@ -172,13 +172,12 @@ def _resumes(trace: Mapping[str, Any]) -> Html:
     for each in resumes:
         before = each.get("before") if isinstance(each.get("before"), dict) else {}
         ended = ": ".join(str(before[key]) for key in ("status", "reason") if before.get(key))
+        if before.get("directory") not in (None, trace.get("directory")):  # it was copied or moved
+            ended += f", in {before['directory']}"
         changed = each.get("changed")
         changes = ", ".join(map(str, changed)) if isinstance(changed, list) else changed
         rows.append([_text(each.get("time")), _text(ended), _text(each.get("checkpoint")), _text(changes)])
-    forked: Any = trace.get("forked_from")
-    origin = tag("p", "Began as a copy of ", tag("code", forked["directory"]), ".") if forked else None
-    shown = table(["resumed", "it had ended", "from checkpoint", "changed"], rows, label="Resumes")
-    return joined([origin, shown])
+    return table(["resumed", "it had ended", "from checkpoint", "changed"], rows, label="Resumes")
 
 
 def _statistics(curves: Curves) -> Html:

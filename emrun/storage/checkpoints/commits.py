@@ -1,42 +1,34 @@
-"""Checkpoints: immutable directories that are committed by one rename, verified by a manifest and named by links.
-
-In a copy of a run that followed the links, a name is a directory with the checkpoint instead of a link.
-"""
+"""Checkpoints: immutable directories that are committed by one rename, verified by a manifest and named by links."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import shutil
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ReadTimeout, StateError, StorageError, UsageError
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import did_you_mean, from_here, listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
-    FILE,
     Contents,
     free_place,
-    is_directory_name,
-    read_manifest,
+    readable_manifest,
     seal_manifest,
     verify,
 )
 from emrun.storage.checkpoints.names import Names
 from emrun.storage.files import (
-    check_guards,
-    copy_regular,
+    check_owner,
     flush_directory,
     flush_lines,
-    link_atomically,
     storing,
     written_aside,
 )
-from emrun.storage.sealed import files_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +69,7 @@ def commit(
     """
     names = sorted(names)
     known = Names(root) if known is None else known
-    check_guards(root / ASIDE)
+    check_owner(root / ASIDE)
     flush_lines()
     with storing(root, "write a checkpoint in"):
         if not root.exists():
@@ -90,7 +82,7 @@ def commit(
                 aside.mkdir()
                 described = save(aside)
                 seal_manifest(aside, known.commits + 1, epoch, iteration, names, described)
-                check_guards(place)
+                check_owner(place)
                 known.expect(place)
         finally:
             known.give_up_expecting()
@@ -116,7 +108,7 @@ def find(root: Path, name: str | None = None) -> Path:
             if place.parent != root.resolve():
                 raise StorageError(errno.ELOOP, f"{path} leads to {place}, which is not beside it")
             return place
-    manifests = {} if here.links or here.named else here.manifests(root)  # a copy of the run may have lost the links
+    manifests = {} if here.links or here.others else here.manifests(root)  # a copy of the run may have lost the links
     for candidate in (name,) if name else DEFAULTS:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
         if named:
@@ -140,16 +132,14 @@ def newest(root: Path) -> Path | None:
     here = Contents.of(root)
     manifests = here.manifests(root)
 
-    def order(name: str) -> tuple[int, bool, str]:
+    def order(name: str) -> tuple[int, str]:
         """Return the sort key: the commit number; for a damaged checkpoint, that of the one before it by name."""
-        is_own = is_directory_name(name)
-        if name in manifests:
-            return manifests[name].commit, is_own, name
-        before = [each.commit for other, each in manifests.items() if is_directory_name(other) and other < name]
-        return max(before, default=0) if is_own else 0, is_own, name
+        before = [each.commit for other, each in manifests.items() if other <= name]
+        own = manifests.get(name)
+        return max(before, default=0) if own is None else own.commit, name
 
     damaged: list[str] = []
-    for place in [root / name for name in sorted((*here.own, *here.named), key=order, reverse=True)]:
+    for place in [root / name for name in sorted(here.own, key=order, reverse=True)]:
         try:
             verify(place)
         except ReadTimeout:
@@ -167,6 +157,33 @@ def newest(root: Path) -> Path | None:
     return None
 
 
+def check_names(root: Path) -> None:
+    """Check that the names of a run's checkpoints are links.
+
+    Raises:
+        UsageError: some are directories, as in a copy of the run that followed links.
+    """
+    here = Contents.of(root)
+    known = list(here.manifests(root).values()) if here.others else []
+    ways = []
+    for name in sorted(here.others):
+        place = from_here(root / name)
+        manifest = readable_manifest(root / name)
+        shown = shlex.quote(str(place))
+        if manifest is not None and manifest not in known:  # the only copy of a checkpoint
+            ways.append(f"mv {shown} {shlex.quote(str(free_place(place.parent, manifest.iteration)))}")
+            known.append(manifest)
+        elif manifest is not None or not any((root / name).iterdir()):
+            ways.append(f"rm -r {shown}")
+        else:
+            ways.append(f"move {shown} elsewhere: it is not a checkpoint")
+    if ways:
+        raise UsageError(
+            f"{from_here(root)} has directories instead of links, as a copy that followed links has: it can be "
+            f"evaluated, but not resumed. Copy the run again with `cp -a`, or do this: {'; '.join(ways)}"
+        )
+
+
 def note_intact(error: StorageError, root: Path) -> None:
     """Add a note to the error of a damaged checkpoint: the names of the intact ones, or else their directories."""
     if isinstance(error, ReadTimeout):
@@ -174,99 +191,11 @@ def note_intact(error: StorageError, root: Path) -> None:
     found = []
     here = Contents.of(root)
     names = {target: name for name, target in sorted(here.links.items())}
-    for each in sorted((*here.own, *here.named)):
+    for each in sorted((*here.own, *here.others)):
         with suppress(StorageError, StateError):
             verify(root / each)
             found.append(names.get(each, each))
     error.add_note(f"intact checkpoints: {listed(found)}")
-
-
-def copy_up_to(place: Path, root: Path) -> Path | None:
-    """Copy a checkpoint and the earlier ones, with their names, into another run.
-
-    The original run may be writing meanwhile: earlier checkpoints that it deletes are left out.
-
-    Args:
-        place: the checkpoint.
-        root: the directory of the other run's checkpoints, which is created.
-
-    Returns:
-        The copy of the checkpoint; None, and nothing is left, if the original run has deleted the checkpoint meanwhile.
-    """
-    root.mkdir()
-    found = None
-    try:
-        found = _copied(place, root)
-        return found
-    finally:
-        if found is None:
-            shutil.rmtree(root, ignore_errors=True)
-
-
-def _copied(place: Path, root: Path) -> Path | None:
-    files: dict[tuple[int, ...], Path] = {}
-    if not _copy(place, root / place.name, files):
-        return None
-    own = read_manifest(root / place.name).commit
-    here = Contents.of(place.parent)
-    for name, manifest in here.manifests(place.parent).items():
-        if manifest.commit > own or name == place.name:
-            continue
-        if manifest.commit < own:
-            try:
-                _copy(place.parent / name, root / name, files)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # a file is missing, a link or a pipe
-                    raise
-                shutil.rmtree(root / name)
-        elif name in here.named:
-            link_atomically(root / name, place.name)  # a copy that followed links has the checkpoint twice
-    for name, target in here.links.items():
-        if (root / target).is_dir():
-            link_atomically(root / name, target)
-    return root / place.name
-
-
-def _copy(place: Path, target: Path, files: dict[tuple[int, ...], Path]) -> bool:
-    """Copy a checkpoint; return whether the directory was there all the time, and leave nothing otherwise.
-
-    A checkpoint of the same iteration may have been committed under the name of one that was deleted.
-
-    Args:
-        place: the checkpoint.
-        target: the directory that is made.
-        files: what identifies a file that several checkpoints have -> its copy, which the copies have too.
-    """
-    before = _identity(place)
-    if before is None:
-        return False
-    target.mkdir()
-    try:
-        for name in files_of(place / FILE):
-            found = (place / name).lstat()
-            key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-            same = files.setdefault(key, target / name)
-            with suppress(OSError):
-                if same != target / name:
-                    os.link(same, target / name)
-                    continue
-            copy_regular(place / name, target / name, depth=3)
-    except FileNotFoundError:
-        if _identity(place) == before:
-            raise
-    if _identity(place) == before:
-        return True
-    shutil.rmtree(target)
-    return False
-
-
-def _identity(place: Path) -> tuple[int, int] | None:
-    """Return what tells a directory from another one under the same path; None if the directory is missing."""
-    try:
-        found = place.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def is_unfinished(root: Path) -> bool:

@@ -18,7 +18,10 @@ from emrun.base.wording import from_here
 from emrun.storage.files import check_no_link, flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
-FORMAT = 2
+FORMAT = 3
+"""The version of a run: of its checkpoints, with all that a resume reads."""
+_LAST_COMMITS = {1: "87578c47", 2: "8d47ace3"}
+"""Earlier version -> the last commit of emrun that resumes a run of it."""
 FILE = "manifest.json"
 STATE, TRAINED, FROZEN = "state.pt", "training.safetensors", "frozen.safetensors"
 SHARDS = "shards.json"
@@ -172,11 +175,12 @@ def check_resumable(place: Path) -> None:
     """Check that a checkpoint has what a resume needs.
 
     Raises:
-        UsageError: an earlier version of emrun made it, or `leave_out` has removed a file.
+        UsageError: it has an earlier format, or `leave_out` has removed a file.
     """
     manifest, why = readable_manifest(place), None  # None: damaged, or deleted by a run at work
     if manifest is not None and manifest.format < FORMAT:
-        why = "was made by an earlier version of emrun, which alone can resume it"
+        last = _LAST_COMMITS[manifest.format]
+        why = f"has format {manifest.format}; the last commit of emrun that resumes it is {last}"
     elif manifest is not None and STATE not in manifest.files:
         why = f"has no {STATE}, so that it cannot be resumed: `emrun prune --optimizer-states` has removed it"
     if why is not None:
@@ -207,13 +211,13 @@ class Contents:
 
     Args:
         own: the directories of checkpoints.
-        named: directories that have a name such as `best` instead of a link, in a copy that followed links.
+        others: other directories, such as `best` in a copy that followed links.
         links: name of a link -> the name of its target, which may be missing.
         asides: directories that are being written or deleted, or will be deleted.
     """
 
     own: list[str]
-    named: list[str]
+    others: list[str]
     links: dict[str, str]
     asides: list[str]
 
@@ -237,19 +241,18 @@ class Contents:
             elif each.is_symlink():
                 with suppress(FileNotFoundError):  # another process removes the name
                     found.links[each.name] = Path(os.readlink(each)).name  # noqa: PTH115 - may be thousands
-            elif each.is_dir() and is_directory_name(each.name):
-                found.own.append(each.name)
-            elif each.is_dir() and Path(each, FILE).exists():
-                found.named.append(each.name)
+            elif each.is_dir():
+                kind = found.own if is_directory_name(each.name) else found.others
+                kind.append(each.name)
         return found
 
     def manifests(self, root: Path) -> dict[str, Manifest]:
-        """Return the manifests of all checkpoints except damaged ones; those of `own` come first.
+        """Return the manifests of `own` except damaged ones.
 
         Raises:
             ReadTimeout: the file system does not return a file in time.
         """
-        found = {name: readable_manifest(root / name) for name in (*self.own, *self.named)}
+        found = {name: readable_manifest(root / name) for name in self.own}
         return {name: manifest for name, manifest in found.items() if manifest is not None}
 
 

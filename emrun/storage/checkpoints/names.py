@@ -7,19 +7,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import count
 from pathlib import Path
 
-from emrun.base.errors import StateError, StorageError
 from emrun.base.wording import listed
 from emrun.storage.checkpoints.manifest import (
     ASIDE,
     FILE,
     Contents,
-    free_place,
     is_directory_name,
     readable_manifest,
-    verify,
 )
 from emrun.storage.files import flush_directory, link_atomically, remove_files, storing
 from emrun.storage.sealed import files_of
@@ -27,27 +23,22 @@ from emrun.storage.sealed import files_of
 _LOG = logging.getLogger(__name__)
 
 
-def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> Path:
+def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known: Names | None = None) -> None:
     """Make a checkpoint the latest one, and restore the names to the time when it was saved.
 
     The checkpoint gets `latest` and its own names. Names of later checkpoints go back to the checkpoints that had them
     at that time, or are removed; missing names are created again. The names of that time are those that the
-    checkpoint's state recorded, else those in the manifests that are not later. Where a copy of the run followed links
-    and has a directory under a name, the directory is moved to the checkpoints and the name becomes a link.
+    checkpoint's state recorded, else those in the manifests that are not later.
 
     Args:
         place: the checkpoint, intact.
         recorded: name -> directory, as the checkpoint's state recorded them; None if it has no record.
         known: the present names, if the caller has them; None to read them.
-
-    Returns:
-        The directory of the checkpoint afterwards.
     """
     if known is None or not _is_same(known.root, place.parent):
         known = Names(place.parent)
     root = known.root
     with storing(root, "update the checkpoint names in"):
-        place = known.settle(root / place.name)  # the same place by the path of the run, which may be a link
         current = known.current()
         here = Contents.of(root)
         manifests = dict(sorted(here.manifests(root).items(), key=lambda pair: pair[1].commit))
@@ -70,7 +61,6 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
     if missing:
         _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
     known.move({**moves, **dict.fromkeys(("latest", *own.names), place.name)}, given_up)
-    return place.resolve()
 
 
 class Names:
@@ -97,7 +87,7 @@ class Names:
         self._seen: tuple[int, ...] | None = None
 
     def current(self) -> dict[str, str]:
-        """Return name -> directory, without broken links; a name that is a directory stands for itself."""
+        """Return name -> directory, without broken links."""
         self.look()
         return dict(self._of)
 
@@ -107,11 +97,10 @@ class Names:
             return
         self._seen = _times_of(self.root)
         here = Contents.of(self.root)
-        there = {*here.own, *here.named}
-        self._of = {name: target for name, target in here.links.items() if target in there}
-        self._of.update({name: name for name in here.named})
-        self._asides, self._expected = here.asides, None
-        self.commits = max((_commit_of(self.root / name) for name in there), default=0)
+        self._of = {name: target for name, target in here.links.items() if target in here.own}
+        self._asides = here.asides
+        self._expected = None
+        self.commits = max((_commit_of(self.root / name) for name in here.own), default=0)
 
     def expect(self, place: Path) -> None:
         """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""
@@ -142,8 +131,6 @@ class Names:
         given_up = [name for name in given_up if name not in names]
         self._seen = None
         with storing(root, "update the checkpoint names in"):
-            for name in (*names, *given_up):
-                self._make_way(name)
             before = {self._of[name] for name in (*names, *given_up) if name in self._of}
             for name in given_up:
                 self._of.pop(name, None)
@@ -162,61 +149,6 @@ class Names:
             if nameless or self._asides:
                 self._delete(nameless)
             self._expected, self._seen = None, _times_of(root)
-
-    def settle(self, place: Path) -> Path:
-        """Move directories that have a name such as `best` to `it-...`, and make the name a link to them.
-
-        If an intact copy of the checkpoint is there already, the name becomes a link to this copy.
-
-        Args:
-            place: a checkpoint.
-
-        Returns:
-            The directory of the checkpoint afterwards.
-        """
-        self.look()
-        under_names = [name for name, path in self._of.items() if name == path]
-        under_names.sort(key=lambda name: name != place.name)
-        there = Contents.of(self.root).manifests(self.root) if under_names else {}
-        for name in under_names:
-            path, manifest = self.root / name, there.pop(name, None)
-            if manifest is None:
-                continue  # `_make_way` moves it when a checkpoint gets this name
-            twins = (each for each, other in there.items() if other == manifest and is_directory_name(each))
-            is_own = path.is_dir() and set(path.iterdir()) <= set(_own_files(path))
-            twin = next((each for each in twins if is_own and _is_intact(self.root / each)), None)
-            lies_at = self.root / twin if twin is not None else free_place(self.root, manifest.iteration)
-            aside = self.root / f"{ASIDE}{name}"
-            path.rename(lies_at if twin is None else aside)
-            for link in [link for link, target in self._of.items() if target == name]:
-                link_atomically(self.root / link, lies_at.name)
-            if twin is None:
-                there[lies_at.name] = manifest
-            else:
-                shutil.rmtree(aside)
-            if path == place:
-                place = lies_at
-        if under_names:
-            self._seen = None
-        return place
-
-    def _make_way(self, name: str) -> None:
-        """Rename what has a name such as `best` and is not a link: a copy that followed links has a directory."""
-        path = self.root / name
-        if path.is_symlink() or not path.exists():
-            return
-        with suppress(OSError):
-            path.rmdir()  # some archives turn a link into an empty directory
-            return
-        manifest = readable_manifest(path) if path.is_dir() else None
-        if manifest is not None:
-            place = free_place(self.root, manifest.iteration)
-            self._of[name] = place.name
-        else:
-            place = next(each for n in count(1) if not (each := path.with_name(f"{name}-replaced-{n}")).exists())
-            _LOG.warning("%s is not a checkpoint; renamed it to %s", path, place.name)
-            self._of.pop(name, None)
-        path.rename(place)
 
     def _delete(self, nameless: Iterable[str]) -> None:
         """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
@@ -254,12 +186,6 @@ def _make_aside(aside: Path) -> None:
 def _is_same(one: Path, other: Path) -> bool:
     with suppress(OSError):
         return one.samefile(other)
-    return False
-
-
-def _is_intact(place: Path) -> bool:
-    with suppress(StorageError, StateError):
-        return bool(verify(place))
     return False
 
 

@@ -17,8 +17,8 @@ from emrun.base.censor import Censor
 from emrun.base.fields import TEXT, choice, fitting, mapping_of, optional, record, sequence_of, whole
 from emrun.storage.files import (
     append_line,
-    check_guards,
     check_no_link,
+    check_owner,
     flush_file,
     read_regular,
     storing,
@@ -166,7 +166,7 @@ def make_code_directory(directory: Path) -> None:
     """
     with storing(directory, "create"):
         check_no_link(directory)
-        check_guards(directory / RECORD, directory / BATCHES)
+        check_owner(directory / RECORD, directory / BATCHES)
         directory.mkdir(exist_ok=True)  # not its parent: a run directory that was removed must not come back
 
 
@@ -256,7 +256,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
 
 def _write(directory: Path, files: Mapping[str, bytes], content: Mapping[str, Any]) -> Callable[[], None]:
     """Write files; return what flushes them to disk and then writes `record.json`."""
-    check_guards(directory / RECORD, *(directory / path for path in files))
+    check_owner(directory / RECORD, *(directory / path for path in files))
     text = json.dumps(content, indent=1) + "\n"
     folders = sorted({parent for path in files for parent in PurePath(path).parents})
     with storing(directory, "write"):

@@ -27,7 +27,7 @@ from emrun.storage.code.files import (
     recorded_files,
     write_code,
 )
-from emrun.storage.files import aside_of, check_guards, copy_regular, remove_files, storing
+from emrun.storage.files import aside_of, remove_files, storing
 
 _LOG = logging.getLogger(__name__)
 
@@ -203,17 +203,6 @@ def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
     _, place = max(written_records(run_directory), default=(0, run_directory / "code"))
     before = read_code(place)
     return ([], place) if before is None else (_first(changes(before, code.record())[0]), place)
-
-
-def copy_code(source: Path, target: Path) -> None:
-    """Copy the directories `code`, `code-2`, ... of a run to another one."""
-    for _, path in code_records(source):
-        names = [each for each in recorded_files(path) if (path / each).exists()]
-        copies = [target / path.name / each for each in names]
-        check_guards(*copies)
-        for name, copy in zip(names, copies, strict=True):
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy_regular(path / name, copy, 1 + len(name.parts))
 
 
 def remove_code(run_directory: Path) -> None:

@@ -231,11 +231,11 @@ def test_a_full_disk_is_reported_with_the_place(root, monkeypatch):
 
 
 KILLED = """
-import os, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 from emrun.storage.checkpoints import commits as checkpoint
 root, iteration, function, nth = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-module = checkpoint.shutil if function == 'rmtree' else os
+module = shutil if function == 'rmtree' else os
 original, calls = getattr(module, function), []
 
 def kill(*arguments, **options):
