@@ -17,6 +17,8 @@ class Upload(AbstractHook):
     there.
     """
 
+    files = (".uploads/",)
+
     def __init__(self, url, names=("best", "latest"), **kwargs):
         super().__init__(**kwargs)
         self.store, root = fsspec.core.url_to_fs(url)
