@@ -226,6 +226,18 @@ def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_stay_or_go(tmp_
     assert told[2:] == [f"{stays}best-0, best-1, best-2", f"{stays}best, best-0, best-1, best-2"]
 
 
+def test_bests_stay_when_hooks_are_listed_in_another_order_with_a_new_one_first(tmp_path, digits_config):
+    loss = {"SaveBest": {"condition": "max"}}  # the zeroth epoch is the best: a later checkpoint would replace it
+    accuracy = {"SaveBest": {"model_name": "acc", "variable": "accuracy"}}
+    stats = {"ComputeStats": {"variables": ["loss", "accuracy"]}}
+    config = digits_config([stats, loss, accuracy, {"StopAfter": {"epochs": 1}}])
+    train(create_training(config, output_dir=tmp_path / "run"))
+    hooks = [stats, {"SaveBest": {"model_name": "new"}}, accuracy, loss, {"StopAfter": {"epochs": 2}}]
+    resumed = resume_training(tmp_path / "run", [f"hooks={json.dumps(hooks)}"])
+    train(resumed)
+    assert named(resumed.main_loop.run) == {"acc": 0, "best": 0, "latest": 2, "new": 2}
+
+
 def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write, run):
     best = SaveBest(variable="score")
     best.load_state_dict(with_best(best, 2.0))
