@@ -370,9 +370,9 @@ class AbstractHook(_NotesNames):
     `stream/variable/aggregation`. An earlier hook must write it."""
 
     saves: Sequence[str] = ()
-    """Names of the checkpoints that only this hook saves; `epoch-*` stands for epoch-1, epoch-2, ... Two hooks that
-    declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
-    declare are not checked."""
+    """Names of the checkpoints that only this hook saves: `epoch` stands for `epoch`, `epoch-1`, `epoch-2`, ... Two
+    hooks whose names can be the same are an error at the start. Names that a hook requests
+    (`main_loop.request_checkpoint`) but does not declare are not checked."""
 
     limits: Mapping[str, int] = {}
     """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`. The loop
