@@ -40,7 +40,6 @@ from typing import Any
 from emrun.base.errors import HookError
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.model import AbstractModel
-from emrun.same_hooks import Arguments, noted
 from emrun.shown import Shown, Text
 
 
@@ -308,23 +307,17 @@ class Loop:
 
 
 class _NotesNames:
-    """Records the arguments of a hook, and which variables and statistics they name, before the constructor runs.
+    """Records which variables and statistics the arguments of a hook name, before the constructor runs.
 
     This is not part of `AbstractHook`, because the signature of `AbstractHook` must be that of its constructor.
     """
 
-    _named_by_arguments: tuple[tuple[str, str], ...] = ()  # (kind, name), see `_names_in`
-    _noted_arguments: Arguments = {}  # noqa: RUF012 - it is replaced, not changed
+    _named_by_arguments: tuple[tuple[str, str], ...] = ()  # (kind, name), see `_named_by`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         new = super().__new__
         hook = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
-        given = list(_given(cls, args, kwargs))
-        names = (each for _, hint, value in given for each in _names_in(hint, value))
-        object.__setattr__(hook, "_named_by_arguments", tuple(dict.fromkeys(names)))
-        object.__setattr__(
-            hook, "_noted_arguments", {k: v for each in reversed(given) for k, v in noted(*each).items()}
-        )
+        object.__setattr__(hook, "_named_by_arguments", tuple(dict.fromkeys(_named_by(cls, args, kwargs))))
         return hook
 
     __new__.only_looks = True  # type: ignore[attr-defined]  # a hook takes what its constructor takes
@@ -377,9 +370,9 @@ class AbstractHook(_NotesNames):
     `stream/variable/aggregation`. An earlier hook must write it."""
 
     saves: Sequence[str] = ()
-    """Names of the checkpoints that only this hook saves; `epoch-*` stands for epoch-1, epoch-2, ... Two hooks that
-    declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
-    declare are not checked."""
+    """Names of the checkpoints that only this hook saves: `epoch` stands for `epoch`, `epoch-1`, `epoch-2`, ... Two
+    hooks whose names can be the same are an error at the start. Names that a hook requests
+    (`main_loop.request_checkpoint`) but does not declare are not checked."""
 
     files: Sequence[str] = ()
     """Names that this hook writes in the run directory, each relative to it. A name that ends with a slash is a folder,
@@ -540,8 +533,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
 """The events, which are the other methods, and the arguments they are called with, by keyword."""
 
 
-def _given(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, type hint and value of each argument of a constructor, and of its bases by *args, **kwargs."""
+def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (kind, name) for the arguments of a constructor and those it passes to its bases by *args, **kwargs."""
     constructors = dict.fromkeys(cls.__init__ for cls in hook_class.__mro__)  # type: ignore[misc]  # of each class
     for index, constructor in enumerate(constructors):
         try:
@@ -553,15 +546,17 @@ def _given(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         args, kwargs = (), {}
         plain = inspect.unwrap(constructor)
         annotations, names = getattr(plain, "__annotations__", {}), getattr(plain, "__globals__", {})
-        for name, value in list(bound.arguments.items())[1:]:  # without self
-            parameter = bound.signature.parameters[name]
-            pairs = [(name, value)]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                args, pairs = value, [(f"{name}{number}", each) for number, each in enumerate(value)]
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                kwargs, pairs = value, list(value.items())
-            hint = evaluated(annotations.get(name, Any), names)
-            yield from ((each, hint, given) for each, given in pairs)
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            values = [value]
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                args = values = value
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                kwargs = value
+                values = value.values()
+            hint = evaluated(annotations.get(name), names)
+            for each in values:
+                yield from _names_in(hint, each)
         if not (args or kwargs):
             return
 

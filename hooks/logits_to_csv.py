@@ -28,7 +28,7 @@ class LogitsToCsv(WritesRows):
         class_names: the names of the classes, in the order of their numbers; by default those of the dataset, or else
             0, 1, 2, ...
         id_variable: the source with the ids; by default `id`, or else the position in the stream.
-        output_file: the file, relative to the run directory: `.csv`, `.parquet`, `.jsonl` or `.npz`.
+        output_file: the file, relative to the run directory: `.csv`, `.parquet` or `.jsonl`.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.

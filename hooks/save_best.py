@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from emrun.base.arguments import check_count, safe_component
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Policy
-from emrun.base.wording import listed, short
+from emrun.base.wording import short
 from emrun.epoch_data import named
 from emrun.hooks._parts.statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
+from emrun.storage.checkpoints.manifest import numbered, share_names
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class SaveBest(SaveLatest):
             for other in self._bests:
                 if other.statistic.identity == statistic.identity:
                     raise ArgumentError("also", f"{address!r} is compared already; remove it from also")
-                if other.may_take_the_name_of(best) or best.may_take_the_name_of(other):
+                if share_names(other.name, best.name):
                     first, second = other.statistic.address, statistic.address
                     raise ArgumentError(
                         "also",
@@ -81,7 +81,7 @@ class SaveBest(SaveLatest):
                         "SaveBest with its own model_name",
                     )
             self._bests.append(best)
-        self.saves = tuple(name for best in self._bests for name in best.saves)
+        self.saves = tuple(best.name for best in self._bests)
         self.monitors = tuple(best.statistic.address for best in self._bests)
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
@@ -111,8 +111,11 @@ class SaveBest(SaveLatest):
                 best.kept = [(each["value"], each["epoch"]) for each in saved["kept"][: best.keep]]
             elif saved is not None:
                 _LOG.warning(
-                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best%s",
-                    *(statistic.address, statistic.condition, best.loses(saved["kept"])),
+                    "SaveBest now compares another statistic, %s (%s); its next value counts as the best, and its "
+                    "checkpoint replaces those named %s",
+                    statistic.address,
+                    statistic.condition,
+                    best.name,
                 )
             else:
                 _LOG.warning(
@@ -133,20 +136,10 @@ class _Best:
 
     def __init__(self, argument: str, name: str, statistic: Statistic, keep: int) -> None:
         self.name = safe_component(argument, name)
-        self._given = name.replace("*", "_")  # in `saves`, a star stands for any number
         self.statistic = statistic
         self.keep = keep
         self.kept: list[tuple[float, int]] = []
         """The values that are kept and their epochs, the best first."""
-
-    @property
-    def saves(self) -> tuple[str, ...]:
-        """The names, as a hook declares them."""
-        return (self._given, f"{self._given}-*") if self.keep > 1 else (self._given,)
-
-    def may_take_the_name_of(self, other: _Best) -> bool:
-        """Return whether the best checkpoint of another statistic has a name that a checkpoint here may get."""
-        return re.fullmatch(re.escape(self.name) + r"(-\d+)?", other.name) is not None
 
     def take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""
@@ -158,19 +151,12 @@ class _Best:
         del self.kept[self.keep :]
         if rank == 0:
             _LOG.info("new best %s: %s", "/".join(named(self.statistic.address)), short(value))
-        return [self.name] * (rank == 0) + [f"{self.name}-{epoch_id}"] * (self.keep > 1)
-
-    def loses(self, before: Sequence[Mapping[str, Any]]) -> str:
-        """Return what happens to the checkpoints of another statistic, whose values these were, for a message."""
-        if self.keep == 1 or not before:
-            return f", and its checkpoint replaces {self.name}"
-        names = [f"{self.name}-{each['epoch']}" for each in before]
-        return f", and the checkpoints {listed(names)} are deleted then"
+        names = [f"{self.name}-{epoch_id}"] if self.keep > 1 else []
+        return [self.name, *names] if rank == 0 else names
 
     def superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of checkpoints that are not among the best any more."""
         if self.keep == 1:
             return []
-        pattern = re.compile(re.escape(self.name) + r"-\d+")
         kept = {f"{self.name}-{epoch}" for _, epoch in self.kept}
-        return [name for name in names if pattern.fullmatch(name) and name not in kept]
+        return [name for name in numbered(self.name, names) if name not in kept]

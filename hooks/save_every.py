@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Period, Policy
 from emrun.hooks.save_latest import SaveLatest
 from emrun.record.intervals import Every
+from emrun.storage.checkpoints.manifest import numbered
 
 
 class SaveEvery(SaveLatest):
@@ -63,7 +63,7 @@ class SaveEvery(SaveLatest):
         self._keep = keep
         unit = "iteration" if self._every.is_within_epochs else "epoch"
         self.name = safe_component("model_name", unit if model_name is None else model_name)
-        self.saves = (f"{self.name}-*",)
+        self.saves = (self.name,)
         if not self._every.is_within_epochs and type(self).after_batch is SaveEvery.after_batch:
             self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
 
@@ -98,6 +98,5 @@ class SaveEvery(SaveLatest):
 
     def _superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of this hook's checkpoints, without the last `keep`."""
-        pattern = re.compile(re.escape(self.name) + r"-\d+")
-        own = sorted(filter(pattern.fullmatch, names), key=lambda name: int(name.rpartition("-")[2]))
+        own = sorted(numbered(self.name, names), key=lambda name: int(name.rpartition("-")[2]))
         return own[: -self._keep] if self._keep else []

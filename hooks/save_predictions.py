@@ -1,4 +1,4 @@
-"""Save the outputs for every example of a stream: Parquet, CSV, JSON lines or npz."""
+"""Save the outputs for every example of a stream: Parquet, CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SavePredictions(WritesRows):
         hooks:
           - SavePredictions: {stream: valid, file: predictions.parquet}
 
-    The ending of the file chooses the format: `.parquet` (needs pyarrow), `.csv`, `.jsonl` (a JSON object for each
-    example) or `.npz` (an array for each variable). Values of several dimensions are lists in Parquet and JSON, and
-    columns `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32. A mapping, and
-    a list of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
+    The ending of the file chooses the format: `.parquet` (needs pyarrow), `.csv` or `.jsonl` (a JSON object for each
+    example); `emrun.predict` returns arrays. Values of several dimensions are lists in Parquet and JSON, and columns
+    `logits.0`, `logits.1`, ... in CSV. Numbers keep all their digits; bfloat16 becomes float32. A mapping, and a list
+    of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
 
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
     counts the examples of the stream from 0. If the stream has a source `position` of whole numbers, it is a column
@@ -144,5 +144,6 @@ class SavePredictions(WritesRows):
         except StreamError as error:
             return str(error).rpartition(f"{name!r}: ")[2]
         is_ragged = isinstance(values, list) and not all(isinstance(each, str) for each in values)
-        is_ragged = is_ragged and self.path.suffix in (".csv", ".npz")
-        return f"{self.path.suffix} cannot hold lists of different lengths" * is_ragged
+        if is_ragged and self.path.suffix == ".csv":
+            return "only .parquet and .jsonl can hold lists of different lengths"
+        return ""

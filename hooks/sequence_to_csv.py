@@ -32,7 +32,7 @@ class SequenceToCsv(WritesRows):
         stream: the stream. Batches that the model is trained on are not written.
         id_variable: the source with the ids; by default `id`, or else the position in the stream.
         pad_mask_variable: a source that is 0 or false for elements that are padding, which have no rows.
-        output_file: the file, relative to the run directory: `.csv`, `.parquet`, `.jsonl` or `.npz`.
+        output_file: the file, relative to the run directory: `.csv`, `.parquet` or `.jsonl`.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.

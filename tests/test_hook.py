@@ -261,7 +261,7 @@ def test_two_hooks_may_have_one_name_where_nothing_is_saved():
 
     loop = MainLoop(LossOfOne(), Numbers(), [Saves(), Saves()])
     loop.check_hooks(any_stream=True)
-    with pytest.raises(HookError, match="save under the name 'best'"):
+    with pytest.raises(HookError, match="of the same name: 'best'"):
         loop.check_hooks()
 
 

@@ -26,7 +26,7 @@ from emrun.training.directories import check_run
 @click.argument("overrides", nargs=-1)
 @click.option(
     "-o", "--output", metavar="FILE", required=True, type=GivenPath(path_type=Path),
-    help="The file to write: .parquet, .csv, .jsonl or .npz.",
+    help="The file to write: .parquet, .csv or .jsonl.",
 )  # fmt: skip
 @click.option("--variables", metavar="NAME,...", help="The outputs and sources to write; by default all outputs.")
 @click.option("--classes", is_flag=True, help="Add the number and the name of the predicted class.")

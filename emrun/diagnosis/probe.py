@@ -35,6 +35,7 @@ from emrun.diagnosis.rehearsal import is_tracker
 from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.main_loop import MainLoop
+from emrun.loop.rank_states import short_key
 from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.ranks.pieces import rows_of
 from emrun.record.rows import Reader
@@ -276,10 +277,7 @@ def _final(directory: Path) -> dict[str, Any]:
             weights |= {f"{kind}{name}": digest(value) for name, value in load_file(path).items()}
         elif path.name not in (FILE, INDEX, "manifest.json"):
             weights[path.name] = digest(np.fromfile(path, dtype=np.uint8))
-    hooks = {}
-    for each in state["hooks"]:
-        number = f" ({each['occurrence'] + 1})" if each["occurrence"] else ""
-        hooks[f"{each['class'].rpartition('.')[2]}{number}"] = each["state"]
+    hooks = {short_key(key): each for key, each in state["hooks"].items()}
     began = state["epoch_began"] or {"random": {}}
     at_first = {f"{name} at the start of the epoch": each for name, each in began["random"].items()}
     metrics: dict[str, str] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emrun.base.encoding import random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.epoch_data import declared
 from emrun.events import merges
 from emrun.hook import AbstractHook, Loop
 from emrun.ranks.group import Ranks
@@ -37,21 +39,18 @@ class RankStates:
 
     def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
-        merged = [number for number, hook in enumerate(occurrences(self._loop.hooks).values()) if merges(hook)]
+        merged = [key for key, hook in keyed(self._loop.hooks).items() if merges(hook)]
         began = state["epoch_began"]
         return {
             "random": state["random"],
             "epoch_began": began["random"] if began is not None else None,
             "model": self._loop.model.of_rank(state["model"]),
-            "hooks": [state["hooks"][number] for number in merged],
+            "hooks": {key: state["hooks"][key] for key in merged},
             "streams": state["streams"],
         }
 
     def of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks.
-
-        Its `hooks` are (class, occurrence) -> state, also those of the other ranks.
-        """
+        """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
         self._later = []
         others, rank = state.get("ranks") or [], self._ranks.rank
         is_same_size = len(others) + 1 == self._ranks.size
@@ -67,7 +66,7 @@ class RankStates:
     def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
         streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
-        merged = {key: hook for key, hook in occurrences(self._loop.hooks).items() if merges(hook)}
+        merged = {key: hook for key, hook in keyed(self._loop.hooks).items() if merges(hook)}
         hooks, random, began = {}, state["random"], None
         if self._ranks.is_first:
             self._later = [
@@ -99,10 +98,30 @@ def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "digest": None} if "digest" in found else found
 
 
-def occurrences(hooks: Sequence[AbstractHook]) -> dict[tuple[str, int], AbstractHook]:
-    """Return (class, number of earlier hooks of this class) -> hook, the keys by which states are matched."""
-    found: dict[tuple[str, int], AbstractHook] = {}
+def keyed(hooks: Sequence[AbstractHook]) -> dict[str, AbstractHook]:
+    """Return the key of the state of each hook in a checkpoint -> the hook.
+
+    Hooks of one class are counted in their order. One that saves checkpoints is known by their name instead, so that
+    it keeps what it knows of them whatever is listed before it.
+    """
+    found: dict[str, AbstractHook] = {}
+    counts: Counter[str] = Counter()
     for hook in hooks:
-        name = f"{type(hook).__module__}.{type(hook).__qualname__}"
-        found[name, sum(each == name for each, _ in found)] = hook
+        kind = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        if saves := declared(hook, "saves"):
+            key = f"{kind} of {saves[0]!r}"
+        else:
+            counts[kind] += 1
+            key = kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"
+        found[key] = hook
     return found
+
+
+def class_of(key: str) -> str:
+    """Return the class in a key of `keyed`."""
+    return key.partition(" ")[0]
+
+
+def short_key(key: str) -> str:
+    """Return a key of `keyed` for messages, without the module: `ComputeStats number 2`, `SaveBest of 'best'`."""
+    return class_of(key).rpartition(".")[2] + key.removeprefix(class_of(key))

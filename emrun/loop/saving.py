@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from typing import Any
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, EmrunError, HookError, RankFailed, RunInUse, reason_of
 from emrun.base.types import InsteadOf, Policy
+from emrun.base.wording import listed
 from emrun.epoch_data import declared
 from emrun.hook import AbstractHook
 from emrun.loop.together import LONGEST, write_together
 from emrun.ranks.group import Ranks
 from emrun.schedule_plan import BEFORE_COOLDOWN
 from emrun.storage.checkpoints.commits import commit
-from emrun.storage.checkpoints.manifest import free_place, is_directory_name
+from emrun.storage.checkpoints.manifest import free_place, is_directory_name, share_names
 from emrun.storage.checkpoints.names import Names, go_back_to
 from emrun.storage.files import storing
 
@@ -29,10 +29,11 @@ _LOG = logging.getLogger(__name__)
 
 _LATEST = "latest"  # the name of the checkpoint that every training saves at its end
 _USED = {
-    _LATEST: "SaveLatest and the end of every training use",
-    BEFORE_COOLDOWN: "schedules with a cool-down use",
+    _LATEST: "SaveLatest and the end of every training",
+    BEFORE_COOLDOWN: "schedules with a cool-down",
+    "it": "the directories of checkpoints",
 }
-"""Names under which no hook may save -> who saves under them."""
+"""Names under which no hook may save -> what they are for."""
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
@@ -318,44 +319,29 @@ def _report(error: Exception, names: dict[str, Policy]) -> None:
 
 
 def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
-    """Check that no two hooks save under the same name: each would take the name from the other's checkpoint.
+    """Check that no two hooks can save under the same name: each would take the name from the other's checkpoint.
 
     Raises:
         HookError: two hooks save under the same name, or a hook saves under a name that the loop itself uses.
     """
-    saved = [(index, name) for index, hook in enumerate(hooks) for name in declared(hook, "saves") or ()]
-    for number, (index, name) in enumerate(saved):
-        kind = type(hooks[index]).__name__
-        is_directory = is_directory_name(_as_saved(name).replace("-*", "-10000000"))
-        use = "is reserved for the directories of checkpoints" if is_directory else _USED.get(_as_saved(name))
-        if use is not None:
-            raise HookError(
-                f"{kind} (hooks[{index}]) saves under the name {name!r}, which {use}; give the hook another model_name",
-                index,
-            )
-        for earlier, other in saved[:number]:
-            if earlier != index and _may_be_one(_as_saved(name), _as_saved(other)):
-                who = f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}])"
-                on_disk = " (the same name on disk)" if _as_saved(name) == _as_saved(other) else ""
-                both = f"conflicting names, {other!r} and {name!r}{on_disk}"
-                what = f"the name {name!r}" if name == other else both
-                raise HookError(f"{who} save under {what}; give one of the hooks another model_name", index)
-
-
-def left_alone(names: Iterable[str], hooks: Sequence[AbstractHook]) -> list[str]:
-    """Return the names of checkpoints under which no hook saves, so that nothing will replace or delete them."""
-    saved = [_as_saved(each) for hook in hooks for each in declared(hook, "saves") or ()]
-    return [name for name in sorted(names) if name != _LATEST and not any(_may_be_one(name, each) for each in saved)]
-
-
-def _as_saved(name: str) -> str:
-    """Return a name as it is used on disk, with `-*` at its end unchanged."""
-    return safe_component("saves", name.removesuffix("-*")) + "-*" * name.endswith("-*")
-
-
-def _may_be_one(one: str, other: str) -> bool:
-    """Return whether two names can be the same; `-*` at the end of a name stands for any number."""
-    if one.endswith("-*"):
-        one, other = other, one
-    numbered = other.endswith("-*") and re.fullmatch(re.escape(other.removesuffix("*")) + r"\d+", one) is not None
-    return one == other or numbered
+    saved: list[tuple[int, str]] = []
+    for index, hook in enumerate(hooks):
+        kind = type(hook).__name__
+        for given in declared(hook, "saves") or ():
+            name = safe_component("saves", given)
+            for other, use in _USED.items():
+                if share_names(name, other):
+                    raise HookError(
+                        f"{kind} (hooks[{index}]) saves under the name {name!r}, but {other!r} is for {use}; give the "
+                        "hook another model_name",
+                        index,
+                    )
+            for earlier, other in saved:
+                if earlier != index and share_names(name, other):
+                    names = listed(sorted({repr(name), repr(other)}))
+                    raise HookError(
+                        f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}]) may save "
+                        f"checkpoints of the same name: {names}; give one of the hooks another model_name",
+                        index,
+                    )
+            saved.append((index, name))

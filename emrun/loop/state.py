@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +16,13 @@ from emrun.base import fields
 from emrun.base.encoding import Rows, decode, encode, random_state, set_random_state
 from emrun.base.wording import listed
 from emrun.events import may_change_batches
-from emrun.hook import AbstractHook, Loop
+from emrun.hook import Loop
 from emrun.loop.endings import switched_on
 from emrun.loop.horizon import RunLength
-from emrun.loop.rank_states import RankStates, occurrences
+from emrun.loop.rank_states import RankStates, class_of, keyed, short_key
 from emrun.loop.steps import StepRecord
 from emrun.ranks.group import Ranks
 from emrun.record.record import Record
-from emrun.same_hooks import arguments_of, matched
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
@@ -46,7 +45,7 @@ class TrainingState:
     """Counts epochs and iterations, and collects and restores the states of the model, the hooks and the streams.
 
     Only this class changes the counters and the phase, except for `iterations_done` and `updates_done`, which the loop
-    also counts up. A loaded state is given to the hook of the same class that is the same; see `same_hooks`.
+    also counts up. A loaded state is given to the hook with the same key; see `keyed`.
 
     Args:
         loop: has the model, the hooks, the seed and the counters.
@@ -145,15 +144,10 @@ class TrainingState:
         Raises:
             StateError: the state of a part has a value that cannot be saved.
         """
-        hooks = [
-            {
-                "class": name,
-                "occurrence": occurrence,
-                "arguments": dict(arguments_of(hook)),
-                "state": encode(hook.state_dict(), f"state of hook {name}", copied=copied),
-            }
-            for (name, occurrence), hook in occurrences(self._loop.hooks).items()
-        ]
+        hooks = {
+            key: encode(hook.state_dict(), f"state of hook {short_key(key)}", copied=copied)
+            for key, hook in keyed(self._loop.hooks).items()
+        }
         streams = {name: stream.state_dict() for name, stream in self._streams.trained.items()}  # these are copies
         return {
             "loop": {
@@ -211,29 +205,6 @@ class TrainingState:
         parts = (write_weights, partial(write_shard, {OF_STATE: (rows, {})}, self._of_ranks.rank))
         return partial(_write, parts, () if self._follows else (partial(save_state, state), classes)), in_background
 
-    def _numbered_as_now(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a loaded state in which `hooks` is (class, occurrence) of a hook now -> the state of the same hook."""
-        now: dict[str, list[AbstractHook]] = {}
-        for (name, _), hook in occurrences(self._loop.hooks).items():
-            now.setdefault(name, []).append(hook)
-        numbers: dict[tuple[str, int], int] = {}
-        for name, hooks in now.items():
-            before = [each for each in state["hooks"] if each["class"] == name]
-            found = matched([each["arguments"] for each in before], list(map(arguments_of, hooks)))
-            numbers |= {(name, before[old]["occurrence"]): new for new, old in enumerate(found) if old is not None}
-            if None in found and any(each["state"] for number, each in enumerate(before) if number not in found):
-                _LOG.warning(
-                    "hook %s, number %d of its class, has none of the names of those in the checkpoint and begins anew",
-                    *(name.rpartition(".")[2], found.index(None) + 1),
-                )
-
-        def numbered(hooks: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Any]:
-            states = {(each["class"], each["occurrence"]): each["state"] for each in hooks}
-            return {(name, numbers[name, old]): each for (name, old), each in states.items() if (name, old) in numbers}
-
-        others = [{**other, "hooks": numbered(other["hooks"])} for other in state.get("ranks") or []]
-        return {**state, "hooks": numbered(state["hooks"]), "ranks": others}
-
     def load(self, place: Path) -> Mapping[str, str] | None:
         """Load weights, model, hooks, counters and metrics from a checkpoint; `resume` restores the rest.
 
@@ -248,9 +219,11 @@ class TrainingState:
             StorageError: the checkpoint cannot be read.
         """
         state, file = load_state(place), place / FILE
+        hooks = keyed(self._loop.hooks)
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
             fields.optional(NAMES).check(state.get("names"), "names")
-            state = self._of_ranks.of_this_rank(self._numbered_as_now(decode(state)))
+            state = self._of_ranks.of_this_rank(decode(state))
+            _warn_of_new(hooks, state["hooks"])
             self._length.load_state_dict(state["horizon"])
             loop, done = self._loop, state["loop"]
             loop.training_epochs_done, loop.iterations_done = index(done["epochs_done"]), index(done["iterations_done"])
@@ -261,9 +234,10 @@ class TrainingState:
             model.load(place)
         with fields.reading(f"{file}: model", fields.ANOTHER_CHECKPOINT, model.load_state_dict):
             model.load_state_dict(state["model"])
-        for key, hook in occurrences(self._loop.hooks).items():
+        for key, hook in hooks.items():
             if key in state["hooks"]:
-                with fields.reading(f"{file}: state of hook {key[0]}", fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
+                where = f"{file}: state of hook {short_key(key)}"
+                with fields.reading(where, fields.ANOTHER_CHECKPOINT, hook.load_state_dict):
                     hook.load_state_dict(state["hooks"][key])
         self._of_ranks.merge()
         with fields.reading(str(file), fields.ANOTHER_CHECKPOINT):
@@ -339,6 +313,17 @@ class _Kept:
     """The copy, and the number of epochs, before the end of the last epoch."""
     is_used: bool = False
     """Whether the training has gone back to it."""
+
+
+def _warn_of_new(hooks: Iterable[str], states: Mapping[str, Any]) -> None:
+    """Warn of hooks whose class has states in a checkpoint, none of which is theirs; all are keys of `keyed`."""
+    kept = {class_of(key) for key, state in states.items() if state}
+    if new := [short_key(key) for key in hooks if key not in states and class_of(key) in kept]:
+        _LOG.warning(
+            "hooks without a state in the checkpoint begin anew: %s; states of a class are given to its hooks in their "
+            "order, so list new hooks of a class last",
+            listed(new),
+        )
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from emrun.record.facts import Facts, facts_of
 from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
-from emrun.same_hooks import arguments_of
 from emrun.storage.files import PLACES, append_line, check_owner, read_regular, storing, write_atomically
 
 _LOG = logging.getLogger(__name__)
@@ -149,7 +148,7 @@ class FileSink(AbstractSink):
             fitting = [number for number, each in enumerate(places) if each["rows"] == record.counted_on]
             check_owner(self.path)
             for number in reversed(fitting):
-                if places[number]["arguments"] == arguments_of(self) and self.begin(facts, places[number]["place"]):
+                if self.begin(facts, places[number]["place"]):
                     self._last = places[number]
                     if number + 1 < len(places):
                         lines = "".join(f"{json.dumps(each)}\n" for each in places[: number + 1])
@@ -223,7 +222,7 @@ class FileSink(AbstractSink):
             return
         with self._or_warning():
             self.flush()
-            entry = {"rows": record.position, "arguments": arguments_of(self), "place": self.place()}
+            entry = {"rows": record.position, "place": self.place()}
             if record.directory is not None and entry["place"] is not None and entry != self._last:
                 append_line(self._places, json.dumps(entry))
                 self._last = entry
@@ -234,7 +233,7 @@ class FileSink(AbstractSink):
         for line in read_regular(self._places, _LARGEST).splitlines():
             try:
                 entry = json.loads(line)
-                sum(entry["rows"]), entry["arguments"], entry["place"]  # the rows are numbers
+                sum(entry["rows"]), entry["place"]  # the rows are numbers
             except (ValueError, TypeError, KeyError, RecursionError):
                 continue
             yield entry

@@ -9,21 +9,19 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import count, takewhile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from emrun.base.arguments import check_seconds
 from emrun.base.errors import ArgumentError, HookError, MissingExtra
-from emrun.base.fields import TEXT, fitting, mapping_of, record, whole
+from emrun.base.fields import TEXT, fitting, record, whole
 from emrun.base.wording import counted
 from emrun.record.facts import facts_of
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
 from emrun.record.sinks import AbstractSink
-from emrun.same_hooks import Arguments, arguments_of, matched
 from emrun.shown import Counts, Picture
 from emrun.storage.checkpoints.manifest import readable_manifest
 from emrun.storage.files import make_directory, read_regular, refuse_timeout, write_atomically
@@ -34,7 +32,6 @@ _POSITION = record(
     {
         "identity": TEXT,
         "status": TEXT,
-        "arguments": mapping_of(TEXT),
         "epoch": whole(-1),
         "iteration": whole(-1),
         "at_end": whole(-1),
@@ -53,8 +50,8 @@ class AbstractTracker(AbstractSink):
 
     A tracker is sent only what a saved checkpoint counts on. So nothing has to be taken back after a resume, and a
     resume continues the same run of the tracker: `RUN_DIR/trackers/CLASS.json` has its identity and the last iteration,
-    `CLASS-2.json` that of a second hook of the class, whatever the order of the two later. A run that is forked begins
-    a new one.
+    `CLASS-2.json` that of a second hook of the class: list new ones after the others. A run that is forked begins a new
+    one.
 
     A thread does the sending; the training never waits for it. If the tracker cannot be reached at the start of a new
     run, this is an error. Later it is a warning, and the rows are sent when the tracker can be reached again. At the
@@ -139,7 +136,7 @@ class AbstractTracker(AbstractSink):
     def _start(self, alike: Sequence[Any]) -> _Sender:
         directory = Path(str(self.output_dir))
         own = [hook is self for hook in alike].index(True)
-        position = _position(directory / "trackers", type(self).__name__, list(map(arguments_of, alike)), own)
+        position = _position(directory / "trackers", type(self).__name__, own)
         self._thread = _Sender(self, directory, position)
         return self._thread
 
@@ -188,7 +185,6 @@ class _Position:
 
     Args:
         path: the file.
-        arguments: those of the hook.
         identity: how the tracker names the run; None if it does not know the run.
         epoch: the last epoch that was sent; -1 for none.
         iteration: the iteration of the last row that was sent; -1 for none.
@@ -197,7 +193,6 @@ class _Position:
     """
 
     path: Path
-    arguments: Arguments = field(default_factory=dict)
     identity: str | None = None
     epoch: int = -1
     iteration: int = -1
@@ -226,18 +221,10 @@ class _Position:
         write_atomically(self.path, json.dumps({name: each for name, each in vars(self).items() if name != "path"}))
 
 
-def _position(directory: Path, name: str, hooks: Sequence[Arguments], index: int) -> _Position:
+def _position(directory: Path, name: str, index: int) -> _Position:
     """Return what the tracker knows of the run from one of the hooks of a class, given by its index."""
-
-    def path(number: int) -> Path:
-        return directory / (f"{name}-{number}.json" if number > 1 else f"{name}.json")
-
-    there = [_Position.of(path(number)) for number in takewhile(lambda number: path(number).exists(), count(1))]
-    found = matched([each.arguments for each in there], hooks)
-    before, number = found[index], len(there) + 1 + found[:index].count(None)
-    position = there[before] if before is not None else _Position(path(number))
-    position.arguments = hooks[index]
-    return position
+    path = directory / (f"{name}-{index + 1}.json" if index else f"{name}.json")
+    return _Position.of(path) if path.exists() else _Position(path)
 
 
 class _Sender(threading.Thread):

@@ -11,7 +11,6 @@ import numpy as np
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, StreamError, UsageError
-from emrun.base.temporary import TemporaryFolder
 from emrun.base.wording import from_here
 from emrun.config.import_finder import locate
 from emrun.config.plan import Plan
@@ -61,7 +60,7 @@ def predict(
     overwrite: bool = False,
     limit: int = 100_000,
 ) -> Predictions | Columns:
-    """Return the outputs of a run's model for every example of a stream, or write them to a file.
+    """Return the outputs of a run's model for every example of a stream as arrays, or write them to a file.
 
     Nothing is written into the run. The stream may lack the labels: losses and metrics that need a source that is not
     there are left out, and sources whose parameter of `forward` has a default value; both are logged.
@@ -70,15 +69,14 @@ def predict(
     Args:
         run_directory: the directory of the run.
         stream: the name of the stream. The section `eval.<stream>` of the config overrides the other sections.
-        file: ends in `.parquet`, `.csv`, `.jsonl` or `.npz`; see the hook `SavePredictions`. None to return the columns
-            that an `.npz` file would have.
+        file: ends in `.parquet`, `.csv` or `.jsonl`; see the hook `SavePredictions`. None to return arrays.
         overrides: overrides that are applied afterwards.
         config: a config to use instead of the config of the run.
         checkpoint_name: a name such as `latest`; by default `best`, or `latest` if there is no `best`.
         variables: outputs and sources to write; by default all outputs with one value for each example.
         classes: add the number and the name of the predicted class; see the hook `SavePredictions`.
         overwrite: replace a file that exists.
-        limit: the most examples of which columns are returned; a file has any number.
+        limit: the most examples of which arrays are returned; a file has any number.
 
     Returns:
         With a file, what was written. Otherwise name -> array, with a first axis of examples: `id` or `position`, and
@@ -92,66 +90,24 @@ def predict(
         StorageError: the checkpoint is damaged or does not fit, or the file cannot be written.
         BaseException: an error of the dataset, the model or a hook.
     """
-    chosen = (overrides, config, checkpoint_name, variables)
-    if file is not None:
-        return _write(run_directory, stream, file, *chosen, classes=classes, overwrite=overwrite)
-    if join().several:
-        raise UsageError("several ranks return no columns: name a file, as in predict(run, stream, 'predictions.npz')")
-    with TemporaryFolder("predict") as folder:
-        path = folder / "columns.npz"
-        _write(run_directory, stream, path, *chosen, classes=classes, hooks=[_AtMost(limit)])
-        with np.load(path) as columns:
-            return dict(columns)
-
-
-class _AtMost(AbstractHook):
-    """Ends a prediction with more examples than fit into memory."""
-
-    reads = ()
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit, self._count = limit, 0
-
-    def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
-        """Count the examples.
-
-        Raises:
-            UsageError: there are too many.
-        """
-        self._count += self.main_loop.batch_length
-        if self._count > self._limit:
-            advice = f"write a file, as in predict(run, {stream_name!r}, 'predictions.parquet'), or set limit"
-            raise UsageError(f"stream {stream_name!r} has more than {self._limit:,} examples: {advice}")
-
-
-def _write(
-    run_directory: str | Path,
-    stream: str,
-    file: str | Path,
-    overrides: Sequence[str],
-    config: str | Path | None,
-    checkpoint_name: str | None,
-    variables: Sequence[str] | None,
-    *,
-    classes: bool,
-    overwrite: bool = False,
-    hooks: Sequence[AbstractHook] = (),
-) -> Predictions:
-    """Write a file, with further hooks; see `predict`."""
     joined = join()
     directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
-    place = expanded(file).absolute()
+    place = None if file is None else expanded(file).absolute()
     root = directory / CHECKPOINTS
+    if place is None and joined.several:
+        raise UsageError("several ranks return no columns: name a file, as in predict(run, stream, 'predictions.csv')")
     with joined.in_step() as tell:
-        if joined.is_first and place.exists() and not overwrite:
+        if place is not None and joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{from_here(place)} exists; choose another file, or replace it with --overwrite")
         base = config_of(directory, config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]))
         check_alike(plan, tell)
         find_checkpoint(plan, directory, checkpoint_name)
         try:
-            saver: AbstractHook = locate("emrun.hooks.SavePredictions")(stream, place, variables, classes=classes)
+            if place is None:
+                saver = locate("emrun.hooks._predicted_arrays.PredictedArrays")(stream, variables, classes, limit)
+            else:
+                saver = locate("emrun.hooks.SavePredictions")(stream, place, variables, classes=classes)
         except ArgumentError as error:
             raise UsageError(error.message) from error
         log_code_directory(plan)
@@ -160,7 +116,7 @@ def _write(
         check_stream(training.dataset, stream)
         training.model.predict_only()
         loop, saver.dataset = training.main_loop, training.dataset
-        loop.change_hooks([*loop.hooks, *hooks, saver])
+        loop.change_hooks([*loop.hooks, saver])
         loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
         loop.run_evaluation(stream)
@@ -172,9 +128,11 @@ def _write(
                 else "a label may be absent if its parameter of forward has a default value, such as label=None"
             )
         raise
-    rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))  # type: ignore[attr-defined]
+    rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))
     if not rows:
-        raise StreamError(f"stream {stream!r} has no rows; {from_here(place)} is not written", first_batch=True)
+        raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
+    if place is None:
+        return saver.arrays  # type: ignore[no-any-return]
     checkpoint, epoch, iteration = (loaded[0], loaded[1].epoch, loaded[1].iteration) if loaded else (None, 0, 0)
     return Predictions(place, rows, columns, checkpoint, epoch, iteration)
 

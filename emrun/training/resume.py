@@ -12,12 +12,11 @@ from typing import Any
 from emrun.base.arguments import expanded
 from emrun.base.censor import Censor
 from emrun.base.errors import Position, StateError, StorageError, UsageError
-from emrun.base.wording import counted, from_here, listed, progress
+from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of
-from emrun.loop.saving import left_alone
 from emrun.ranks.group import join, ranks
 from emrun.record.record import Record
 from emrun.record.rows import Reader
@@ -286,7 +285,6 @@ def _restored(training: Training, place: Path, changed: Mapping[str, Any]) -> Pa
         of_data = {key: pair for key, pair in changed.items() if f"{key}.".startswith(_OF_DATA)}
         place = loop.restore(place, _shown(of_data))
         _LOG.info("resuming from %s: %s", place, progress(loop.training_epochs_done, loop.iterations_done))
-        _name_what_stays(training, place.parent, changed)
         return place
     except StateError as error:
         if changed:
@@ -312,14 +310,6 @@ def _check_end(training: Training, changed: Mapping[str, Any]) -> None:
                 end = f"{type(hook).__name__}.{unit}={limit}"
                 where = f"the checkpoint has made {done[unit]} of these {unit}"
                 raise UsageError(f"{end} has passed: {where}; the run is unchanged; write a later end")
-
-
-def _name_what_stays(training: Training, root: Path, changed: Mapping[str, Any]) -> None:
-    """Log which checkpoints no hook replaces or deletes any more, if this resume changes hooks."""
-    if any(key.split(".")[0] == "hooks" for key in changed):
-        names = [path.name for path in root.iterdir() if path.is_symlink()]
-        if left := left_alone(names, training.main_loop.hooks):
-            _LOG.info("no hook saves these checkpoints any more, they stay as they are: %s", listed(left))
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: Path | None) -> None:

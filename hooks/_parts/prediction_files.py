@@ -1,12 +1,10 @@
-"""Files of predictions: columns that grow batch by batch, written as Parquet, CSV, JSON lines or npz."""
+"""Files of predictions: columns that grow batch by batch, written as Parquet, CSV or JSON lines."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-import tempfile
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,7 +35,6 @@ class PredictionFile(ABC):
         self.path = path
         self.owner = owner
         self.columns: list[str] = []
-        self._shapes: dict[str, tuple[int, ...]] = {}
         self._file = path.open("wb")
 
     @classmethod
@@ -66,16 +63,6 @@ class PredictionFile(ABC):
         """Close the file, which need not be complete."""
         self._file.close()
 
-    def _shape(self, name: str, values: Column) -> tuple[int, ...]:
-        """Return the shape of the values of an example, for a format in which all examples must have the same."""
-        if not isinstance(values, np.ndarray) and not all(isinstance(each, str) for each in values):
-            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
-        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
-        was = self._shapes.setdefault(name, shape)
-        if was != shape:
-            raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
-        return shape
-
     def _cannot(self, name: str, why: str) -> HookError:
         return HookError(f"{self.owner}: {self.ending} cannot hold {name!r}: {why}")
 
@@ -87,6 +74,10 @@ class CsvFile(PredictionFile):
     """
 
     ending = ".csv"
+
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(path, owner)
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def add(self, columns: Mapping[str, Column]) -> None:
         """Add the rows of a batch; see `PredictionFile.add`."""
@@ -103,6 +94,16 @@ class CsvFile(PredictionFile):
         rows = ([each for row in rows for each in row] for rows in zip(*flat, strict=True))
         self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC).encode())
 
+    def _shape(self, name: str, values: Column) -> tuple[int, ...]:
+        """Return the shape of the values of an example, which all examples must have."""
+        if not isinstance(values, np.ndarray) and not all(isinstance(each, str) for each in values):
+            raise self._cannot(name, "its values have different shapes; choose .parquet or .jsonl")
+        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
+        was = self._shapes.setdefault(name, shape)
+        if was != shape:
+            raise self._cannot(name, f"its shape changes from {was} to {shape}; choose .parquet or .jsonl")
+        return shape
+
 
 class JsonLinesFile(PredictionFile):
     """A JSON object for each example; a number that is not finite is the string `NaN`, `Infinity` or `-Infinity`."""
@@ -114,7 +115,7 @@ class JsonLinesFile(PredictionFile):
         self.columns = list(columns)
         for name, values in columns.items():
             if isinstance(values, np.ndarray) and values.dtype.kind == "c":
-                raise self._cannot(name, "JSON has no complex numbers; choose .npz")
+                raise self._cannot(name, "JSON has no complex numbers; choose .csv")
         lists = [plain(values) for values in columns.values()]
         lines = []
         for row in zip(*lists, strict=True):
@@ -211,61 +212,5 @@ class ParquetFile(PredictionFile):
         super().close()
 
 
-class NpzFile(PredictionFile):
-    """NumPy's npz, with an array for each column.
-
-    The header of an array has its length, so the columns are kept in temporary files beside the file until the end.
-    """
-
-    ending = ".npz"
-
-    def __init__(self, path: Path, owner: str) -> None:
-        super().__init__(path, owner)
-        self._parts: dict[str, Any] = {}
-        self._types: dict[str, np.dtype[Any]] = {}
-        self._batches = self._rows = 0
-
-    def add(self, columns: Mapping[str, Column]) -> None:
-        """Add the rows of a batch; see `PredictionFile.add`."""
-        self.columns = list(columns)
-        for name, values in columns.items():
-            self._shape(name, values)
-            if not isinstance(values, np.ndarray) and any(each.endswith("\0") for each in values):
-                raise self._cannot(name, "NumPy's strings lose a NUL at their end; choose .parquet or .jsonl")
-            array = np.asarray(values, getattr(values, "dtype", np.str_))
-            if name not in self._parts:
-                self._parts[name] = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115 - `close` does it
-            dtype = self._types.setdefault(name, array.dtype)
-            if array.dtype != dtype:
-                if (array.dtype.kind, dtype.kind) != ("U", "U"):
-                    raise self._cannot(name, f"its dtype changes from {dtype} to {array.dtype}")
-                self._types[name] = max(dtype, array.dtype, key=lambda each: each.itemsize)
-            np.lib.format.write_array(self._parts[name], array, allow_pickle=False)
-        self._batches += 1
-        self._rows += len(array)
-
-    def finish(self) -> None:
-        """Write the arrays into the file and flush it to disk."""
-        with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for name, part in self._parts.items():
-                shape, dtype = (self._rows, *self._shapes[name]), self._types[name]
-                header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                part.seek(0)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array_header_2_0(member, header)
-                    for _ in range(self._batches):
-                        array = np.lib.format.read_array(part, allow_pickle=False)
-                        member.write(np.ascontiguousarray(array, dtype).tobytes())
-        super().finish()
-
-    def close(self) -> None:
-        """Close the file, and close and so delete the temporary files."""
-        for part in self._parts.values():
-            part.close()
-        super().close()
-
-
-FILES: Mapping[str, type[PredictionFile]] = {
-    each.ending: each for each in (ParquetFile, CsvFile, JsonLinesFile, NpzFile)
-}
+FILES: Mapping[str, type[PredictionFile]] = {each.ending: each for each in (ParquetFile, CsvFile, JsonLinesFile)}
 """The ending of a file's name -> the class that writes it."""

@@ -60,7 +60,7 @@ class WritesRows(OfStreams):
         self.files = (Path(file).as_posix(),)
         if self.path.suffix not in FILES:
             near = did_you_mean(self.path.suffix, FILES)
-            message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}"
+            message = f"the name {self.path.name!r} must end in {', '.join(FILES)}{near}; emrun.predict returns arrays"
             raise ArgumentError(argument, message)
         FILES[self.path.suffix].library()  # fails before the training
         if not self.path.parent.is_dir():
@@ -99,9 +99,13 @@ class WritesRows(OfStreams):
         self._count += examples.count
         self._written += rows
         if rows:
-            with storing(self.path, "write"):
-                file = self._begin() if self._file is None else self._file
-                file.add(columns)
+            self.write(columns)
+
+    def write(self, columns: Mapping[str, Column]) -> None:
+        """Write the rows of a batch."""
+        with storing(self.path, "write"):
+            file = self._begin() if self._file is None else self._file
+            file.add(columns)
 
     def after_stream(self, stream_name: str) -> None:
         """Complete the file at the end of an evaluation of the stream.

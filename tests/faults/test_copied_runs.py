@@ -182,13 +182,13 @@ TWICE = {
     "two SaveBest": (["SaveBest", {"SaveBest": {"condition": "max"}}], "'best'"),
     "two of one name": ([{"SaveBest": {"model_name": "b"}}, {"SaveBest": {"model_name": "b"}}], "'b'"),
     "latest": ([{"SaveBest": {"model_name": "latest"}}], "'latest'"),
-    "a hidden latest": ([{"SaveBest": {"model_name": ".latest"}}], "'.latest'"),
+    "a hidden latest": ([{"SaveBest": {"model_name": ".latest"}}], "'latest'"),
     "epoch-1": (["SaveEvery", {"SaveBest": {"model_name": "epoch-1"}}], "'epoch-1'"),
     "epoch-1 before": ([{"SaveBest": {"model_name": "epoch-1"}}, "SaveEvery"], "'epoch-1'"),
     "iteration-5": ([{"SaveEvery": "5 iterations"}, {"SaveBest": {"model_name": "iteration-5"}}], "'iteration-5'"),
-    "a/b and a_b": ([{"SaveBest": {"model_name": "a/b"}}, {"SaveBest": {"model_name": "a_b"}}], "'a/b' and 'a_b'"),
-    "two SaveEvery": (["SaveEvery", {"SaveEvery": {"n_epochs": 2}}], "'epoch-*'"),
-    "epoch and epoch-1": ([{"SaveEvery": {"model_name": "a b"}}, {"SaveEvery": {"model_name": "a_b"}}], "'a_b-*'"),
+    "a/b and a_b": ([{"SaveBest": {"model_name": "a/b"}}, {"SaveBest": {"model_name": "a_b"}}], "'a_b'"),
+    "two SaveEvery": (["SaveEvery", {"SaveEvery": {"n_epochs": 2}}], "'epoch'"),
+    "epoch and epoch-1": ([{"SaveEvery": {"model_name": "a b"}}, {"SaveEvery": {"model_name": "a_b"}}], "'a_b'"),
 }
 TWICE["iteration-5"][0][0] = {"SaveEvery": {"every": "5 iterations"}}
 

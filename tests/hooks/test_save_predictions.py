@@ -78,17 +78,9 @@ def test_every_format_holds_the_values_with_all_their_digits(save, tmp_path):
         "right": LOGITS[:, 1] > 0,
         "loss": [torch.tensor(1.0)],
     }
-    for ending in ("csv", "jsonl", "parquet", "npz"):
+    for ending in ("csv", "jsonl", "parquet"):
         hook = save(f"p.{ending}", outputs, id=HOSTILE)
         assert hook.rows == 5
-    with np.load(tmp_path / "p.npz") as found:
-        assert list(found) == ["id", "logits", "low", "class", "right"]
-        np.testing.assert_array_equal(found["logits"], LOGITS.numpy())
-        np.testing.assert_array_equal(found["low"], LOGITS[:, 0].bfloat16().float().numpy())
-        assert found["id"].tolist() == HOSTILE
-        assert [found[name].dtype.name for name in ("logits", "low", "class", "right")] == [
-            "float32", "float32", "int64", "bool",
-        ]  # fmt: skip
     table = parquet.read_table(tmp_path / "p.parquet")
     assert table["id"].to_pylist() == HOSTILE
     np.testing.assert_array_equal(np.stack(table["logits"].to_pylist()).astype("f4"), LOGITS.numpy())
@@ -115,9 +107,8 @@ def test_lists_of_different_lengths(save, tmp_path):
         assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
         assert [row["tokens"] for row in rows] == ragged
         assert [row["images"] for row in rows] == images.tolist()
-    for ending in ("csv", "npz"):
-        with pytest.raises(HookError, match=rf"\.{ending} cannot hold 'tokens'.*choose .parquet or .jsonl"):
-            save(f"p.{ending}", {"images": images}, ["images", "tokens"], tokens=ragged)
+    with pytest.raises(HookError, match=r"\.csv cannot hold 'tokens'.*choose .parquet or .jsonl"):
+        save("p.csv", {"images": images}, ["images", "tokens"], tokens=ragged)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.jsonl", "p.parquet"]
 
 
@@ -145,8 +136,6 @@ def test_lists_whose_lengths_are_equal_by_chance(batches, save, tmp_path):
 
 def test_text_that_a_format_cannot_hold(save, tmp_path):
     outputs = {"y": torch.zeros(5)}
-    with pytest.raises(HookError, match="lose a NUL at their end"):
-        save("p.npz", outputs, id=["a\0"] * 5)
     with pytest.raises(StreamError, match=r"cannot write 'id': .* has a lone surrogate"):
         save("p.csv", outputs, id=["\ud800"] * 5)
     with pytest.raises(HookError, match=r"'y\.0': two columns would have this name"):
@@ -154,18 +143,15 @@ def test_text_that_a_format_cannot_hold(save, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
-def test_a_shape_or_type_that_changes_within_the_stream(ending, save, tmp_path):
+def test_a_shape_that_changes_within_the_stream(save, tmp_path):
     class Growing(list):
         def __getitem__(self, rows):
             return torch.zeros(len(range(5)[rows]), 2 if rows.start else 3)
 
-    if ending == "parquet":  # a list may have any length
-        assert save("p.parquet", {"y": Growing(range(5))}).rows == 5
-        return
     with pytest.raises(HookError, match=r"'y': its shape changes from \(3,\) to \(2,\)"):
-        save(f"p.{ending}", {"y": Growing(range(5))})
+        save("p.csv", {"y": Growing(range(5))})
     assert not list(tmp_path.iterdir())
+    assert save("p.parquet", {"y": Growing(range(5))}).rows == 5  # a list may have any length
 
 
 def test_a_row_group_of_parquet_has_many_batches(save, tmp_path):
@@ -174,7 +160,8 @@ def test_a_row_group_of_parquet_has_many_batches(save, tmp_path):
 
 
 WRONG = [
-    ({"file": "p.txt"}, r"the name 'p.txt' must end in .parquet, .csv, .jsonl, .npz"),
+    ({"file": "p.txt"}, r"the name 'p.txt' must end in .parquet, .csv, .jsonl; emrun.predict returns arrays"),
+    ({"file": "p.npz"}, r"the name 'p.npz' must end in .parquet, .csv, .jsonl; emrun.predict returns arrays"),
     ({"file": "there/p.csv"}, "there is no directory"),
     ({"file": 3}, "3 is not the name of a file"),
     ({"file": "p.csv", "variables": "logits"}, "logits"),
@@ -203,17 +190,17 @@ def test_wrong_variables_are_errors_at_the_first_batch(save, tmp_path):
 
 
 def test_a_disk_that_is_full_leaves_the_file_before(save, tmp_path, monkeypatch):
-    save("p.npz", {"y": torch.zeros(5)})
-    before = (tmp_path / "p.npz").read_bytes()
+    save("p.csv", {"y": torch.zeros(5)})
+    before = (tmp_path / "p.csv").read_bytes()
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StorageError, match=r"cannot write .*p\.npz: the disk is full"):
-        save("p.npz", {"y": torch.ones(5)})
-    assert [path.name for path in tmp_path.iterdir()] == ["p.npz"]
-    assert (tmp_path / "p.npz").read_bytes() == before
+    with pytest.raises(StorageError, match=r"cannot write .*p\.csv: the disk is full"):
+        save("p.csv", {"y": torch.ones(5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["p.csv"]
+    assert (tmp_path / "p.csv").read_bytes() == before
 
 
 def test_in_a_run_the_file_has_the_last_evaluation(train_digits, in_docstring):

@@ -221,7 +221,7 @@ def test_a_checkpoint_within_an_evaluation_has_the_state_before_it_also_after_an
     )
     loop.run_training()
     state = load_state(tmp_path / "checkpoints" / "middle")
-    assert [each["state"] for each in state["hooks"] if "Counts" in str(each)] == [{"count": 0}]
+    assert state["hooks"][f"{__name__}.Counts"] == {"count": 0}
 
 
 def test_the_trace_of_a_session_that_fails_at_once_has_the_counters_of_the_loop(tmp_path):

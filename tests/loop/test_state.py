@@ -114,12 +114,40 @@ def test_a_checkpoint_brings_another_state_to_the_same_point(tmp_path):
     assert [batch["x"] for batch in its_streams.get("train", train=True)] == [[1], [2]]
 
 
-def test_states_of_hooks_are_matched_by_class_and_order(tmp_path):
-    state, _ = state_of(hooks=[Count(1), Other(2), Count(3)])
-    written(state, tmp_path / "place")
-    other, _ = state_of(hooks=[Other(), Count(), Count(), Count(9)])
-    other.load(tmp_path / "place")
-    assert [hook.count for hook in other._loop.hooks] == [2, 1, 3, 9]
+def counts_after(place, before, now):
+    """Save the state of hooks, load it into others, and return their counts."""
+    written(state_of(hooks=before)[0], place / "place")
+    state, _ = state_of(hooks=now)
+    state.load(place / "place")
+    return [hook.count for hook in now]
+
+
+def test_states_of_hooks_are_matched_by_class_and_order(tmp_path, caplog):
+    assert counts_after(tmp_path, [Count(1), Other(2), Count(3)], [Other(), Count(), Count()]) == [2, 1, 3]
+    assert not caplog.text
+
+
+def test_hooks_that_are_more_than_before_begin_anew_with_a_warning(tmp_path, caplog):
+    now = [Count(), Count(8), Count(9), Other(7)]
+    assert counts_after(tmp_path, [Count(1)], now) == [1, 8, 9, 7]
+    said = "hooks without a state in the checkpoint begin anew: Count number 2, Count number 3; states of a class"
+    assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
+
+
+def test_the_state_of_a_hook_that_is_there_no_more_is_dropped(tmp_path, caplog):
+    assert counts_after(tmp_path, [Count(1), Count(2), Other(3)], [Count()]) == [1]
+    assert not caplog.text
+
+
+def test_a_hook_that_saves_checkpoints_is_known_by_their_name(tmp_path, caplog):
+    def saving(name, count=0):
+        hook = Count(count)
+        hook.saves = (name,)
+        return hook
+
+    now = [saving("new", 9), saving("b"), saving("a"), Count()]
+    assert counts_after(tmp_path, [saving("a", 1), saving("b", 2), Count(3)], now) == [9, 2, 1, 3]
+    assert "begin anew: Count of 'new'; states of a class" in caplog.text
 
 
 def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
@@ -130,7 +158,7 @@ def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
     kept = written(state, tmp_path / "kept")
     state.end_epoch(trained=False)
     now = written(state, tmp_path / "now")
-    assert [each["hooks"][0]["state"]["count"] for each in (kept, now)] == [1, 2]
+    assert [each["hooks"][f"{__name__}.Count"]["count"] for each in (kept, now)] == [1, 2]
     assert [each["loop"]["iterations_done"] for each in (kept, now)] == [0, 2]
 
 
@@ -165,7 +193,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
         each += 1
     write(tmp_path / "place")
     found = load_state(tmp_path / "place")
-    first, second = found["hooks"][0]["state"]["count"]
+    first, second = found["hooks"][f"{__name__}.Count"]["count"]
     assert found["model"]["momentum"][0].tolist() == [0, 0, 0]
     assert first.tolist() == [0, 0]
     assert second["sums"][0].tolist() == [0]
@@ -257,9 +285,9 @@ def test_a_field_that_cannot_be_used_is_an_error_before_anything_is_loaded(tmp_p
 
 def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp_path):
     place = tmp_path / "place"
-    (saved,) = written(state_of(hooks=[Count(3)])[0], place)["hooks"]
-    changed(place, hooks=[{**saved, "state": {}}])
+    written(state_of(hooks=[Count(3)])[0], place)
+    changed(place, hooks={f"{__name__}.Count": {}})
     with pytest.raises(KeyError, match="count") as caught:  # whose fault that is, only its author knows
         state_of(hooks=[Count()])[0].load(place)
     (note,) = caught.value.__notes__
-    assert note.startswith(f"while Count.load_state_dict loaded {place / 'state.pt'}: state of hook ")
+    assert note.startswith(f"while Count.load_state_dict loaded {place / 'state.pt'}: state of hook Count")

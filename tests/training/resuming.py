@@ -238,7 +238,8 @@ def result(directory, has_best=True):
     latest = directory / "checkpoints" / "latest"
     state = torch.load(latest / "state.pt", weights_only=True)
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    hooks = [each for each in state["hooks"] if each["class"].rpartition(".")[2] != "StopAfter"]  # its time differs
+    skipped = ("StopAfter", "Interrupt")  # the time of the former differs
+    hooks = {key: each for key, each in state["hooks"].items() if not any(name in key for name in skipped)}
     csv = directory / "training.csv"
     return {
         "weights": (latest / "model.safetensors").read_bytes(),
@@ -251,7 +252,7 @@ def result(directory, has_best=True):
         "model": plain(state["model"]),
         "loop": state["loop"],
         "names": sorted(path.name for path in (directory / "checkpoints").iterdir() if path.is_symlink()),
-        "hooks": plain([each for each in hooks if "Interrupt" not in each["class"]]),
+        "hooks": plain(hooks),
         "random": plain(state["random"]),
         "streams": plain({name: {**stream, "began": None} for name, stream in state["streams"].items()}),
     }

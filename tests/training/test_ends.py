@@ -109,7 +109,7 @@ def everything(directory):
     with closing(sqlite3.connect(directory / "metrics.sqlite")) as database:
         rows = [database.execute(f"SELECT * FROM {name}").fetchall() for name in ("epoch_values", "step_values")]
     found = {**result(directory, has_best=False), **files, "links": names, "rows": rows}
-    found["hooks"] = [each for each in found["hooks"] if not each["class"].startswith(__name__)]
+    found["hooks"] = {key: each for key, each in found["hooks"].items() if not key.startswith(__name__)}
     return found
 
 

@@ -78,8 +78,8 @@ def files(directory):
 def checkpoint(place):
     manifest = json.loads((place / "manifest.json").read_text())
     state = torch.load(place / "state.pt", weights_only=True)
-    for hook in state["hooks"]:
-        hook["state"].pop("seconds", None)  # of StopAfter
+    for hook in state["hooks"].values():
+        hook.pop("seconds", None)  # of StopAfter
     state["record"] = {"first": state["record"]["first"], "intervals": state["record"]["intervals"]}  # lines have times
     return {
         "epoch": manifest["epoch"],

@@ -203,7 +203,7 @@ def test_a_hook_of_rank_0_that_runs_the_model_is_found_before_the_training_by_it
 
 def evaluated(directory):
     """Return the evaluation of a run, and the number of its predictions, which this rank helps to make."""
-    made = predict(directory, "valid", f"{directory}-{join().size}.npz", variables=["logits"])
+    made = predict(directory, "valid", f"{directory}-{join().size}.csv", variables=["logits"])
     return evaluate(directory, "valid"), made.rows
 
 

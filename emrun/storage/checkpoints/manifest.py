@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, count
@@ -29,6 +29,7 @@ SHARDS = "shards.json"
 _TO_RESUME_OF_RANKS = re.compile(r"(training|state)-\d+\.safetensors")
 ASIDE = ".tmp-"  # prefix of directories that are being written or deleted, or will be deleted
 _DIRECTORY = re.compile(r"it-\d{8,}(-\d+)?")
+_NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,16 @@ class Manifest:
 def is_directory_name(name: str) -> bool:
     """Return whether a name has the form that emrun gives to the directories of checkpoints."""
     return bool(_DIRECTORY.fullmatch(name))
+
+
+def share_names(one: str, other: str) -> bool:
+    """Return whether checkpoints of two prefixes can have the same name: `epoch-1` is one of `epoch`."""
+    return one == other or _NUMBER.sub("", one) == other or _NUMBER.sub("", other) == one
+
+
+def numbered(prefix: str, names: Iterable[str]) -> list[str]:
+    """Return those of the names that are a prefix with a number, such as `epoch-1`."""
+    return [name for name in names if name != prefix and _NUMBER.sub("", name) == prefix]
 
 
 NAME = Kind(
