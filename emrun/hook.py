@@ -381,6 +381,10 @@ class AbstractHook(_NotesNames):
     declare the same name are an error. Names that a hook requests (`main_loop.request_checkpoint`) but does not
     declare are not checked."""
 
+    files: Sequence[str] = ()
+    """Names that this hook writes in the run directory, each relative to it; a name that ends with a slash is a folder,
+    `*` stands for any text. They are kept in the trace, and only such names are removed with the run."""
+
     limits: Mapping[str, int] = {}
     """What this hook ends the training at: a number of `epochs`, `passes`, `updates` or `iterations`. The loop
     compares them and ends the training; schedules of learning rates depend on them."""

@@ -18,7 +18,7 @@ from emrun.runs.stored_run import StoredRun
 from emrun.storage.checkpoints.manifest import ASIDE, FILE, Contents, files_to_resume, is_directory_name
 from emrun.storage.code.files import recorded_files
 from emrun.storage.code.record import code_records
-from emrun.storage.files import LIST, PLACES, check_guards, listed_files, remove_files, storing
+from emrun.storage.files import LIST, check_guards, listed_files, remove_files, storing
 from emrun.storage.lock import EVALUATIONS, LOCK_FILES
 from emrun.storage.log import LOG
 from emrun.storage.run import CHECKPOINTS, CONFIG, METRICS, ROWS, STEPS
@@ -111,7 +111,7 @@ def what_stays(directory: Path, left: Sequence[Path]) -> str:
 def _found_in(directory: Path) -> Iterator[PurePath]:
     """Yield the paths that may be emrun's, relative to a directory."""
     for path in files_written_by(directory):
-        yield from (path, path.with_name(f".{path.name}{PLACES}"), path.with_name(f".{path.name}.tmp"))
+        yield from (path, path.with_name(f".{path.name}.tmp"))
     with suppress(OSError):
         yield from (PurePath(name) for name in os.listdir(directory) if _ALWAYS.fullmatch(name))  # noqa: PTH208
     for name in (CHECKPOINTS, f".{CHECKPOINTS}.removed"):

@@ -21,8 +21,6 @@ _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
 _WRITTEN: dict[str, set[str]] = {}  # absolute run directory with a / -> the files that were written, relative to it
 LIST = ".files"
 """The file in a run directory that lists what the run has written, but for folders with lists of their own."""
-PLACES = ".places"
-"""The end of the name `.NAME.places` of a list beside a file that a sink writes."""
 _LISTED_ELSEWHERE = ("checkpoints/", "failures/", "eval/", ".")
 _LARGEST_LIST = 50_000_000  # bytes
 
@@ -332,17 +330,22 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, completely or not at all; `flush_lines` flushes it to disk.
+    """Append a line to a file, which need not exist; see `append`."""
+    append(path, f"{line}\n".encode(), os.O_CREAT)
 
-    Until then the line survives the end of the process, but not a loss of power.
+
+def append(path: Path, data: bytes, flags: int = 0) -> None:
+    """Append to a file that exists, completely or not at all; `flush_lines` flushes it to disk.
+
+    Until then the data survive the end of the process, but not a loss of power.
     """
     check_guards(path)
     with storing(path, "write"):
-        descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | flags)
         try:
             size = os.fstat(descriptor).st_size
             try:
-                _write_all(descriptor, f"{line}\n".encode())
+                _write_all(descriptor, data)
             except OSError:
                 with suppress(OSError):
                     os.truncate(descriptor, size)
@@ -353,10 +356,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def flush_lines() -> None:
-    """Flush the lines that `append_line` wrote to disk.
+    """Flush what `append` and `append_line` wrote to disk.
 
     Raises:
-        StorageError: a flush failed; the lines may get lost if the power fails.
+        StorageError: a flush failed; lines may get lost if the power fails.
     """
     with suppress(KeyError):  # nothing is left; another thread may have taken the last one
         while True:

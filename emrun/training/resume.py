@@ -31,7 +31,7 @@ from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import check_resumable, is_of_earlier_version, verify
 from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.code.record import copy_code
-from emrun.storage.files import PLACES, check_guards, copy_regular, storing, write_atomically
+from emrun.storage.files import check_guards, copy_regular, storing, write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.log import LOG
 from emrun.storage.plain import plain_of, write_with_plain
@@ -192,7 +192,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     with run.log:
         sinks = [each.build(supplied) for each in recipes]
         record = Record(run.directory)
-        record.go_on()
+        record.read_epochs()
         for sink in sinks:
             sink.complete(record, "finished", reason, [each for each in sinks if type(each) is type(sink)])
 
@@ -405,7 +405,7 @@ def _copy(source: Path, directory: Path, place: Path | None, name: str | None) -
             place = _checkpoint_to_load(source / CHECKPOINTS, name)
     for path in sorted(source.iterdir()):  # metrics and files of hooks; `restore` rewinds them
         is_file = path.is_file() and not path.is_symlink()
-        is_known = not path.name.startswith(".") or path.name.endswith(PLACES)
+        is_known = not path.name.startswith(".")
         if is_file and is_known and path.name not in (CONFIG, TRACE, LOG):
             with suppress(FileNotFoundError):  # deleted meanwhile
                 check_guards(directory / path.name)
