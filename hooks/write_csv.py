@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,7 @@ from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
-from emrun.storage.files import opened_regular, write_atomically
-from emrun.storage.lines import Lines
+from emrun.storage.files import append, opened_regular, write_atomically
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,8 +50,8 @@ class WriteCSV(FileSink):
 
         - WriteCSV: {output_file: curves.csv, every: 50 updates}
 
-    The lines are made from what the run records. A resumed run continues the file and writes no line twice; a file that
-    was edited is kept under another name, and made again.
+    The lines are made from what the run records. A resume makes the file again, so that no line is there twice and none
+    is missing; what others have added to the file is lost.
 
     Args:
         output_file: the name of the file.
@@ -69,8 +67,8 @@ class WriteCSV(FileSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: a value is missing or not a number and the policy is `error`; or a name has a character that cannot
-            be written.
+        HookError: a value is missing or not a number and the policy is `error`; a name has a character that cannot be
+            written; or there is a file that the run has not written.
     """
 
     def __init__(
@@ -99,21 +97,22 @@ class WriteCSV(FileSink):
                 raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
         if variables is not None:
             check_names("variables", variables)
-        super().__init__(Path(output_dir or ".") / output_file, output_dir=output_dir)
+        super().__init__(output_file, output_dir=output_dir)
         self._every = Every("every", every)
         self._is_within = self._every.is_within_epochs  # whether there may be lines between epochs
         self._delimiter = delimiter
         self._default = default_value
         self._variables = list(variables) if variables is not None else None
         self._policies = {"on_unknown_type": on_unknown_type, "on_missing_variable": on_missing_variable}
-        self._lines = Lines(self.path)
         self._columns: list[list[str]] = []  # stream, variable and, if it has no mean, aggregation
         self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
-        self._is_changed = False  # by somebody else, since it was begun
-        self._is_wider = False  # since the last place
+        self._header: list[str] = []  # that the file has
+        self._lines: list[list[str]] = []  # that are waiting to be written
+        self._record: Record | None = None
 
     def ask(self, record: Record) -> None:
         """Ask a record for the rows between epochs."""
+        self._record = record
         self._interval = record.intervals.ask("WriteCSV", self._every, self._variables)
 
     def wants(self, row: Row) -> bool:
@@ -122,55 +121,35 @@ class WriteCSV(FileSink):
             return row.every in (None, self._interval)
         return self._every.is_epoch_due(row.epoch) or (hasattr(self, "main_loop") and self.main_loop.evaluating)
 
-    def begin(self, facts: Facts, identity: Any) -> bool:
-        """Begin the file anew, or cut it down to its content at a place."""
-        columns, first, length, digest = identity or ([], {}, 0, hashlib.sha256().hexdigest())
-        lines = Lines(self.path)
-        if not lines.go_back_to(length, digest):
-            return False
-        self._lines, self._columns, self._first, self._is_changed = lines, list(columns), dict(first), False
-        return True
-
-    def place(self) -> Any:
-        """Return what columns there are, the length of the file and its SHA-256; None if somebody has changed it."""
-        return None if self._is_changed else [self._columns, self._first, self._lines.length, self._lines.digest]
+    def begin(self, facts: Facts) -> None:
+        """Begin without columns, which the rows determine."""
+        self._columns, self._first, self._header, self._lines = [], {}, [], []
 
     def write(self, row: Row) -> None:
-        """Write the line of a row, after the header if the file is empty."""
-        self._is_changed |= self._lines.look()
-        new = self._new_columns(row)
-        self._columns += new
-        if new and self._lines.length:
-            write_atomically(self.path, self._with_columns(len(new)))
-            self._lines.count()
-        if not self._lines.length:
-            self._append(self._header())
+        """Add the line of a row to those that are waiting."""
+        self._columns += self._new_columns(row)
         where = [row.epoch, row.iteration] if self._is_within else [row.epoch]
-        self._append([*map(str, where), *(self._cell(column, row) for column in self._columns)])
-        self._is_wider |= bool(new) and row.is_new
+        self._lines.append([*map(str, where), *(self._cell(column, row) for column in self._columns)])
 
     def flush(self) -> None:
-        """Note the place of a file with new columns: it would look edited if the process was killed."""
-        is_wider, self._is_wider = self._is_wider, False
-        if is_wider:
-            self._note_place()
+        """Append the lines that are waiting; if there are new columns, write all lines with them."""
+        lines, self._lines = self._lines, []
+        header = ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
+        if lines and header != self._header:
+            wider = (each + [self._default] * (len(header) - len(each)) for each in (*self._written(), *lines))
+            write_atomically(self.file, self._text([header, *wider]))
+            self._header = header
+        elif lines:
+            append(self.file, self._text(lines).encode())
 
-    def _header(self) -> list[str]:
-        return ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
+    def _written(self) -> list[list[str]]:
+        """Return the lines of the file below its header."""
+        with opened_regular(self.file) as file:
+            content = io.StringIO(file.read().decode(errors="replace"))
+        return list(csv.reader(content, delimiter=self._delimiter))[1:]
 
-    def _with_columns(self, count: int) -> bytes:
-        """Return the content of the file with the present header, and default values in the last columns."""
-        with opened_regular(self.path) as file:
-            content = file.read().decode(errors="surrogateescape")
-        lines = list(csv.reader(io.StringIO(content), delimiter=self._delimiter))
-        wider = [self._header(), *(line + [self._default] * count for line in lines[1:])]
-        return "".join(f"{self._line(each)}\n" for each in wider).encode(errors="surrogateescape")
-
-    def _append(self, cells: Sequence[str]) -> None:
-        self._lines.append(self._line(cells))
-
-    def _line(self, cells: Sequence[str]) -> str:
-        return csv_of([cells], delimiter=self._delimiter).removesuffix("\n")
+    def _text(self, lines: Sequence[Sequence[str]]) -> str:
+        return csv_of(lines, delimiter=self._delimiter)
 
     def _new_columns(self, row: Row) -> list[list[str]]:
         """Return the columns of what a row has and the rows before did not have."""

@@ -6,20 +6,18 @@ import logging
 import math
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import safe_component
-from emrun.base.errors import ArgumentError, HookError, StorageError
+from emrun.base.errors import ArgumentError, StorageError
 from emrun.epoch_data import as_float
 from emrun.record.facts import Facts
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 1  # of the tables, as `PRAGMA user_version`
-_OWNER = 0x656D7275  # `PRAGMA application_id`: "emru"
 _TABLES = {
     "epochs": "epoch INTEGER, iteration INTEGER, updates INTEGER, seconds REAL, written REAL",
     "epoch_values": "epoch INTEGER, stream TEXT, variable TEXT, aggregation TEXT, value REAL",
@@ -48,7 +46,8 @@ class WriteSQLite(FileSink):
 
     Other programs can read the database while it is written: the rows of an epoch appear together, and means at most
     once a second. A reader that keeps the database locked for more than five seconds does not stop the run; the rows
-    are written with the next ones. A resume deletes the rows after the checkpoint, and makes rows that were lost again.
+    are written with the next ones. A resume makes the database again, with the rows up to the checkpoint: tables, rows
+    and indexes that others have added are lost.
 
     Args:
         file: the name of the database.
@@ -56,7 +55,7 @@ class WriteSQLite(FileSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: the file is not a database of this hook.
+        HookError: there is a file that the run has not written.
     """
 
     def __init__(
@@ -64,75 +63,37 @@ class WriteSQLite(FileSink):
     ) -> None:
         if not isinstance(file, str) or safe_component("file", file) != file:
             raise ArgumentError("file", f"{file!r} is not a file name of letters, digits, '.', '_' and '-'")
-        super().__init__(Path(output_dir or ".") / file, every, output_dir)
+        super().__init__(file, every, output_dir)
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
-        self._rows: dict[str, int] = {}  # that the database has
 
-    def begin(self, facts: Facts, identity: Any) -> bool:
-        """Create the tables, or delete the rows after a place.
+    def begin(self, facts: Facts) -> None:
+        """Create the tables.
 
         Raises:
-            HookError: the file is not a database of this hook.
             StorageError: the database cannot be written.
         """
-        if identity is not None and not self.path.exists():
-            return False
-        rows = identity or dict.fromkeys(_TABLES, 0)
-        try:
-            with self._errors(), closing(self._connect()) as database, database:
-                self._check(database)
-                for name, columns in _TABLES.items():
-                    database.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-                there = {name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _TABLES}
-                if any(there[name] < rows[name] for name in _TABLES):
-                    return False
-                for name in _TABLES:
-                    database.execute(f"DELETE FROM {name} WHERE rowid > ?", [rows[name]])
-        except HookError:
-            if identity is None:
-                raise
-            return False
-        self._rows, self._pending = dict(rows), {name: [] for name in _TABLES}
-        return True
+        self._close_old()
+        self._pending = {name: [] for name in _TABLES}
+        with self._opened() as database:
+            for name, columns in _TABLES.items():
+                database.execute(f"CREATE TABLE {name} ({columns})")
 
-    def keep_aside(self, *, is_known: bool) -> None:
-        """Rename a database that has lost rows.
-
-        Raises:
-            HookError: the file is not a database of this hook.
-        """
-        if not is_known:
-            with self._errors(), closing(self._connect()) as database, database:
-                self._check(database)
-        super().keep_aside(is_known=is_known)
-
-    def _check(self, database: sqlite3.Connection) -> None:
-        """Check that the tables are those of this hook, or mark a new database."""
-        marks = {"application_id": _OWNER, "user_version": _VERSION}
-        is_new = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if not is_new and marks != {name: database.execute(f"PRAGMA {name}").fetchone()[0] for name in marks}:
-            message = f"WriteSQLite: {self.path} was not written by this hook"
-            raise HookError(f"{message}; choose another name with `file`")
-        for name, value in marks.items():
-            database.execute(f"PRAGMA {name} = {value}")
+    def _close_old(self) -> None:
+        """Leave no journal beside the old database, which SQLite would apply to the new one."""
+        if self.path.exists():
+            with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(self.path, timeout=_WAIT)) as database:
+                database.execute("SELECT count(*) FROM sqlite_master")
+        for kind in ("journal", "wal", "shm"):
+            self.path.with_name(f"{self.path.name}-{kind}").unlink(missing_ok=True)
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn errors of SQLite into those of emrun."""
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the database for a transaction, and turn errors of SQLite into those of emrun."""
         try:
-            yield
-        except sqlite3.OperationalError as error:
+            with closing(sqlite3.connect(self.file, timeout=_WAIT)) as database, database:
+                yield database
+        except sqlite3.Error as error:
             raise StorageError(0, f"cannot write {self.path}: {error}") from error
-        except sqlite3.DatabaseError as error:
-            message = f"WriteSQLite: {self.path} is not an SQLite database ({error})"
-            raise HookError(f"{message}; choose another name with `file`") from error
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=_WAIT)
-
-    def place(self) -> Any:
-        """Return the numbers of rows; None if rows are waiting."""
-        return None if any(self._pending.values()) else dict(self._rows)
 
     def write(self, row: Row) -> None:
         """Add a row to those that are waiting."""
@@ -151,17 +112,16 @@ class WriteSQLite(FileSink):
         if not any(self._pending.values()):
             return
         try:
-            with closing(self._connect()) as database, database:
+            with self._opened() as database:
                 for name, pending in self._pending.items():
                     places = ", ".join("?" * (_TABLES[name].count(",") + 1))
                     database.executemany(f"INSERT INTO {name} VALUES ({places})", pending)
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                _LOG.warning("WriteSQLite: another program locks %s; the rows are written later", self.path)
-                return
-            raise StorageError(0, f"cannot write {self.path}: {error}") from error
-        for name, pending in self._pending.items():
-            self._rows[name] += len(pending)
+        except StorageError as error:
+            if getattr(error.__cause__, "sqlite_errorcode", 0) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise
+            _LOG.warning("WriteSQLite: another program locks %s; the rows are written later", self.path)
+            return
+        for pending in self._pending.values():
             pending.clear()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,10 +12,12 @@ from typing import Any, Literal
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError, needing
 from emrun.base.types import Policy
-from emrun.hooks._event_file import EventFile, value_of
 from emrun.record.facts import Facts
+from emrun.record.record import Record
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
+from emrun.shown import Counts, Picture, Written
+from emrun.storage.files import append, make_directory
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,6 +25,7 @@ Axis = Literal["updates", "examples", "epochs"]
 
 _SECTIONS = ("model", "dataset", "main_loop", "seed", "hooks")  # in the order of the page HParams
 _NOT_SHOWN = ("eval.", "sweep.", "code_directory")
+_FILE = "events.out.tfevents.{}.emrun"
 
 
 def _rank(key: str) -> int:
@@ -44,9 +49,9 @@ class WriteTensorBoard(FileSink):
     - the pictures, texts and histograms that hooks show, see `main_loop.show`;
     - the values of the config and, as metrics, the statistics: the page HParams compares runs by them.
 
-    A resume takes the curves back to the checkpoint, and makes points that were lost again: no point is there twice and
-    none is missing. TensorBoard may be open meanwhile. TensorBoard shows numbers in single precision. This hook needs
-    `pip install 'emrun[tensorboard]'`.
+    A resume makes the event file again, with the points up to the checkpoint: no point is there twice and none is
+    missing, and what others have added to the file is lost. TensorBoard may be open meanwhile. TensorBoard shows
+    numbers in single precision. This hook needs `pip install 'emrun[tensorboard]'`.
 
     Args:
         every: how often means are written: `50 updates`, `500 iterations` or `1 minutes`; by default never.
@@ -55,8 +60,8 @@ class WriteTensorBoard(FileSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: a statistic is not a number, with `error`; or the directory has an event file that this hook did not
-            write.
+        HookError: a statistic is not a number, with `error`; or there is a directory `tensorboard` that the run has not
+            written.
         MissingExtra: tensorboard is not installed.
     """
 
@@ -73,34 +78,34 @@ class WriteTensorBoard(FileSink):
             raise ArgumentError("every", "means between epochs have no place on the axis `epochs`; use `updates`")
         with needing("WriteTensorBoard", "tensorboard", "tensorboard"):
             import tensorboard.summary.writer.record_writer  # noqa: F401 - takes a second
-        super().__init__(Path(output_dir or ".") / "tensorboard", every, output_dir)
+        super().__init__("tensorboard/", every, output_dir)
         self.counts_examples = axis == "examples"
         self._axis = axis
         self._policy = on_unknown_type
-        self._file = EventFile(self.path)
+        self._waiting = io.BytesIO()  # what is not written yet
         self._facts: Facts | None = None  # until the config is written
         self._reported: set[tuple[str, str]] = set()
 
-    def begin(self, facts: Facts, identity: Any) -> bool:
-        """Begin the file, or take it back to a place.
+    def make(self, record: Record) -> None:
+        """Make a file under a new name, and remove the old one: TensorBoard remembers how far it has read a name."""
+        make_directory(self.path, exist_ok=True)
+        old = list(self.path.glob(_FILE.format("*")))
+        number = max([int(time.time()), *(int(path.name.split(".")[3]) + 1 for path in old)])
+        self.place = self.path / _FILE.format(f"{number:010d}")
+        super().make(record)
+        for path in old:
+            path.unlink()
 
-        Raises:
-            HookError: the directory has an event file that this hook did not write.
-        """
-        length, digest, has_config = identity or (0, None, False)
-        self._facts = None if has_config else facts
-        return self._file.begin(length, digest)
-
-    def keep_aside(self, *, is_known: bool) -> None:
-        """Do nothing: a directory that has other points is filled again."""
-
-    def place(self) -> Any:
-        """Return the length of the file in bytes, its SHA-256, and whether it has the config."""
-        return [self._file.length, self._file.digest, self._facts is None]
+    def begin(self, facts: Facts) -> None:
+        """Begin with the version of the format."""
+        self._waiting = io.BytesIO()
+        self._facts = facts if facts.config else None
+        self._add(file_version="brain.Event:2", wall_time=time.time())
 
     def flush(self) -> None:
-        """Write the rows that are waiting."""
-        self._file.flush()
+        """Append the points that are waiting."""
+        append(self.file, self._waiting.getvalue())
+        self._waiting = io.BytesIO()
 
     def write(self, row: Row) -> None:
         """Add the means, or the statistics of an epoch and what hooks show, to what is waiting.
@@ -110,17 +115,17 @@ class WriteTensorBoard(FileSink):
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for each, kind in row.unknown.items():
+        for each, kind in row.unknown.items() if row.is_new else ():
             self._complain(each, kind)
         values = row.values
-        if row.every is None and self._facts is not None and self._record is not None and self._record.directory:
+        if row.every is None and self._facts is not None:
             self._write_config(self._facts, values, row.time)
             self._facts = None
         step = {"updates": row.updates, "examples": row.examples, "epochs": row.epoch}[self._axis]
         if step is None:
             return  # nothing has counted the examples
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._file.add(step, row.time, scalars + [value_of(name, shown) for name, shown in row.shown.items()])
+        self._add_values(step, row.time, scalars + [_value_of(name, shown) for name, shown in row.shown.items()])
 
     def _complain(self, place: tuple[str, str], kind: str) -> None:
         message = f"WriteTensorBoard: {'/'.join(place)} is {kind}, not a number"
@@ -140,4 +145,31 @@ class WriteTensorBoard(FileSink):
         about = {"command": facts.command, "git commit": facts.git_commit, "host": facts.host, "seed": facts.seed}
         lines = [f"- {name}: `{value}`" for name, value in about.items() if value not in (None, "")]
         summaries = start, session, text("run", "\n".join(lines))
-        self._file.add(0, time, [value for each in summaries for value in each.value])
+        self._add_values(0, time, [value for each in summaries for value in each.value])
+
+    def _add_values(self, step: int, time: float, values: list[Any]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if values:
+            self._add(step=step, wall_time=time, summary=Summary(value=values))
+
+    def _add(self, **event: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        RecordWriter(self._waiting).write(Event(**event).SerializeToString())
+
+
+def _value_of(name: str, shown: Written) -> Any:
+    """Return something that a hook shows as the value of a summary."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import summary
+
+    if isinstance(shown, Picture):
+        width, height = shown.size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
+        return Summary.Value(tag=name, image=image)
+    if isinstance(shown, Counts):
+        ends = shown.edges[0], shown.edges[-1], sum(shown.counts), shown.total, shown.squares
+        return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts).value[0]
+    return summary.text(name, shown.text).value[0]

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from emrun.base.arguments import check_choice, check_names
 from emrun.base.errors import ArgumentError, needing
-from emrun.hooks._wandb_files import newest_step
 from emrun.record.facts import Facts
 from emrun.record.rows import Row
 from emrun.record.trackers import AbstractTracker
@@ -47,6 +46,8 @@ class WriteWandb(AbstractTracker):
         HookError: W&B cannot be reached at the start of a new run.
         MissingExtra: wandb is not installed.
     """
+
+    files = ("trackers/", "wandb/")
 
     def __init__(
         self,
@@ -98,10 +99,7 @@ class WriteWandb(AbstractTracker):
         return str(self._run.id)
 
     def newest(self) -> int | None:
-        """Return the newest step that W&B has; a process that was killed may not have written all that it was given."""
-        if self._mode == "offline":
-            found = newest_step(Path(self.output_dir) / "wandb", str(self._run.id))
-            return -1 if found is None else found
+        """Return the newest step that W&B has; None if it cannot tell, as in the mode `offline`."""
         return int(self._run.step) - 1 if self._run.resumed else None
 
     def write(self, row: Row) -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
@@ -53,17 +53,10 @@ class Record:
         """Called with new rows once they are written; hooks add themselves in `before_training`."""
         self.listeners: list[Callable[[Row], None]] = []
         """Called with each row of means at once, before it is written; hooks add themselves in `before_training`."""
-        self.counted_on: list[int] = [0, 0]
-        """The `position` at the checkpoint; what was lost since does not change it."""
         names = {"metrics": METRICS, "rows": ROWS} if directory is not None else {}
         self._files = {key: Lines(Path(directory or "", name)) for key, name in names.items()}
         self._held: list[Row] = []  # means that are not written yet
         self._written = -math.inf  # when rows were written last, in seconds of `monotonic`
-
-    @property
-    def position(self) -> list[int]:
-        """The lengths of `metrics.jsonl` and `rows.jsonl` in bytes."""
-        return [each.length for each in self._files.values()]
 
     def add_epoch(
         self,
@@ -91,7 +84,9 @@ class Record:
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         line |= {"at_end": True} if at_end else {}
-        about = {"updates": updates, "examples": self.intervals.examples, "time": round(time(), 3)}
+        about: dict[str, Any] = {"updates": updates, "examples": self.intervals.examples, "time": round(time(), 3)}
+        if unknown := list(_unknown(epoch_data)):
+            about["unknown"] = unknown
         own: list[dict[str, Any]] = [{"about": about}]
         for name, each in (shown or {}).items():
             if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
@@ -104,7 +99,7 @@ class Record:
             self._files["metrics"].append(json.dumps(line, allow_nan=False))
             self.epochs.append(line)
         if self.sinks:
-            self._tell([replace(row_of_epoch(line, own), unknown=_unknown(epoch_data), is_new=True)])
+            self._tell([replace(row_of_epoch(line, own), is_new=True)])
 
     def add_left_out(self, epoch: int, iteration: int, stream: str, left_out: Mapping[str, str]) -> None:
         """Append a row with the bad examples that were left out in an epoch of a stream.
@@ -166,12 +161,9 @@ class Record:
         expected = range(1 if first is None else first, epochs_done + 1)
         self._rewind(state.get("metrics", empty), state.get("rows", empty), expected, iterations_done)
 
-    def go_on(self) -> None:
-        """Count what the files have, of a run that has ended."""
-        for each in self._files.values():
-            each.count()
+    def read_epochs(self) -> None:
+        """Read the lines of `metrics.jsonl`."""
         self.epochs = list(Reader(Path(str(self.directory))).epochs())
-        self.counted_on = self.position
 
     def rewind_to_start(self) -> None:
         """Remove all rows, because no checkpoint counts on them."""
@@ -183,12 +175,12 @@ class Record:
         self._held = []
         if self.directory is None:
             return
-        path, self.counted_on = self._files["metrics"].path, [metrics[0], rows[0]]
+        path = self._files["metrics"].path
         is_whole = self._files["metrics"].go_back_to(*metrics, is_wanted=lambda line: is_before(line, expected.stop))
         file = self._files["rows"]
         if not file.go_back_to(*rows, is_wanted=lambda line: _is_row_before(line, iterations_done)):
             _LOG.warning("%s was changed since the checkpoint was saved; its complete lines are kept", file.path)
-        self.epochs = list(Reader(self.directory).epochs())
+        self.read_epochs()
         there = {line["epoch"] for line in self.epochs}
         lost = (str(each) for each in expected if each not in there)
         missing = list(itertools.islice(lost, 1000))  # there may be any number
@@ -212,13 +204,11 @@ def _is_row_before(line: bytes, iterations_done: int) -> bool:
         return line.endswith(b"\n")
 
 
-def _unknown(epoch_data: EpochData) -> dict[tuple[str, str], str]:
-    """Return stream and variable -> type of the values that are not numbers."""
-    found = {}
+def _unknown(epoch_data: EpochData) -> Iterator[list[str]]:
+    """Yield stream, variable and type of the values that are not numbers."""
     for stream, variables in epoch_data.items():
         for name, value in variables.items():
-            parts = value if isinstance(value, Mapping) else {"": value}
-            for each in parts.values():
-                if numbers(each) is None or isinstance(numbers(each), Mapping):
-                    found[stream, name] = type(each).__name__
-    return found
+            parts = value.values() if isinstance(value, Mapping) else [value]
+            kinds = [type(each).__name__ for each in parts if not isinstance(numbers(each), int | float | str)]
+            if kinds:
+                yield [stream, name, kinds[-1]]

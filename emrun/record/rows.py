@@ -41,7 +41,7 @@ class Row:
         streams: stream -> variable -> a number, or aggregation -> number.
         shown: name -> what hooks have shown in the epoch: a `Picture`, a `Text` or `Counts` of a histogram.
         at_end: whether this is the evaluation after a limit has ended the training; `epoch` may be unfinished.
-        unknown: stream and variable -> the type of a value that is not a number; only while the run writes the row.
+        unknown: stream and variable -> the type of a value that is not a number.
         is_new: whether the run writes the row at this moment, rather than that it is read again.
     """
 
@@ -199,7 +199,12 @@ def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:
         streams=as_floats(line["streams"]),
         shown={each["shown"]: _shown(each) for each in own if "shown" in each},
         at_end="at_end" in line,
+        unknown=_unknown(about),
     )
+
+
+def _unknown(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    return {(stream, name): kind for stream, name, kind in about.get("unknown", ())}
 
 
 def newest_shown(path: Path) -> dict[str, Written]:
@@ -249,7 +254,7 @@ def _line(line: bytes) -> dict[str, Any] | None:
         elif "shown" in found:
             _shown(found)
         else:
-            found["about"].get("time")
+            _unknown(found["about"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return found

@@ -8,17 +8,17 @@ import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 from emrun.base.arguments import check_seconds
 from emrun.base.errors import ArgumentError, HookError, MissingExtra
-from emrun.base.fields import TEXT, fitting, record, whole
+from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
 from emrun.base.wording import counted
-from emrun.record.facts import facts_of
+from emrun.record.facts import Facts, facts_of
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
 from emrun.record.sinks import AbstractSink
@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 _POSITION = record(
     {
+        "home": sequence_of(TEXT),
         "identity": TEXT,
         "status": TEXT,
         "epoch": whole(-1),
@@ -39,7 +40,8 @@ _POSITION = record(
 )
 _LARGEST = 1_000_000  # bytes of the file
 _MOST_ROWS = 1000  # that are sent at once
-_RETRY = 30.0  # seconds until a tracker that is down is tried again
+_Outcome = tuple[str, str | None]  # the status of the run, and why
+_Task = tuple[Future[None], tuple[int, int], _Outcome | None]
 
 
 class AbstractTracker(AbstractSink):
@@ -50,13 +52,12 @@ class AbstractTracker(AbstractSink):
 
     A tracker is sent only what a saved checkpoint counts on. So nothing has to be taken back after a resume, and a
     resume continues the same run of the tracker: `RUN_DIR/trackers/CLASS.json` has its identity and the last iteration,
-    `CLASS-2.json` that of a second hook of the class: list new ones after the others. A run that is forked begins a new
-    one.
+    `CLASS-2.json` that of the second hook of the class. A copy of the run directory begins a new one.
 
     A thread does the sending; the training never waits for it. If the tracker cannot be reached at the start of a new
-    run, this is an error. Later it is a warning, and the rows are sent when the tracker can be reached again. At the
-    end, the run waits at most `timeout` seconds; `emrun resume RUN_DIR` sends what is still missing, also of a finished
-    run.
+    run, this is an error. Later it is a warning, and the rows are sent with the next checkpoint for which the tracker
+    can be reached. At the end, the run waits at most `timeout` seconds; `emrun resume RUN_DIR` sends what is still
+    missing, also of a finished run.
 
     A derived class overrides `begin`, `newest` and `write`, and perhaps `flush` and `finish`. They are called in the
     thread. An error of any of them is a warning; the rows since the last `flush` are sent again.
@@ -70,12 +71,25 @@ class AbstractTracker(AbstractSink):
         HookError: the tracker cannot be reached at the start of a new run, or there is no run directory.
     """
 
+    files: Sequence[str] = ("trackers/",)
+
     def __init__(self, every: str | None = None, timeout: float = 20.0, output_dir: str | Path | None = None) -> None:
         super().__init__(every, output_dir)
         check_seconds("timeout", timeout)
         self._timeout = timeout
-        self._thread: _Sender | None = None
-        self._seen: Path | None = None
+        self._sender: _Sender | None = None
+
+    @abstractmethod
+    def begin(self, facts: Facts, identity: Any) -> Any:
+        """Begin, or continue.
+
+        Args:
+            facts: name, config, command and git commit of the run.
+            identity: what was returned in an earlier process of the run; None in a new run.
+
+        Returns:
+            What identifies the written rows, a text: a later process of the run gets it as `identity`.
+        """
 
     @abstractmethod
     def newest(self) -> int | None:
@@ -84,6 +98,9 @@ class AbstractTracker(AbstractSink):
         A process that is killed while it sends leaves open what has arrived; this says it. With None, up to 1,000 rows
         come twice then. Called after `begin`, if that continues a run.
         """
+
+    def finish(self, status: str, reason: str | None) -> None:
+        """Note how the run ended: `finished`, `interrupted` or `failed`, and why."""
 
     @staticmethod
     def objects_of(
@@ -108,7 +125,7 @@ class AbstractTracker(AbstractSink):
         return found
 
     def before_training(self) -> None:
-        """Start the thread, and wait for the connection of a new run.
+        """Begin to send, and wait for the connection of a new run.
 
         Raises:
             HookError: the tracker cannot be reached, and this is a new run; or a value of an argument is not possible.
@@ -119,46 +136,44 @@ class AbstractTracker(AbstractSink):
         if not loop.has_run or self.output_dir is None:
             raise HookError(f"{name} needs a run directory, from which it sends metrics")
         loop.rows.sinks.append(lambda rows: None)  # so that what hooks show is recorded
-        thread = self._start([hook for hook in loop.hooks if type(hook) is type(self)])
+        sender = self._sender_among(loop.hooks)
+        is_new = sender.position.identity is None
         if loop.iterations_done or loop.training_epochs_done:
-            thread.allow(loop.training_epochs_done, loop.iterations_done)
-        thread.start()
-        if thread.position.identity is None:
-            thread.connected.wait(self._timeout)
-            if thread.error is not None or not thread.connected.is_set():
-                self._thread = None  # so that nothing waits for it at the end
-                thread.give_up()
-                why = f"no answer in {self._timeout:g} seconds" if thread.error is None else _why(thread.error)
-                if isinstance(thread.error, ArgumentError | HookError | MissingExtra):
-                    raise thread.error
+            sender.limit = loop.training_epochs_done, loop.iterations_done
+        begun = sender.send()
+        if is_new:
+            wait([begun], self._timeout)
+            error = begun.exception() if begun.done() else TimeoutError(f"no answer in {self._timeout:g} seconds")
+            if error is not None:
+                sender.stop()
+            if isinstance(error, ArgumentError | HookError | MissingExtra):
+                raise error
+            if error is not None:
+                why = _why(error)
                 raise HookError(f"{name} cannot reach the tracker: {why}; start it, correct its address, or remove it")
+        self._sender = sender
 
-    def _start(self, alike: Sequence[Any]) -> _Sender:
-        directory = Path(str(self.output_dir))
-        own = [hook is self for hook in alike].index(True)
-        position = _position(directory / "trackers", type(self).__name__, own)
-        self._thread = _Sender(self, directory, position)
-        return self._thread
+    def _sender_among(self, hooks: Sequence[Any]) -> _Sender:
+        """Return what sends, with the position of this hook, by its order among those of its class."""
+        number = [hook for hook in hooks if type(hook) is type(self)].index(self) + 1
+        name = f"{type(self).__name__}-{number}.json" if number > 1 else f"{type(self).__name__}.json"
+        return _Sender(self, Path(str(self.output_dir)), name)
 
     def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
         """Send what is missing of a run that has ended."""
         self.ask(record)
-        thread = self._start(alike)
-        if not thread.is_behind(status):
-            self._thread = None
-            return
-        thread.allow(sys.maxsize, sys.maxsize)
-        thread.start()
-        self._end(status, reason)
+        sender = self._sender_among(alike)
+        if sender.is_behind(status):
+            sender.limit = sys.maxsize, sys.maxsize
+            self._sender = sender
+            self._end(status, reason)
 
     def after_checkpoint(self, name: str, directory: Path) -> None:
         """Let the thread send what the checkpoint counts on."""
-        if self._thread is None or directory == self._seen:
-            return
-        self._seen = directory
         manifest = readable_manifest(directory)
-        if manifest is not None:
-            self._thread.allow(manifest.epoch, manifest.iteration)
+        if self._sender is not None and manifest is not None:
+            self._sender.limit = manifest.epoch, manifest.iteration
+            self._sender.send()
 
     def after_training(self, success: bool) -> None:
         """Wait for the thread, but not for ever; say what was not sent."""
@@ -166,15 +181,17 @@ class AbstractTracker(AbstractSink):
         self._end(*((outcome.status, outcome.reason) if outcome is not None else ("finished", None)))
 
     def _end(self, status: str, reason: str | None) -> None:
-        thread, self._thread = self._thread, None
-        if thread is None:
+        sender, self._sender = self._sender, None
+        if sender is None:
             return
-        thread.outcome = status, reason
-        if not thread.end(self._timeout):
+        ended = sender.send((status, reason))
+        sender.stop()
+        wait([ended], self._timeout)
+        if not ended.done() or ended.exception() is not None:
             _LOG.warning(
                 "%s: the tracker did not take all rows%s; `emrun resume %s` sends the others, also of a finished run",
                 type(self).__name__,
-                "" if thread.position.iteration < 0 else f" after iteration {thread.position.iteration}",
+                "" if sender.position.iteration < 0 else f" after iteration {sender.position.iteration}",
                 self.output_dir,
             )
 
@@ -185,6 +202,8 @@ class _Position:
 
     Args:
         path: the file.
+        home: path and inode of the run directory. The file counts if one of them is that of the directory in which it
+            lies: the run was moved or restored, not copied.
         identity: how the tracker names the run; None if it does not know the run.
         epoch: the last epoch that was sent; -1 for none.
         iteration: the iteration of the last row that was sent; -1 for none.
@@ -193,6 +212,7 @@ class _Position:
     """
 
     path: Path
+    home: list[str]
     identity: str | None = None
     epoch: int = -1
     iteration: int = -1
@@ -201,11 +221,15 @@ class _Position:
 
     @classmethod
     def of(cls, path: Path) -> _Position:
-        """Read the file; a damaged one begins a new run of the tracker.
+        """Read the file; without one, with that of another directory or a damaged one, begin a new run of the tracker.
 
         Raises:
             ReadTimeout: it could not be read in time.
         """
+        directory = path.parent.parent.resolve()
+        new = cls(path, [str(directory), str(directory.stat().st_ino)])
+        if not path.exists():
+            return new
         try:
             found = json.loads(read_regular(path, _LARGEST, depth=2))
         except (OSError, ValueError, RecursionError) as error:
@@ -213,45 +237,52 @@ class _Position:
             found = None
         if not fitting(found, _POSITION):
             _LOG.warning("%s is damaged; the tracker begins a new run", path)
-            return cls(path)
-        return cls(path, **found)
+            return new
+        if not any(then == now for then, now in zip(found["home"], new.home, strict=False)):
+            _LOG.info("%s is of the run directory that was copied; the copy begins a new run of the tracker", path)
+            return new
+        return cls(path, **{**found, "home": new.home})
 
     def write(self) -> None:
         make_directory(self.path.parent, exist_ok=True)
         write_atomically(self.path, json.dumps({name: each for name, each in vars(self).items() if name != "path"}))
 
 
-def _position(directory: Path, name: str, index: int) -> _Position:
-    """Return what the tracker knows of the run from one of the hooks of a class, given by its index."""
-    path = directory / (f"{name}-{index + 1}.json" if index else f"{name}.json")
-    return _Position.of(path) if path.exists() else _Position(path)
+class _Sender:
+    """Talks to a tracker in a thread of its own, one task after another.
 
-
-class _Sender(threading.Thread):
-    """The thread that talks to a tracker.
+    The thread is a daemon, so that a tracker that hangs does not keep the process: Python waits at its exit for the
+    threads of an executor.
 
     Args:
         tracker: the hook.
         directory: the run directory.
-        position: what the tracker knows of the run.
+        name: the name of the file with the position.
     """
 
-    def __init__(self, tracker: AbstractTracker, directory: Path, position: _Position) -> None:
-        super().__init__(name=f"emrun {type(tracker).__name__}", daemon=True)
-        self.position = position
-        self.connected = threading.Event()
-        self.error: BaseException | None = None  # since which the tracker is down
-        self.outcome: tuple[str, str | None] = ("failed", None)
+    def __init__(self, tracker: AbstractTracker, directory: Path, name: str) -> None:
+        self.position = _Position.of(directory / "trackers" / name)
+        self.limit = -1, -1
+        """Epoch and iteration of the newest checkpoint: up to them, rows are sent."""
         self._tracker, self._reader = tracker, Reader(directory)
         self._waiting: list[Row] = []  # that were read and not sent
         self._facts = facts_of(directory)
-        self._news: SimpleQueue[tuple[int, int] | None] = SimpleQueue()  # epoch and iteration of checkpoints; None: end
-        self._is_given_up = False
-        self._is_done = False
+        self._is_connected = False
+        self._is_down = False
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"emrun {type(tracker).__name__}", daemon=True)
 
-    def allow(self, epoch: int, iteration: int) -> None:
-        """Let everything up to a checkpoint be sent."""
-        self._news.put((epoch, iteration))
+    def send(self, outcome: _Outcome | None = None) -> Future[None]:
+        """Begin to send what is recorded up to the limit, and at the end of the run how it ended."""
+        if not self._thread.is_alive():
+            self._thread.start()
+        done: Future[None] = Future()
+        self._tasks.put((done, self.limit, outcome))
+        return done
+
+    def stop(self) -> None:
+        """Let the thread end after the tasks that it has."""
+        self._tasks.put(None)
 
     def is_behind(self, status: str) -> bool:
         """Return whether the tracker lacks rows, or how the run ended."""
@@ -259,50 +290,31 @@ class _Sender(threading.Thread):
         return self.position.identity is None or self.position.status != status or not has_all
 
     def _has(self, row: Row) -> bool:
-        """Return whether the tracker has a row."""
+        """Return whether a tracker has a row."""
         position = self.position
         if row.at_end:
             return position.at_end == row.iteration
         return row.iteration <= position.iteration and (row.every is not None or row.epoch <= position.epoch)
 
-    def end(self, seconds: float) -> bool:
-        """Let the thread send the rest and end; return whether it did so in time."""
-        self._news.put(None)
-        self.join(seconds)
-        return self._is_done
-
-    def give_up(self) -> None:
-        """Let the thread end without another word to the tracker; it may wait for an answer until then."""
-        self._is_given_up = True
-        self._news.put(None)
-
-    def run(self) -> None:
-        """Connect, send what is allowed, begin again after an error, until the run ends."""
-        limit: tuple[int, int] | None = None
-        is_ending = False
-        while True:
+    def _work(self) -> None:
+        for done, limit, outcome in iter(self._tasks.get, None):
             try:
-                if not self.connected.is_set():
-                    self._connect()
-                if self._is_given_up:
-                    return
-                if limit is not None:
-                    self._send(limit, is_end=is_ending and self.outcome[0] == "finished")
-                if is_ending:
-                    self._tracker.finish(*self.outcome)
-                    self.position.status = self.outcome[0]
-                    self.position.write()
-                    self._is_done = True
+                self._do(limit, outcome)
             except BaseException as error:
                 self._note(error)
-                if self.position.identity is None:  # `before_training` raises it
-                    self.connected.set()
-                    return
-            if is_ending:
-                return
-            with suppress(Empty):  # a tracker that is down is tried again
-                news = self._news.get(timeout=None if self.error is None else _RETRY)
-                limit, is_ending = news or limit, news is None
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+    def _do(self, limit: tuple[int, int], outcome: _Outcome | None) -> None:
+        """Connect, if this was not done; send what is allowed; say how the run ended."""
+        if not self._is_connected:
+            self._connect()
+        self._send(limit, is_end=outcome is not None and outcome[0] == "finished")
+        if outcome is not None:
+            self._tracker.finish(*outcome)
+            self.position.status = outcome[0]
+            self.position.write()
 
     def _connect(self) -> None:
         is_new = self.position.identity is None
@@ -313,7 +325,7 @@ class _Sender(threading.Thread):
             ended = [row.epoch for row in self._read() if row.every is None and row.iteration <= newest]
             self.position.epoch = max(ended, default=-1)
         self.position.write()
-        self.connected.set()
+        self._is_connected = True
 
     def _read(self) -> list[Row]:
         """Return the rows that are waiting, with those that were written since the last call."""
@@ -341,6 +353,7 @@ class _Sender(threading.Thread):
             self._send_part(rows[first : first + _MOST_ROWS])
 
     def _send_part(self, rows: list[Row]) -> None:
+        arrives_at_once = type(self._tracker).flush is AbstractSink.flush
         written = 0
         try:
             for row in rows:
@@ -348,12 +361,11 @@ class _Sender(threading.Thread):
                 written += 1
             self._tracker.flush()
         except Exception:
-            if type(self._tracker).flush is AbstractSink.flush:  # each row has arrived by itself
-                self._advance(rows[:written])
+            self._advance(rows[:written] if arrives_at_once else [])
             raise
         self._advance(rows)
-        if self.error is not None:
-            self.error = None
+        if self._is_down:
+            self._is_down = False
             _LOG.info("%s: the tracker is back; %s sent", type(self._tracker).__name__, counted(len(rows), "row"))
 
     def _advance(self, rows: list[Row]) -> None:
@@ -368,10 +380,10 @@ class _Sender(threading.Thread):
         position.write()
 
     def _note(self, error: BaseException) -> None:
-        if self.error is None and self.position.identity is not None:
+        if not self._is_down and self.position.identity is not None:  # of a new run, `before_training` raises it
             name = type(self._tracker).__name__
             _LOG.warning("%s: the tracker cannot be reached: %s; the rows are sent later", name, _why(error))
-        self.error = error
+        self._is_down = True
 
 
 def _why(error: BaseException) -> str:

@@ -18,7 +18,6 @@ from emrun.base.wording import size_of
 _APPENDED: set[Path] = set()  # files with lines that are not flushed, and the directories of new ones
 # absolute directory with a / -> the check, which raises if this process may not write it any more; unguarded part
 _GUARDS: dict[str, tuple[Callable[[], None], str]] = {}
-PLACES = ".places"
 
 
 @contextmanager
@@ -259,17 +258,22 @@ def make_directory(path: Path, *, exist_ok: bool = False) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file, completely or not at all; `flush_lines` flushes it to disk.
+    """Append a line to a file, which need not exist; see `append`."""
+    append(path, f"{line}\n".encode(), os.O_CREAT)
 
-    Until then the line survives the end of the process, but not a loss of power.
+
+def append(path: Path, data: bytes, flags: int = 0) -> None:
+    """Append to a file that exists, completely or not at all; `flush_lines` flushes it to disk.
+
+    Until then the data survive the end of the process, but not a loss of power.
     """
     check_owner(path)
     with storing(path, "write"):
-        descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = _open_regular(path, 1, os.O_WRONLY | os.O_APPEND | flags)
         try:
             size = os.fstat(descriptor).st_size
             try:
-                _write_all(descriptor, f"{line}\n".encode())
+                _write_all(descriptor, data)
             except OSError:
                 with suppress(OSError):
                     os.truncate(descriptor, size)
@@ -280,10 +284,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def flush_lines() -> None:
-    """Flush the lines that `append_line` wrote to disk.
+    """Flush what `append` and `append_line` wrote to disk.
 
     Raises:
-        StorageError: a flush failed; the lines may get lost if the power fails.
+        StorageError: a flush failed; lines may get lost if the power fails.
     """
     with suppress(KeyError):  # nothing is left; another thread may have taken the last one
         while True:

@@ -71,34 +71,26 @@ class Lines:
         append_line(self.path, line)
         self._count(f"{line}\n".encode())
 
-    def look(self) -> bool:
-        """Return whether other code changed the file; log a warning then, and remove an incomplete line at its end."""
+    def look(self) -> None:
+        """If other code changed the file, log a warning, and remove an incomplete line at its end."""
         size = 0
         with storing(self.path, "read"), suppress(FileNotFoundError):
             size = self.path.stat().st_size
         if size == self.length:
-            return False
+            return
         found = "deleted" if not self.path.exists() else f"changed from {self.length} to {size} bytes"
         _LOG.warning("%s was %s while the run writes it; the run continues to append to it", self.path, found)
         content = self._content()
         self._keep(content, content[: content.rfind(b"\n") + 1])
-        return True
 
-    def count(self) -> None:
-        """Count the content that the file has."""
-        self.length, self.lines, self._digest = 0, 0, hashlib.sha256()
-        self._count(self._content())
-
-    def go_back_to(
-        self, length: int, digest: str | None = None, *, is_wanted: Callable[[bytes], bool] | None = None
-    ) -> bool:
+    def go_back_to(self, length: int, digest: str | None = None, *, is_wanted: Callable[[bytes], bool]) -> bool:
         """Cut the file down to the content that it had at some time, such as a checkpoint.
 
         Args:
             length: the file's length at that time, in bytes.
             digest: the file's SHA-256 at that time, None if it is not known.
             is_wanted: whether a line is complete and older; called if lines were lost or changed. Only such lines are
-                kept then. None to change nothing then.
+                kept then.
 
         Returns:
             Whether the file has the same content.
@@ -106,11 +98,10 @@ class Lines:
         content = self._content()
         kept = content[:length]
         is_whole = len(kept) == length and digest in (None, hashlib.sha256(kept).hexdigest())
-        if not is_whole and is_wanted is not None:
+        if not is_whole:
             lines = [line.removesuffix(b"\n") for line in io.BytesIO(content) if is_wanted(line)]
             kept = b"".join(line + b"\n" for line in lines)
-        if is_whole or is_wanted is not None:
-            self._keep(content, kept)
+        self._keep(content, kept)
         return is_whole
 
     def _content(self) -> bytes:

@@ -170,7 +170,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
     with run.log:
         sinks = [each.build(supplied) for each in recipes]
         record = Record(run.directory)
-        record.go_on()
+        record.read_epochs()
         for sink in sinks:
             sink.complete(record, "finished", reason, [each for each in sinks if type(each) is type(sink)])
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -294,7 +295,7 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_an_error(post, hangs):
     with serving() as (server, url):
         server.is_up = hangs
         server.free.clear()
-        why = r"no answer in 0\.2 seconds" if hangs else "HTTPError: HTTP Error 503: Service Unavailable"
+        why = r"TimeoutError: no answer in 0\.2 seconds" if hangs else "HTTPError: HTTP Error 503: Service Unavailable"
         with pytest.raises(HookError, match=f"Post cannot reach the tracker: {why}; start it, correct its address"):
             train(post(url, timeout=0.2 if hangs else 60))
 
@@ -336,7 +337,7 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path, 
         path = tmp_path / "run" / "trackers" / "Post.json"
         written = json.loads(path.read_text())
         state = {"epoch": 3, "iteration": 45, "at_end": -1, "status": "finished"}
-        assert written == {"identity": "run", **state}
+        assert written == {"identity": "run", "home": written["home"], **state}
         path.write_text(text)
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
@@ -375,14 +376,57 @@ def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run" / "trackers").iterdir()) == ["Post-2.json", "Post.json"]
 
 
-def test_trackers_of_a_class_continue_their_runs_in_their_order_and_a_new_one_begins_one(post, tmp_path):
-    def go(epochs, *urls):
-        training = post(urls[0], epochs=epochs)
-        others = [Post(url, output_dir=tmp_path / "run") for url in urls[1:]]
-        training.main_loop.change_hooks([*training.main_loop.hooks, *others])
+@pytest.mark.parametrize(("how", "is_continued"), [
+    (lambda run, new: run.rename(new), True),
+    (lambda run, new: shutil.copytree(run, new, symlinks=True), False),
+    (lambda run, new: (run.rename(new), shutil.copytree(new, run, symlinks=True), new.rename(f"{new}-1"),
+                       run.rename(new)), False),
+])  # fmt: skip
+def test_a_copy_of_a_run_begins_a_new_run_of_the_tracker_and_a_run_that_was_moved_continues_its_own(
+    post, tmp_path, how, is_continued
+):
+    with serving() as (server, url):
+        train(post(url))
+        how(tmp_path / "run", tmp_path / "new")
+        server.got.clear()
+        training = resume_training(tmp_path / "new", ["hooks.StopAfter.epochs=4"])
+        hook = Post(url, output_dir=tmp_path / "new")
+        training.main_loop.change_hooks([*training.main_loop.hooks, hook])
         train(training)
+    assert iterations(server) == ([60] if is_continued else [0, 15, 30, 45, 60])
 
-    with serving() as (one, url), serving() as (two, other), serving() as (three, new):
-        go(3, url, other)
-        go(4, url, other, new)
-    assert iterations(one) == iterations(two) == iterations(three) == [0, 15, 30, 45, 60]
+
+def test_a_run_that_is_restored_at_its_place_continues_the_run_of_the_tracker(post, tmp_path):
+    with serving() as (server, url):
+        train(post(url))
+        (tmp_path / "run").rename(tmp_path / "old")
+        shutil.copytree(tmp_path / "old", tmp_path / "run", symlinks=True)
+        shutil.rmtree(tmp_path / "old")
+        train(post(url, epochs=4))
+    assert iterations(server) == [0, 15, 30, 45, 60]
+
+
+HANGS = """
+import time
+
+from emrun.hooks import AbstractTracker
+
+
+class Hangs(AbstractTracker):
+    def begin(self, facts, identity):
+        return "one"
+
+    def newest(self):
+        return None
+
+    def write(self, row):
+        print("hangs", flush=True)
+        time.sleep(10**6)
+"""
+
+
+def test_a_tracker_that_hangs_does_not_keep_the_process(often_project, emrun):
+    place = often_project("  - hangs.Hangs: {timeout: 0.1}", {"hangs.py": HANGS})
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", cwd=place)
+    assert (done.returncode, done.stdout) == (0, "hangs\n")
+    assert "Hangs: the tracker did not take all rows; `emrun resume" in done.stderr

@@ -9,14 +9,15 @@ import torch
 from campaign import thinned
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.base.errors import ArgumentError, HookError
+from emrun.base.errors import ArgumentError, ConfigError, HookError
 from emrun.hooks import StopAfter, WriteCSV
 from emrun.record.record import Record
+from emrun.storage.run import Run
 from emrun.training.create import train
 
 
 class Loop:
-    evaluating = False
+    evaluating = has_run = False
     iterations_done = 0
     training_epochs_done = 0
     extra_streams = ("valid",)
@@ -144,12 +145,12 @@ def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregation
     assert all(float(cell) > 0 for line in lines for cell in line[1:])
 
 
-def test_a_file_of_somebody_else_is_kept_aside(tmp_path, caplog):
-    (tmp_path / "training.csv").write_text("old\n")
-    after_epoch(hook_of(tmp_path), 0, {"train": {"v": 1}})
-    assert rows(tmp_path / "training.csv")[0][0] == "epoch_id"
-    assert (tmp_path / "training-kept-1.csv").read_text() == "old\n"
-    assert "is not as this run has written it; it is kept as training-kept-1.csv, and made again" in caplog.text
+def test_a_file_that_exists_is_an_error_without_a_run_directory(tmp_path):
+    (tmp_path / "training.csv").write_text("theirs\n")
+    expected = "WriteCSV: .*/training.csv exists, and this run has not written it; move it away, or choose another name"
+    with pytest.raises(HookError, match=expected):
+        hook_of(tmp_path)
+    assert (tmp_path / "training.csv").read_text() == "theirs\n"
 
 
 @pytest.mark.parametrize(
@@ -177,30 +178,13 @@ def test_wrong_arguments_are_refused(arguments, name, tmp_path):
 def test_a_name_with_half_a_character_is_an_error_that_names_it(tmp_path):
     with pytest.raises(HookError, match=r"WriteCSV: .*'lo\\udc80ss' of stream 'train' has a lone surrogate, .*rename"):
         after_epoch(hook_of(tmp_path), 0, {"train": {"lo\udc80ss": 1}, "valid": {"lo\udc80ss": 1}})
-    assert not (tmp_path / "training.csv").exists()
+    assert (tmp_path / "training.csv").read_text() == ""
 
 
 @pytest.mark.parametrize("argument", ["default_value", "delimiter"])
 def test_a_default_or_a_delimiter_with_half_a_character_is_an_error(tmp_path, argument):
     with pytest.raises(ArgumentError, match=rf"{argument}: '\\udc80' has a lone surrogate"):
         hook_of(tmp_path, **{argument: "\udc80"})
-
-
-# a file that is changed
-
-
-def test_a_file_that_is_deleted_meanwhile_gets_its_header_again(tmp_path, caplog):
-    hook = hook_of(tmp_path)
-    for epoch in (0, 1, 2):
-        if epoch == 1:
-            (tmp_path / "training.csv").unlink()
-        after_epoch(hook, epoch, {"train": {"v": epoch}, "valid": {"v": 1}})
-    assert rows(tmp_path / "training.csv") == [
-        ["epoch_id", "train_v", "valid_v"],
-        ["1", "1", "1"],
-        ["2", "2", "1"],
-    ]
-    assert "was deleted while the run writes it" in caplog.text
 
 
 # variables that only some streams or only later epochs have
@@ -251,7 +235,6 @@ def test_what_hooks_record_has_a_column_and_a_resumed_run_has_the_same_bytes(tmp
     train(again)
     assert path.read_bytes() == (tmp_path / "straight" / "training.csv").read_bytes()
     assert [row[-1] for row in rows(path)[1:6]] == ["", "", "2.5", "4.0", "5.5"]  # means of batches 4 to 6, 7 to 9, ...
-    assert not path.with_name("training-kept-1.csv").exists()
 
 
 def test_a_listed_variable_that_comes_later_has_its_column(tmp_path, caplog):
@@ -355,42 +338,76 @@ def test_without_a_zeroth_epoch_the_columns_are_what_hooks_write(tmp_path, digit
     assert path.read_bytes() == before
 
 
-def test_an_edited_file_is_kept_aside_and_made_again(tmp_path, digits_config, caplog):
+@pytest.mark.parametrize("how", ["deleted", "edited"])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_file_that_others_have_changed_is_made_again(tmp_path, digits_config, how, is_finished):
     config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
     train(create_training(config, output_dir=tmp_path / "run"))
     path = tmp_path / "run" / "training.csv"
     before = path.read_text()
-    edited = before.replace("train_loss", "my_loss")
-    path.write_text(edited)
-    train(resume_training(tmp_path / "run", overrides=["hooks.StopAfter.epochs=2"]))
-    assert path.read_text().startswith(before)
-    assert path.with_name("training-kept-1.csv").read_text() == edited
-    assert caplog.text.count("is kept as training-kept-1.csv, and made again") == 1
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_text(before.replace("train_loss", "my_loss") + "mine\n")
+    if is_finished:
+        assert resume_training(tmp_path / "run") is None
+        assert path.read_text() == before
+    else:
+        train(resume_training(tmp_path / "run", overrides=["hooks.StopAfter.epochs=2"]))
+        assert path.read_text().startswith(before)
+    assert [each.name for each in path.parent.glob("*training*")] == ["training.csv"]
 
 
-def test_a_file_that_is_gone_is_made_again_also_of_a_finished_run(tmp_path, digits_config):
-    config = digits_config([STATS, {"WriteCSV": {"every": "4 updates"}}, {"StopAfter": {"epochs": 1}}])
-    train(create_training(config, output_dir=tmp_path / "run"))
-    path = tmp_path / "run" / "training.csv"
-    before = path.read_bytes()
-    path.unlink()
-    assert resume_training(tmp_path / "run") is None
-    assert path.read_bytes() == before
+def test_a_resume_refuses_a_name_of_a_file_that_the_run_has_not_written_and_changes_nothing(tmp_path, digits_config):
+    run = tmp_path / "run"
+    train(create_training(digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}]), output_dir=run))
+    (run / "notes.csv").write_text("mine\n")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"WriteCSV: .*run/notes.csv exists, and this run has not written it; move it away"
+        ):
+            resume_training(run, ["hooks.WriteCSV.output_file=notes.csv", "hooks.StopAfter.epochs=2"])
+    assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.parametrize("rows", ["5", "null", '["a", 0]'])
-def test_a_place_whose_rows_are_not_a_list_of_numbers_is_left_out(tmp_path, digits_config, rows):
-    train(
-        create_training(digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": 1}}]), output_dir=tmp_path / "run")
-    )
-    before = (tmp_path / "run" / "training.csv").read_bytes()
-    with (tmp_path / "run" / ".training.csv.places").open("a") as file:
-        file.write(f'{{"rows": {rows}, "arguments": {{}}, "place": 0}}\n')
-    assert resume_training(tmp_path / "run") is None
-    assert (tmp_path / "run" / "training.csv").read_bytes() == before
+class Words(AbstractHook):
+    """Adds a statistic that is a word until epoch 1."""
+
+    writes = ("words",)
+
+    def after_epoch(self, epoch_id, epoch_data):
+        epoch_data["train"]["words"] = "many" if epoch_id < 2 else 2
 
 
-@pytest.mark.parametrize("blocked", ["directory", "link"])
+def test_what_is_not_a_number_has_its_column_after_a_resume_too(tmp_path, digits_config):
+    for name, epochs in (("straight", 3), ("resumed", 1)):
+        config = digits_config([STATS, "WriteCSV", {"StopAfter": {"epochs": epochs}}])
+        training = create_training(config, output_dir=tmp_path / name)
+        training.main_loop.change_hooks([Words(), *training.main_loop.hooks])
+        train(training)
+    again = resume_training(tmp_path / "resumed", ["hooks.StopAfter.epochs=3"])
+    again.main_loop.change_hooks([Words(), *again.main_loop.hooks])
+    train(again)
+    header, *lines = rows(tmp_path / "resumed" / "training.csv")
+    assert [line[header.index("train_words")] for line in lines] == ["", "", "2", "2"]
+    assert rows(tmp_path / "straight" / "training.csv") == [header, *lines]
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_second_session_continues_the_file(tmp_path, scripted, numbers, write, has_run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(tmp_path) if has_run else None
+    end = StopAfter(epochs=1)
+    hooks = [write([1, 2, 3], "train", "accuracy"), WriteCSV(run and tmp_path), end]
+    loop = MainLoop(scripted(), numbers, hooks, run=run)
+    loop.run_training()
+    end.limits = {"epochs": 2}
+    loop.run_training()
+    assert [row[0] for row in rows(tmp_path / "training.csv")] == ["epoch_id", "0", "1", "2"]
+
+
+@pytest.mark.parametrize("blocked", ["deleted", "directory", "link"])
 def test_a_file_that_cannot_be_written_is_a_warning_and_the_next_start_completes_it(
     tmp_path, digits_config, caplog, blocked
 ):
@@ -402,14 +419,18 @@ def test_a_file_that_cannot_be_written_is_a_warning_and_the_next_start_completes
         def after_stream(self, stream_name):
             if self.main_loop.training_epochs_done == 0 and stream_name == "valid" and self.main_loop.iterations_done:
                 path.unlink()
-                path.mkdir() if blocked == "directory" else path.symlink_to(tmp_path / "elsewhere")
+                if blocked == "directory":
+                    path.mkdir()
+                elif blocked == "link":
+                    path.symlink_to(tmp_path / "elsewhere")
 
     training.main_loop.change_hooks([*training.main_loop.hooks, Blocks()])
     train(training)
     assert training.main_loop.outcome.status == "finished"
     assert caplog.text.count("the run goes on without this file, and the next start of the run completes it") == 1
     assert not (tmp_path / "elsewhere").exists()
-    path.rmdir() if blocked == "directory" else path.unlink()
+    if blocked == "directory":
+        path.rmdir()
     assert resume_training(tmp_path / "run") is None
     assert [row[0] for row in rows(path)] == ["epoch_id", "0", "1"]
 

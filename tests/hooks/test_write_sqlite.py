@@ -1,6 +1,8 @@
 """The SQLite database of a run; tests/training/test_everything.py has runs that are interrupted and killed."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -82,8 +84,7 @@ def test_means_are_there_within_the_epoch_at_most_once_a_second(tmp_path, monkey
     now = iter([100.0, 100.0, 100.5, 101.1, 101.1])  # for each row, and when rows are written
     monkeypatch.setattr("emrun.record.record.monotonic", lambda: next(now))
     record, hook = Record(None), WriteSQLite(every="2 updates", output_dir=tmp_path)
-    hook.main_loop = SimpleNamespace(rows=record)
-    hook.ask(record)
+    hook.register_mainloop(SimpleNamespace(rows=record, has_run=False))
     hook.before_training()
     for done, count in ((2, 1), (4, 1), (6, 3)):
         counts = {"training_epochs_done": 0, "iterations_done": done, "updates_done": done}
@@ -115,33 +116,62 @@ def test_rows_that_a_lock_keeps_waiting_are_written_later(run_with, tmp_path, ca
     assert query(run, "SELECT count(*) FROM epoch_values WHERE epoch = 1") == [(5,)]
 
 
-def test_a_resume_deletes_later_rows_and_makes_those_that_were_lost_again(run_with):
+def change(path, how):
+    """Change a database in a way in which another program, or a kill, may have changed it."""
+    if how == "not a database":
+        path.write_bytes(b"not a database, but long enough to be one" * 10)
+        return
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("INSERT INTO epochs VALUES (99, 1, 1, 0.1, 0.1)")
+        database.execute("DELETE FROM epoch_values WHERE epoch = 2 AND stream = 'valid'")
+
+
+@pytest.mark.parametrize("how", ["rows", "not a database"])
+def test_a_resume_makes_the_rows_again_whatever_others_have_done_to_the_database(run_with, how):
     run, _ = run_with(STATS, "WriteSQLite")
     before = query(run, "SELECT * FROM epoch_values")
-    with closing(sqlite3.connect(run / "metrics.sqlite")) as database, database:
-        database.execute("INSERT INTO epochs VALUES (3, 45, 45, 0.1, 0.1)")  # by a process that was killed
-        database.execute("DELETE FROM epoch_values WHERE epoch = 2 AND stream = 'valid'")
+    change(run / "metrics.sqlite", how)
     train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
     assert query(run, "SELECT epoch FROM epochs") == [(0,), (1,), (2,), (3,)]
     assert query(run, "SELECT count(*) FROM epoch_values WHERE epoch = 3") == [(5,)]
     assert query(run, "SELECT * FROM epoch_values WHERE epoch < 3") == before
-    assert query(run, "SELECT count(*) FROM epoch_values WHERE epoch = 2") == [(5,)]
 
 
-@pytest.mark.parametrize("content", [b"not a database, but long enough to be one" * 10, None])
-def test_a_foreign_file_is_an_error_and_stays(run_with, tmp_path, content):
+KILLED = """
+import os, sqlite3, sys
+
+path, mode = sys.argv[1:]
+database = sqlite3.connect(path, isolation_level=None)
+database.execute(f"PRAGMA journal_mode = {mode}")
+database.execute("PRAGMA cache_size = 1")  # so that pages are written before the end of the transaction
+database.execute("BEGIN")
+for number in range(1000):
+    database.execute("INSERT INTO epoch_values VALUES (?, 'theirs', 'theirs', NULL, 1.0)", [number])
+if mode == "wal":
+    database.execute("COMMIT")
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("mode", "journal"), [("delete", "journal"), ("wal", "wal")])
+def test_no_journal_of_the_old_database_is_applied_to_the_new_one(run_with, mode, journal):
+    run, _ = run_with(STATS, "WriteSQLite")
+    before = query(run, "SELECT * FROM epoch_values")
+    subprocess.run([sys.executable, "-c", KILLED, run / "metrics.sqlite", mode], check=True)
+    assert (run / f"metrics.sqlite-{journal}").stat().st_size > 0
+    train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
+    assert query(run, "SELECT * FROM epoch_values WHERE epoch < 3") == before
+    assert query(run, "PRAGMA integrity_check") == [("ok",)]
+    assert [path.name for path in run.glob("*metrics.sqlite*")] == ["metrics.sqlite"]
+
+
+def test_a_name_of_a_file_that_exists_is_an_error(tmp_path):
     path = tmp_path / "theirs.sqlite"
-    if content is None:
-        with closing(sqlite3.connect(path)) as database, database:
-            database.execute("CREATE TABLE epochs (theirs)")
-    else:
-        path.write_bytes(content)
-    before = path.read_bytes()
+    path.write_bytes(b"theirs")
     hook = WriteSQLite(file="theirs.sqlite", output_dir=tmp_path)
-    hook.main_loop = SimpleNamespace(rows=Record(None))
-    with pytest.raises(HookError, match="choose another name with `file`"):
-        hook.before_training()
-    assert path.read_bytes() == before
+    with pytest.raises(HookError, match=r"theirs\.sqlite exists, and this run has not written it; move it away, or"):
+        hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
+    assert path.read_bytes() == b"theirs"
 
 
 @pytest.mark.parametrize(("arguments", "argument"), [
@@ -151,19 +181,3 @@ def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:
         WriteSQLite(**arguments)
     assert caught.value.argument == argument
-
-
-def test_a_database_whose_beginning_was_interrupted_is_not_kept_aside(tmp_path, digits_config, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(*arguments):
-        raise Killed
-
-    directory, config = tmp_path / "run", digits_config(["WriteSQLite", {"StopAfter": {"epochs": 1}}])
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(WriteSQLite, "_note_place", killed)
-        train(create_training(config, output_dir=directory))
-    assert (directory / "metrics.sqlite").exists()
-    train(resume_training(directory))
-    assert not [*directory.glob("*kept*")]

@@ -114,15 +114,21 @@ def test_points_that_a_file_has_lost_are_made_again(run_with):
     assert [step for step, _ in points(run, "valid/loss/std")] == [0, 15, 30, 45]  # one was the end of the file
 
 
-def test_a_file_of_another_writer_is_left_alone(run_with, tmp_path):
-    folder = tmp_path / "run" / "tensorboard"
-    hook = WriteTensorBoard(output_dir=tmp_path / "run")
-    folder.mkdir(parents=True)
-    foreign = folder / "events.out.tfevents.1.host.2.0"
+def test_a_resume_writes_to_a_file_of_a_new_name_and_removes_the_old_one(run_with):
+    run, _ = run_with(STATS, "WriteTensorBoard", epochs=1)
+    (old,) = (run / "tensorboard").iterdir()
+    train(resume_training(run, ["hooks.StopAfter.epochs=2"]))
+    (new,) = (run / "tensorboard").iterdir()
+    assert new.name > old.name
+
+
+def test_a_directory_that_exists_is_an_error(tmp_path):
+    foreign = tmp_path / "tensorboard" / "events.out.tfevents.1.host.2.0"
+    foreign.parent.mkdir()
     foreign.write_bytes(b"theirs")
-    hook.main_loop = SimpleNamespace(rows=Record(None))
-    with pytest.raises(HookError, match="was not written by this hook; move it"):
-        hook.before_training()
+    hook = WriteTensorBoard(output_dir=tmp_path)
+    with pytest.raises(HookError, match="tensorboard exists, and this run has not written it; move it away"):
+        hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
     assert foreign.read_bytes() == b"theirs"
 
 

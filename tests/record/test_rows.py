@@ -92,7 +92,15 @@ def test_means_are_written_together_once_a_second_and_before_anything_counts_on_
     assert told == [[1], [2, 3, 4], [5], [6], [6], [7]]
     add(8, 101.5)
     record.rewind_to_start()
-    assert (record.position, told[-1]) == ([0, 0], [7])
+    assert (record.state_dict()["rows"][0], told[-1]) == (0, [7])
+
+
+def test_the_types_of_values_that_are_not_numbers_are_part_of_the_row(tmp_path):
+    record, told = Record(tmp_path), []
+    record.sinks.append(told.extend)
+    record.add_epoch(0, 0, 0, 0.5, {"valid": {"a": "x", "b": {"mean": 1.0, "list": [1]}, "c": 1}})
+    (row,) = Reader(tmp_path).rows()
+    assert row.unknown == told[0].unknown == {("valid", "a"): "str", ("valid", "b"): "list"}
 
 
 def test_an_epoch_that_is_written_while_rows_are_read_has_its_own_updates(tmp_path):

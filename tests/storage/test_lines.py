@@ -49,17 +49,6 @@ def test_what_a_checkpoint_counts_on_is_compared_and_whole_lines_are_kept(lines,
     assert (again.length, again.digest) == (len(left) + 5, hashlib.sha256(left + b"next\n").hexdigest())
 
 
-def test_a_file_is_cut_only_where_it_has_the_content_of_before(lines):
-    length, digest = lines.length, lines.digest
-    lines.append("three")
-    again = Lines(lines.path)
-    assert again.go_back_to(length, digest)
-    assert (again.length, again.digest) == (length, digest)
-    lines.path.write_bytes(content := lines.path.read_bytes().replace(b"two", b"TWO"))
-    assert not Lines(lines.path).go_back_to(length, digest)
-    assert lines.path.read_bytes() == content
-
-
 @pytest.mark.parametrize(
     ("content", "left"), [(None, b""), (b"zero\nhalf", b"zero\n"), (b"", b""), (b"other\n", b"other\n")]
 )
