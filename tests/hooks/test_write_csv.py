@@ -9,7 +9,7 @@ import torch
 from campaign import thinned
 
 from emrun import AbstractHook, MainLoop, create_training, resume_training
-from emrun.base.errors import ArgumentError, ConfigError, HookError
+from emrun.base.errors import ArgumentError, HookError, UsageError
 from emrun.hooks import StopAfter, WriteCSV
 from emrun.record.record import Record
 from emrun.storage.run import Run
@@ -147,7 +147,7 @@ def test_a_training_writes_aggregations_without_a_mean(train_digits, aggregation
 
 def test_a_file_that_exists_is_an_error_without_a_run_directory(tmp_path):
     (tmp_path / "training.csv").write_text("theirs\n")
-    expected = "WriteCSV: .*/training.csv exists, and this run has not written it; move it away, or choose another name"
+    expected = "WriteCSV: .*/training.csv exists; move it elsewhere, or choose another name or directory"
     with pytest.raises(HookError, match=expected):
         hook_of(tmp_path)
     assert (tmp_path / "training.csv").read_text() == "theirs\n"
@@ -365,7 +365,7 @@ def test_a_resume_refuses_a_name_of_a_file_that_the_run_has_not_written_and_chan
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
     for _ in range(2):
         with pytest.raises(
-            ConfigError, match=r"WriteCSV: .*run/notes.csv exists, and this run has not written it; move it away"
+            UsageError, match=r"the run has not written .*notes\.csv, which one of its hooks"
         ):
             resume_training(run, ["hooks.WriteCSV.output_file=notes.csv", "hooks.StopAfter.epochs=2"])
     assert {path: path.read_bytes() for path in before} == before

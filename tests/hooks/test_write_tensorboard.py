@@ -127,7 +127,7 @@ def test_a_directory_that_exists_is_an_error(tmp_path):
     foreign.parent.mkdir()
     foreign.write_bytes(b"theirs")
     hook = WriteTensorBoard(output_dir=tmp_path)
-    with pytest.raises(HookError, match="tensorboard exists, and this run has not written it; move it away"):
+    with pytest.raises(HookError, match="tensorboard exists; move it elsewhere, or choose another name or directory"):
         hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
     assert foreign.read_bytes() == b"theirs"
 
