@@ -84,18 +84,17 @@ class Run:
         Raises:
             UsageError: there is something under a name that this run has not had.
         """
-        known = self.trace.files
-        for name in names:
-            if name in known:
-                continue
-            there = next(self.directory.glob(name.rstrip("/")), None) if name.strip("/.") else None
+        known = read_trace(self.directory).get("files")  # None: the trace is damaged
+        claimed = dict.fromkeys(names)
+        for name in claimed:
+            is_new = known is not None and name not in known and name.strip("/.")
+            there = next(self.directory.glob(name.rstrip("/")), None) if is_new else None
             if there is not None:
                 raise UsageError(
                     f"the run has not written {from_here(there)}, which one of its hooks would write; move it "
                     "elsewhere, or let the hook write under another name"
                 )
-            known.append(name)
-        self.trace.add(files=known)
+        self.trace.add(files=list(dict.fromkeys([*(known or ()), *claimed])))
 
     @property
     def checkpoints(self) -> Path:

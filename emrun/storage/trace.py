@@ -133,12 +133,6 @@ class Trace:
         """Whether the trace records how the run ended."""
         return self._entries["train_end"] is not None
 
-    @property
-    def files(self) -> list[str]:
-        """The names that hooks have declared, in this process or in earlier ones of the run."""
-        written = read_trace(self._path.parent).get("files", [])
-        return list(dict.fromkeys([*written, *self._entries["files"]]))
-
     def begin(self) -> None:
         """Write that the run begins."""
         self._written_at = self._clock()

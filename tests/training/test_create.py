@@ -87,7 +87,6 @@ def test_a_training_from_a_mapping_has_all_its_parts(tmp_path):
     assert training.main_loop.training_epochs_done == 2
     assert {path.name for path in training.output_dir.iterdir()} == {
         ".config.yaml.json",
-        ".files",
         ".lock",
         ".trace.yaml.json",
         "config.yaml",
