@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import Censor
 from emrun.base.errors import Position, StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, listed, progress
 from emrun.config.config import Config, read_config
@@ -110,13 +109,11 @@ def _resumed(
 ) -> Training | None:
     """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
     _check_fork(fork)
-    censor = Censor(kept=[source])
-    run = _opened(source, command, censor) if fork is None else None
+    run = _opened(source, command) if fork is None else None
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
         plan = _plan_of(config, added_hooks)
-        censor.add(plan.config.secrets())
         check_alike(plan, tell)
         changed = _changes(_as_written(source, stored), config.root)
         trace = read_trace(source)
@@ -133,7 +130,7 @@ def _resumed(
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
         _check_that_nothing_is_lost(source, trace, place)
         if fork is not None:
-            run = _fork_of(source, fork, seed=plan.get("seed", 0), command=command, censor=censor)
+            run = _fork_of(source, fork, seed=plan.get("seed", 0), command=command)
             with storing(fork, "copy a run to"):
                 place = _copy(source, fork, place, checkpoint_name)
             origin = {"directory": str(source), "checkpoint": place.name if place else None}
@@ -175,11 +172,11 @@ def _resumed(
         raise
 
 
-def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
+def _opened(source: Path, command: Sequence[str]) -> Run:
     """Lock a run, to write it again."""
     lock = RunLock(source)
     try:
-        return Run(source, command=command, lock=lock, censor=censor, known=map(str, files_written_by(source)))
+        return Run(source, command=command, lock=lock, known=map(str, files_written_by(source)))
     except BaseException:
         lock.release()
         raise
@@ -271,7 +268,7 @@ def later_end(reason: str) -> str | None:
     return None if limit is None else f"hooks.StopAfter.{limit[2]}={2 * float(limit[1] or limit[3]):.15g}"
 
 
-def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], censor: Censor) -> Run:
+def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str]) -> Run:
     """Create a run with the config of another run."""
     text = (source / CONFIG).read_text(encoding="utf-8")
     return create_run(
@@ -281,7 +278,6 @@ def _fork_of(source: Path, fork: Path, *, seed: int, command: Sequence[str], cen
         output_dir=fork,
         seed=seed,
         command=command,
-        censor=censor,
         plain=plain_of(source / CONFIG, text),
     )
 
