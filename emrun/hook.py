@@ -37,6 +37,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from emrun.base.censor import hidden
 from emrun.base.errors import HookError
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.model import AbstractModel
@@ -283,8 +284,8 @@ class Loop:
         """
         if not isinstance(value, Shown):
             raise TypeError(f"show({name!r}, ...): {value!r} is not a Picture, a Text or a Histogram of emrun.shown")
-        if isinstance(value, Text) and self.run is not None:
-            value = replace(value, text=self.run.censor(value.text))
+        if isinstance(value, Text):
+            value = replace(value, text=hidden(value.text))
         self.shown[name] = value
 
     def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:

@@ -245,12 +245,15 @@ def no_stacks_of_seeds():
 @pytest.fixture(autouse=True)
 def modules_of_one_test(tmp_path_factory):
     """Remove the modules that a test has written and imported: their files are deleted, and names may come again."""
+    from emrun.base import censor
+
     temporary = (str(tmp_path_factory.getbasetemp()), f"{memory.DISK}{os.sep}{memory.PREFIX}")
     newest = next(reversed(sys.modules))
     yield
     for name in list(itertools.takewhile(lambda name: name != newest, reversed(sys.modules))):
         if str(getattr(sys.modules[name], "__file__", "")).startswith(temporary):
             del sys.modules[name]
+    censor._REFERENCES.clear()  # those of the configs that the test has read
     os.environ.pop("TQDM_DISABLE", None)  # a quiet command sets it, in the process of a test too
 
 

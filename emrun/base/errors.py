@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from emrun.base.censor import hidden
 from emrun.base.wording import listed
 
 
@@ -84,7 +85,7 @@ class ConfigError(EmrunError, ValueError):
             return sources.index(problem.position.source), problem.position.line, problem.position.column
 
         self.problems = tuple(sorted(found, key=place))
-        super().__init__("\n".join(problem.block() for problem in self.problems))
+        super().__init__(hidden("\n".join(problem.block() for problem in self.problems)))
 
 
 class ArgumentError(EmrunError, ValueError):

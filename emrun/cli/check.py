@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from emrun.base.censor import for_terminal
+from emrun.base.censor import hidden
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
@@ -173,7 +173,7 @@ def _data(looked: dict[str, Any]) -> Iterator[str]:
     if any(each["tokens"] for each in streams.values()):
         yield from _tokens({name: each["tokens"] for name, each in streams.items() if each["tokens"]})
     if looked["findings"]:
-        yield "\n" + "\n".join(f"found: {for_terminal(each['message'])}" for each in looked["findings"])
+        yield "\n" + "\n".join(f"found: {hidden(each['message'])}" for each in looked["findings"])
 
 
 def _tokens(found: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _tokens(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     first, shown = next(iter(found.items()))
     yield "\n" + table(rows, [in_one_line(shown["source"], 40), *found], ("left", *("right" for _ in found)))
     parts = [
-        [for_terminal(in_one_line(each["text"], 80)), f"{each['tokens']:,}", ", ".join(each["masked_by"])]
+        [hidden(in_one_line(each["text"], 80)), f"{each['tokens']:,}", ", ".join(each["masked_by"])]
         for each in shown["example"]["parts"]
     ]
     title = f"{first}, example {in_one_line(shown['example']['id'], 40)}"
@@ -196,7 +196,7 @@ def _tokens(found: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what was compared, and the results."""
-    cells = [[each["what"], each["result"], for_terminal(each["text"])] for each in rows]
+    cells = [[each["what"], each["result"], hidden(each["text"])] for each in rows]
     yield "\n" + table(cells, ["numerics", "result", ""])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.base.censor import for_terminal
+from emrun.base.censor import hidden
 from emrun.base.errors import ConfigError, EmrunError, Position, Problem, reason_of
 from emrun.cli.output import arguments
 
@@ -44,7 +44,7 @@ def problems_of(error: BaseException) -> list[dict[str, Any]]:
             "line": (each.position and each.position.line) or None,
             "column": (each.position and each.position.column) or None,
             "key": each.key or None,
-            "message": for_terminal(each.message),
+            "message": hidden(each.message),
             "fix": fix_of(each, tree),
             "retry": getattr(error, "retry", False) is True,
         }

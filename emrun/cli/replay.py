@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from emrun.base.censor import for_terminal
+from emrun.base.censor import hidden
 from emrun.base.errors import exit_status
 from emrun.base.wording import counted
 from emrun.cli.console import run_argument, terminal_log, with_tracebacks
@@ -44,7 +44,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
 
         if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
             print_failure(found.error)
-        click.echo(for_terminal(in_json(_in_json(found)) if as_json else report(found)))
+        click.echo(hidden(in_json(_in_json(found)) if as_json else report(found)))
     return 0 if found.reproduced else 1
 
 

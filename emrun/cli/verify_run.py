@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import for_terminal
+from emrun.base.censor import hidden
 from emrun.cli.console import overrides_argument, run_argument, terminal_log
 from emrun.cli.failures import import_torch, unwound_by_sigterm
 from emrun.cli.output import print_json, table, with_json
@@ -50,5 +50,5 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
     lines += [f"\nlikely cause: {found['cause']}"] if found["cause"] else []
     has_compared = found["same"] or found["cause"]
     verdict = f"the run {'gives' if found['same'] else 'does not give'} what it recorded"
-    click.echo(for_terminal("\n".join([*lines, f"\n{verdict if has_compared else 'nothing could be compared'}"])))
+    click.echo(hidden("\n".join([*lines, f"\n{verdict if has_compared else 'nothing could be compared'}"])))
     return 0 if found["same"] else 1

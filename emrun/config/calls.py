@@ -106,11 +106,11 @@ def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> 
     inner = values_of_mapping(parameter.annotation)
     if isinstance(value.value, dict) and inner is not None:
         return [
-            Problem(child.position, f"{where}.{name}", child.censored(why), "config.type")
+            Problem(child.position, f"{where}.{name}", why, "config.type")
             for name, child in value.value.items()
             if (why := mismatch(child, inner)) is not None
         ]
-    return [Problem(value.position, where, value.censored(wrong), "config.type", _value_meant(value, wrong))]
+    return [Problem(value.position, where, wrong, "config.type", _value_meant(value, wrong))]
 
 
 def _value_meant(value: Node, wrong: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from emrun.base.censor import hide_on_terminal
+from emrun.base.censor import hide
 from emrun.base.wording import did_you_mean
 from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, of_each, read_scalar
 
@@ -24,9 +24,7 @@ def interpolate(config: Node) -> Node:
     Raises:
         ConfigError: a name is unknown, keys refer to each other in a cycle, or the result is too large or too deep.
     """
-    interpolated = _Interpolation(config).of(config, (), 1)
-    hide_on_terminal(interpolated.secrets())
-    return interpolated
+    return _Interpolation(config).of(config, (), 1)
 
 
 def without_environment(config: Node) -> Node:
@@ -102,6 +100,8 @@ class _Interpolation:
             found = self._named(whole["name"], node, active, depth)
             is_read = whole["name"].startswith("env:") and self._reads_environment
             value = read_scalar(found.value) if is_read else found.value
+            if is_read and found.spelling is not None:  # such as the text in quotes
+                hide(str(value), found.spelling)
             return replace(found, value=value, position=node.position, key=node.key, former=node.former)
         return self._text(node, active, depth)
 
@@ -125,8 +125,7 @@ class _Interpolation:
 
         value = _INTERPOLATION.sub(text, node.value)
         spelling = node.value if any(part.spelling is not None for part in parts) else None
-        environment = tuple(each for part in parts for each in part.environment)
-        return replace(node, value=value, spelling=spelling, environment=environment)
+        return replace(node, value=value, spelling=spelling)
 
     def _named(self, name: str, node: Node, active: tuple[str, ...], depth: int) -> Node:
         """Return the value that an interpolation refers to."""
@@ -151,11 +150,12 @@ class _Interpolation:
 
 
 def _environment(name: str, node: Node) -> Node:
-    """Return the string of `env:NAME` or `env:NAME,default`; messages show the text of the config instead."""
+    """Return the string of `env:NAME` or `env:NAME,default`; what emrun writes shows `${env:NAME}` instead."""
     variable, comma, default = name.removeprefix("env:").partition(",")
     value = os.environ.get(variable)
     if value is not None:
-        return replace(node, value=value, spelling=node.value, environment=((value, f"${{{name}}}"),))
+        hide(value, f"${{{name}}}")
+        return replace(node, value=value, spelling=node.value)
     if not comma:
         raise node.error(
             f"the environment variable {variable!r} is not set; set it, or write ${{{name},default}}",

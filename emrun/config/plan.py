@@ -187,7 +187,7 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
     if not lacks_module and os.path.isfile(Path(node.position.source).with_name("trace.yaml")):  # noqa: PTH113
         return []
     message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
-    return [Problem(node.position, "code_directory", node.censored(message), "config.file")]
+    return [Problem(node.position, "code_directory", message, "config.file")]
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:
@@ -221,7 +221,7 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
         return []
     kind = str(config.value["dataset"].value["class"].shown()).rpartition(".")[2]
     return [
-        Problem(node.position, "main_loop", config.censored(text), "config.unknown-stream")
+        Problem(node.position, "main_loop", text, "config.unknown-stream")
         for name, node in named_streams(config)
         if name not in there and (text := f"{kind} has no stream {name!r}{meant_of(name, there)}")
     ]

@@ -324,14 +324,11 @@ class Planner:
             return self._finder.find(path) if path is not None else None
         except NotThere as error:
             self.lacks_module = self.lacks_module or isinstance(error, NoModule)
-            message = f"{error}{beside_config(error, name.position.source)}"
-            whole = name.spelling is None or "." not in str(path)  # otherwise a part may be secret
-            message = message if whole else f"{name.spelling} does not name an existing class or object"
-            self._problem(name, key, message, "config.unknown-class")
+            self._problem(name, key, f"{error}{beside_config(error, name.position.source)}", "config.unknown-class")
         except MissingExtra as error:
             self._problem(name, key, str(error), error.code, error.fix)
         except ModuleNotFoundError as error:  # of what the module imports
-            self._problem(name, key, not_installed(error, str(name.spelling or path)), "extra.missing")
+            self._problem(name, key, not_installed(error, str(path)), "extra.missing")
         except BaseException as error:
             error.add_note(f"while importing {path} for {key} ({name.position})")
             raise
@@ -381,4 +378,4 @@ class Planner:
         self._problem(node, key, is_supplied(name, key), "config.supplied-key", "delete")
 
     def _problem(self, node: Node, key: str, message: str, code: str, fix: str = "") -> None:
-        self.problems.append(Problem(node.key_position, key, node.censored(message), code, fix))
+        self.problems.append(Problem(node.key_position, key, message, code, fix))

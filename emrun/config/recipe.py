@@ -75,8 +75,7 @@ class Recipe:
         except ArgumentError as error:
             raise ConfigError(self.problem(error)) from error
         except (HookError, MissingExtra) as error:
-            message = self.node.censored(str(error))
-            raise ConfigError(Problem(self.node.key_position, self.key, message, error.code, error.fix)) from error
+            raise ConfigError(Problem(self.node.key_position, self.key, str(error), error.code, error.fix)) from error
         except BaseException as error:
             problem = self._refused(error, kwargs)
             if problem is not None:
@@ -95,10 +94,11 @@ class Recipe:
         found = [self.node.get(*keys[:count]) for count in range(len(keys), 0, -1)]  # the last may be a default
         node = next((each for each in found if each is not None), None)
         position = node.position if node else self.node.key_position
-        message, key, fix = self.node.censored(error.message), f"{self.key}.{error.argument}", error.fix
+        key = f"{self.key}.{error.argument}"
+        fix = error.fix
         if found[0] is None and fix.startswith("set "):
             fix = f"override {key}={fix.removeprefix('set ')}"
-        return Problem(position, key, message, error.code, fix)
+        return Problem(position, key, error.message, error.code, fix)
 
     def _refused(self, error: BaseException, kwargs: Mapping[str, Any]) -> Problem | None:
         """Return the problem when an error is about an unknown argument that only `**kwargs` accepted, else None."""
@@ -112,7 +112,7 @@ class Recipe:
         if name in named:
             return None
         hint = did_you_mean(name, [each for each in named if each not in self.takes])
-        message = self.node.censored(f"unknown argument {name!r}{hint} ({error})")
+        message = f"unknown argument {name!r}{hint} ({error})"
         return Problem(node.key_position, self.key, message, "config.unknown-key")
 
 

@@ -59,7 +59,7 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> Iterator[Pro
         try:
             safe_component("name", named.value)
         except ArgumentError as error:
-            yield Problem(named.position, "name", named.censored(error.message))
+            yield Problem(named.position, "name", error.message)
     overlays = config.get("eval")
     for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
         if isinstance(overlay.value, dict):
@@ -89,7 +89,7 @@ def check_main_loop(
     for key, node in section.value.items():
         if key in allowed:
             if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
-                message = node.censored(f"{name} does not build objects; write the value without 'class' or 'import'")
+                message = f"{name} does not build objects; write the value without 'class' or 'import'"
                 yield Problem(node.position, f"{name}.{key}", message, "config.type")
             else:
                 wrong = check_type(node, main_loop.named[key], f"{name}.{key}")
@@ -104,7 +104,7 @@ def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
     try:
         read_extra_streams(node.plain() or (), name, f"{name}_eval")
     except ArgumentError as error:
-        return [Problem(node.position, "main_loop.extra_streams", node.censored(error.message), "config.value")]
+        return [Problem(node.position, "main_loop.extra_streams", error.message, "config.value")]
     return []
 
 

@@ -18,7 +18,6 @@ from emrun.config.yaml_slips import Slip
 
 _MAX_CHARACTERS = 10_000_000
 MAX_NODES = 200_000  # after aliases are expanded
-_NAMING = ("class", "import", "hooks", "extra_streams", "inputs", "outputs")  # keys whose values are names
 MAX_DEPTH = 100  # after aliases are expanded; far below Python's recursion limit
 _MERGE = ("<<",)  # the key of what is merged, which no key of a text equals
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float"))
@@ -28,9 +27,9 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar from the environment has a `spelling`, its text in the config for messages, and `environment`, the strings
-    from the environment with their text in the config. `former` is the name of a class that an override has replaced
-    by this name. A copy that a YAML anchor made of a value also has the position of its `alias`.
+    A scalar from the environment has a `spelling`, its text in the config for messages. `former` is the name of a class
+    that an override has replaced by this name. A copy that a YAML anchor made of a value also has the position of its
+    `alias`.
     """
 
     value: Any
@@ -39,7 +38,6 @@ class Node:
     spelling: str | None = None
     former: str | None = None
     alias: Position | None = None
-    environment: tuple[tuple[str, str], ...] = ()
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
@@ -48,41 +46,6 @@ class Node:
     def shown(self) -> Any:
         """Return the value as messages show it: the text of the config in place of values from the environment."""
         return of_each(self.value, Node.shown) if self.spelling is None else self.spelling
-
-    def secrets(self) -> Iterator[tuple[str, str]]:
-        """Yield the strings from the environment, whole and in parts, each with its text in the config.
-
-        Names that messages show anyway are left out: keys, classes and parts of their paths, hooks, and the names in
-        `extra_streams`, `inputs` and `outputs`.
-        """
-        names = set(self._names())
-        for node, spelling in self._from_environment():
-            for text, shown in (*node.environment, (str(node.value), spelling)):
-                if text.strip() not in names:
-                    yield text, shown
-
-    def _from_environment(self) -> list[tuple[Node, str]]:
-        """Return the scalars from the environment, each with its spelling."""
-        nodes = (self, *(node for _, node, _ in self.places()))
-        return [(node, node.spelling) for node in nodes if node.spelling is not None]
-
-    def _names(self, key: str = "") -> Iterator[str]:
-        """Yield keys, and values that are names; `key` is the key of this value or of the list that contains it."""
-        named = [str(each) for each in self.value] if isinstance(self.value, dict) else []
-        if key in _NAMING and isinstance(self.value, str):
-            named = [self.value]
-        for name in named:
-            yield from (name, *name.split("."))
-        for name, child in self.entries():
-            yield from child._names(key if isinstance(self.value, list) else str(name))
-
-    def censored(self, message: str) -> str:
-        """Return a message about this tree with all strings from the environment, even short ones, replaced."""
-        for node, spelling in self._from_environment():
-            for text in (repr(node.value), str(node.value)):
-                whole = rf"(?<!\w){re.escape(text)}(?!\w)"
-                message = re.sub(whole, spelling.replace("\\", r"\\"), message) if text else message
-        return message
 
     def entries(self) -> Iterable[tuple[Any, Node]]:
         """Return the entries of a mapping by key or of a list by index; a scalar has none."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.censor import Censor
+from emrun.base.censor import hidden
 from emrun.base.encoding import set_random_state
 from emrun.base.errors import StateError
 from emrun.base.fields import reading
@@ -100,7 +100,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
         attempt = _Attempt(capsule, plan, output_dir, found.notes)
         found.error = attempt.run(capsule.batch)
         if found.error is not None:
-            found.message = f"{kind_of(found.error)}: {attempt.censor(str(found.error))}"
+            found.message = f"{kind_of(found.error)}: {hidden(str(found.error))}"
             found.reproduced = attempt.is_same(found.error, exactly=not attempt.is_part)
         if found.reproduced and not _is_out_of_memory(found.error):
             _find_causes(found, attempt)
@@ -115,7 +115,6 @@ class _Attempt:
     def __init__(self, capsule: Capsule, plan: Plan, output_dir: Path, notes: list[str]) -> None:
         self._capsule = capsule
         self._plan = plan
-        self.censor = Censor(plan.config.secrets())
         self._is_skip = capsule.facts["error"] == kind_of(UpdateSkipped())
         self._seed = int(plan.get("seed", 0))
         self._hook_recipe = recipe = self._recipe_of_hook()
@@ -221,7 +220,7 @@ class _Attempt:
             return False
         if _is_out_of_memory(error) or (self._is_skip and not exactly):
             return True  # the message depends on how much memory is free, or on the gradients of all examples
-        messages = (self.censor(text) for text in (str(error), facts["message"]))
+        messages = (hidden(text) for text in (str(error), facts["message"]))
         return len({each if exactly else re.sub(r"\d+", "0", each) for each in messages}) == 1
 
     def look_for_anomaly(self) -> str:

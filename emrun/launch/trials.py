@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emrun.base.censor import Censor
 from emrun.base.errors import ConfigError, Position, Problem, StorageError
 from emrun.base.randomness import derived_seed
 from emrun.config.config import Config
@@ -92,7 +91,7 @@ class Trials:
         seed = self._base["seed"]
         self.seed = seed if isinstance(seed, int) else 0  # another one is reported by `check`
         """The seed of the sweep: that of the config, or 0."""
-        self.code = CodeNow(Censor(self._base.tree.secrets()))
+        self.code = CodeNow()
         """The code of the user as it is now."""
         self._known: dict[Path, Experiment | None] = {}
 
@@ -214,7 +213,6 @@ def record_refusal(config: Config, directory: Path, reason: str) -> None:
         output_dir=directory,
         seed=config.get("seed", 0),
         command=sys.argv,
-        censor=Censor(config.tree.secrets()),
         plain=config.root.plain(),
     )
     run.end("failed", ConfigError.exit_status, reason)

@@ -111,7 +111,6 @@ class Failures:
             step,
             batch,
             self.loop.model,
-            censor=self.run.censor,
             randomness=self.randomness,
             hook=hook,
             checkpoint=self.saving.newest,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from emrun.base.sources import is_nested
 from emrun.base.wording import listed
 from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
-from emrun.storage.code.files import FirstBatches
+from emrun.storage.code.files import Key, note_batch
 from emrun.storage.run import Run
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
@@ -55,19 +56,20 @@ class FirstDigests:
             return
         self._seen.add(key)
         # copied, since the batch may change; the checksums would hold up the training
-        self._code.later(partial(self._write, self._code.batches, *key, beginnings(batch), ranks().size))
+        self._code.later(partial(_write, self._code.directory, (*key, ranks().size), beginnings(batch)))
 
-    def _write(
-        self, batches: FirstBatches, stream: str, pass_number: int, values: Mapping[str, Any], size: int
-    ) -> None:
-        try:
-            different = batches.note(stream, pass_number, digests(values), size)
-            if different:
-                where = f"pass {pass_number}" if pass_number else "an evaluation"
-                message = "stream %r has other data than when the run began: %s in the first batch of %s"
-                _LOG.warning(message, stream, listed(list(map(repr, different))), where)
-        except StorageError as error:
-            _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
+
+def _write(directory: Path, key: Key, values: Mapping[str, Any]) -> None:
+    stream, pass_number, _ = key
+    try:
+        different = note_batch(directory, key, digests(values))
+    except StorageError as error:
+        _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
+        return
+    if different:
+        where = f"pass {pass_number}" if pass_number else "an evaluation"
+        message = "stream %r has other data than when the run began: %s in the first batch of %s"
+        _LOG.warning(message, stream, listed(list(map(repr, different))), where)
 
 
 def beginnings(batch: Any) -> dict[str, list[Any]]:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from emrun.base.censor import hidden
 from emrun.base.errors import exit_status, has_exit_status, reason_of
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.interrupts import Interrupted
@@ -48,13 +49,13 @@ class Outcome:
         if isinstance(error, Interrupted):
             return cls("interrupted", error.reason, 128 + error.signal, error.signal)
         if isinstance(error, TrainingTerminated):
-            return cls("finished", error.reason, 0)
+            return cls("finished", hidden(error.reason), 0)
         if isinstance(error, KeyboardInterrupt):
             number = signal.Signals(getattr(error, "signal_number", signal.SIGINT))
             return cls("interrupted", f"interrupted by {number.name}", 128 + number, number)
         name = "" if has_exit_status(error) else f"{type(error).__name__}: "
         first_line = (reason_of(error).strip().splitlines() or [""])[0]
-        return cls("failed", f"{name}{first_line}", exit_status(error))
+        return cls("failed", hidden(f"{name}{first_line}"), exit_status(error))
 
 
 def warn_of_no_end(hooks: Iterable[AbstractHook]) -> None:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field, replace
 
 from emrun.base.arguments import check_exit_status
+from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.types import Prefetch
@@ -63,7 +64,7 @@ class Session:
         if self.log is not None:
             self.log.open()
         if self.run is not None and self.run.code is not None:
-            self.run.code.begin(epochs.loop.iterations_done)
+            self.run.code.begin()
         self.is_open = True
         epochs.loop.outcome = None
         self._silence = None
@@ -162,15 +163,15 @@ class Session:
             self.loss.warn()
         outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
         if epochs.endings.ended_by is not None and outcome.status == "failed":
-            why = f"{epochs.endings.ended_by.reason}, but the evaluation at the end failed: {outcome.reason}"
+            why = f"{hidden(epochs.endings.ended_by.reason)}, but the evaluation at the end failed: {outcome.reason}"
             outcome = replace(outcome, status="finished", reason=why)
-        epochs.loop.outcome = self._censored(replace(outcome, warning=self.loss.warning))
+        epochs.loop.outcome = replace(outcome, warning=self.loss.warning)
         if failure is not None:
             epochs.events.notify_all("on_error", error=failure)
         hook_error = epochs.events.notify_all("after_training", success=failure is None)
         if failure is None and hook_error is not None:
             failure = hook_error
-            epochs.loop.outcome = self._censored(Outcome.of(failure))
+            epochs.loop.outcome = Outcome.of(failure)
         outcome = epochs.loop.outcome
         status, reason = outcome.status, outcome.reason
         if self.run is not None:
@@ -178,12 +179,6 @@ class Session:
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
         return failure
-
-    def _censored(self, outcome: Outcome) -> Outcome:
-        """Return an outcome without values of the environment: hooks send the reason to trackers."""
-        if self.run is None or outcome.reason is None:
-            return outcome
-        return replace(outcome, reason=self.run.censor(outcome.reason))
 
     def _complete_steps(self) -> None:
         """Write the steps and rows that are not written yet; the run may have failed, so errors are logged."""

@@ -14,9 +14,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 from typing import Any
 
-from emrun.base.censor import Censor
 from emrun.base.errors import StorageError
-from emrun.storage.code.files import RECORD, censored, read_code
+from emrun.storage.code.files import RECORD, read_code
 from emrun.storage.code.record import written_records
 from emrun.storage.files import read_regular
 
@@ -64,14 +63,9 @@ def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
 
 
 class CodeNow:
-    """The code of the user as it is now, for a comparison with what runs have recorded.
+    """The code of the user as it is now, for a comparison with what runs have recorded."""
 
-    Args:
-        censor: removes values of the environment, as from the records.
-    """
-
-    def __init__(self, censor: Censor) -> None:
-        self._censor = censor
+    def __init__(self) -> None:
         self._now = cache(self._read_now)
 
     def changed(self, directory: Path) -> tuple[str, ...] | None:
@@ -104,7 +98,6 @@ class CodeNow:
         except (StorageError, ValueError):
             return None, "", None
         is_source = str(file).endswith(".py")
-        content = censored(content, self._censor, is_python=True) if is_source else content
         return content, hashlib.sha256(content).hexdigest(), _tree(content) if is_source else None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import emrun
 from emrun.base import fields
-from emrun.base.censor import Censor
+from emrun.base.censor import hidden, hidden_in
 from emrun.base.encoding import GENERATORS, decode, encode, pack_all, unpack
 from emrun.base.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.base.types import Batch
@@ -127,7 +127,6 @@ def keep_failure(
     batch: Batch,
     model: AbstractModel,
     *,
-    censor: Censor,
     randomness: StepRandomness,
     hook: AbstractHook | None,
     checkpoint: tuple[str, int] | None,
@@ -144,7 +143,6 @@ def keep_failure(
         step: where the error happened.
         batch: the batch in its present state.
         model: the model; the step may have changed its weights already.
-        censor: removes values of the environment from the error's message and traceback.
         randomness: knows the random states before the step.
         hook: the hook that failed or skipped the update, None if it was no hook.
         checkpoint: the name and the iteration of the newest checkpoint.
@@ -159,7 +157,7 @@ def keep_failure(
     try:
         random, exact = randomness.before_step()
         facts = {
-            **_facts(error, censor),
+            **_facts(error),
             "step": asdict(step),
             "random_before_step": exact,
             "device": str(getattr(model, "device", "")) or None,
@@ -168,7 +166,7 @@ def keep_failure(
         place = _same(run_directory / FAILURES, facts) if is_skip else None
         if place is None:
             state = error.keep if isinstance(error, UpdateSkipped) else None
-            place = _write(run_directory, facts, batch, model, hook, state, random, censor)
+            place = _write(run_directory, facts, batch, model, hook, state, random)
     except KeyboardInterrupt:
         raise
     except BaseException as failure:  # the error to report is that of the run
@@ -189,9 +187,10 @@ def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _facts(error: BaseException, censor: Censor) -> dict[str, Any]:
+def _facts(error: BaseException) -> dict[str, Any]:
     """Return the fields of `failure.json` that describe an error, without values of the environment."""
-    message, trace = censor(str(error)), censor("".join(traceback.format_exception(error)))
+    message = hidden(str(error))
+    trace = hidden("".join(traceback.format_exception(error)))
     versions = {"emrun": emrun.__version__, "python": platform.python_version()}
     versions.update({name: metadata.version(name) for name in ("torch", "numpy")})
     return {"format": FORMAT, "error": kind_of(error), "message": message, "traceback": trace, "versions": versions}
@@ -205,7 +204,6 @@ def _write(
     hook: AbstractHook | None,
     hook_state: Mapping[str, Any] | None,
     random: dict[str, Any],
-    censor: Censor,
 ) -> Path:
     root = run_directory / FAILURES
     with storing(root, "write"):
@@ -224,7 +222,7 @@ def _write(
                     state["hook"] = encode(hook.state_dict() if hook_state is None else dict(hook_state), "hook")
                 except Exception as error:
                     left_out["the hook's state"] = str(error)
-            facts["left_out"] = censor.plain(left_out)
+            facts["left_out"] = hidden_in(left_out)
             save_state(state, aside)
             if (run_directory / CONFIG).exists():
                 copy_regular(run_directory / CONFIG, aside / CONFIG)

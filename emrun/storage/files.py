@@ -155,17 +155,15 @@ def unguard(directory: Path) -> None:
     _GUARDS.pop(f"{directory}{os.sep}", None)
 
 
-def check_owner(*paths: Path) -> None:
-    """Check that this process may still write these files.
+def check_owner(path: Path) -> None:
+    """Check that this process may still write a file.
 
     Raises:
-        RunInUse: a file is part of a run that another process has taken over from this one.
+        RunInUse: it is part of a run that another process has taken over from this one.
     """
-    if not _GUARDS:
-        return
-    absolute = [str(path.absolute()) for path in paths]
+    absolute = str(path.absolute()) if _GUARDS else ""
     for directory, (check, free) in list(_GUARDS.items()):
-        if any(each.startswith(directory) and not each.startswith(free) for each in absolute):
+        if absolute.startswith(directory) and not absolute.startswith(free):
             check()
 
 

@@ -9,7 +9,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from emrun.base.censor import Censor
+from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
 from emrun.storage.files import opened_regular, storing
 
@@ -28,13 +28,11 @@ class RunLog:
 
     Args:
         path: the file.
-        censor: removes values of the environment from the lines.
     """
 
-    def __init__(self, path: Path, censor: Censor) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         """The file."""
-        self._censor = censor
         self._depth = 0
         self._root = logging.getLogger()
 
@@ -50,7 +48,7 @@ class RunLog:
                     with opened_regular(self.path):  # a pipe would wait for a reader
                         pass
                 self._file = _LogFile(self.path, encoding="utf-8", errors="backslashreplace")
-            self._file.setFormatter(_CensoredFormatter(self._censor))
+            self._file.setFormatter(_Formatter(_LINE, datefmt="%Y-%m-%d %H:%M:%S"))
             self._level = self._root.level
             self._others = list(self._root.handlers)
             if not self._others and logging.lastResort is not None:  # shows warnings if no handler is configured
@@ -95,18 +93,14 @@ class RunLog:
         return logger is not self._root or record.levelno >= self._level
 
 
-class _CensoredFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
     """Formats the lines of the log and their tracebacks without values of the environment.
 
     Below a record with `names`, such as those of files that were left out, each of them has a line.
     """
 
-    def __init__(self, censor: Censor) -> None:
-        super().__init__(_LINE, datefmt="%Y-%m-%d %H:%M:%S")
-        self._censor = censor
-
     def format(self, record: logging.LogRecord) -> str:
-        return self._censor("\n  ".join([super().format(record), *getattr(record, "names", ())]))
+        return hidden("\n  ".join([super().format(record), *getattr(record, "names", ())]))
 
 
 class _LogFile(logging.FileHandler):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import safe_component
-from emrun.base.censor import Censor, keep_on_terminal
+from emrun.base.censor import show
 from emrun.base.errors import RunExists, UsageError
 from emrun.base.wording import from_here, in_one_line, listed
 from emrun.storage.code.record import CodeRecord, remove_code
@@ -49,7 +49,6 @@ class Run:
         command: the command that started the run, for the trace.
         clock: returns the time.
         lock: the lock of the directory, released at the end of the run.
-        censor: removes values of the environment from the log, the trace and the capsules of failed steps.
     """
 
     def __init__(
@@ -60,18 +59,15 @@ class Run:
         command: Sequence[str] = (),
         clock: Clock = local_time,
         lock: RunLock | None = None,
-        censor: Censor | None = None,
     ) -> None:
         self.directory = directory
-        self.censor = Censor() if censor is None else censor
         places = {directory}
         with suppress(OSError):  # the current directory is gone
             places |= {directory.absolute(), directory.resolve(), Path.cwd()}
-        self.censor.keep(*places)
-        keep_on_terminal(*places)
+        show(*places)
         self._lock = lock
-        self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock, censor=self.censor)
-        self.log = RunLog(directory / LOG, self.censor)
+        self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock)
+        self.log = RunLog(directory / LOG)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
         self.code: CodeRecord | None = None
         """Records what the run is made from; None if nothing does, as in an evaluation."""
@@ -149,7 +145,6 @@ def create_run(
     seed: int,
     command: Sequence[str] = (),
     clock: Clock = local_time,
-    censor: Censor | None = None,
     plain: Any = None,
     overrides: str = "",
 ) -> Run:
@@ -165,7 +160,6 @@ def create_run(
         seed: the seed of the run, for the trace.
         command: the command that started the run, for the trace.
         clock: returns the time.
-        censor: see `Run`.
         plain: the config in plain types, which lists of runs read.
         overrides: what the name of the directory shows of the overrides of the config, see `in_name`.
 
@@ -193,7 +187,7 @@ def create_run(
             remove_code(directory)
             files = read_trace(directory).get("files", [])
         write_with_plain(directory / CONFIG, config_text, plain)
-        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock, censor=censor)
+        run = Run(directory, seed=seed, command=command, clock=clock, lock=lock)
         run.trace.add(files=files)
         run.trace.begin()
     except BaseException:
@@ -208,7 +202,6 @@ def create_evaluation(
     config_text: str,
     command: Sequence[str] = (),
     clock: Clock = local_time,
-    censor: Censor | None = None,
     plain: Any = None,
 ) -> Run:
     """Create the directory `<stream>-<n>` for the results of an evaluation.
@@ -219,7 +212,6 @@ def create_evaluation(
         config_text: the content of its `config.yaml`.
         command: the command that started the evaluation, for the trace.
         clock: returns the time.
-        censor: see `Run`.
         plain: see `create_run`.
 
     Raises:
@@ -232,7 +224,7 @@ def create_evaluation(
         stem = safe_component("stream", stream)
         directory = _make_free(root / f"{stem}-{number}" for number in itertools.count(1))
     write_with_plain(directory / CONFIG, config_text, plain)
-    run = Run(directory, command=command, clock=clock, censor=censor)
+    run = Run(directory, command=command, clock=clock)
     run.trace.begin()
     return run
 

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 import emrun
-from emrun.base.censor import Censor
+from emrun.base.censor import hidden_in
 from emrun.base.fields import (
     ANYTHING,
     FLAG,
@@ -95,13 +95,11 @@ class Trace:
         seed: the seed of the run.
         command: the command that started the run.
         clock: returns the time.
-        censor: removes values of the environment from fields that may contain any text.
     """
 
-    def __init__(self, path: Path, *, seed: int | None, command: Sequence[str], clock: Clock, censor: Censor) -> None:
+    def __init__(self, path: Path, *, seed: int | None, command: Sequence[str], clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._censor = censor
         torch = sys.modules.get("torch")  # last bits of results may depend on its threads
         self._entries: dict[str, Any] = {
             "train_begin": None,
@@ -176,10 +174,7 @@ class Trace:
     def write(self, **entries: Any) -> None:
         """Add entries and write the file."""
         self.add(**entries)
-        shown = {
-            key: self._censor.plain(value) if key in _MAY_HOLD_ANYTHING else value
-            for key, value in self._entries.items()
-        }
+        shown = {key: hidden_in(value) if key in _MAY_HOLD_ANYTHING else value for key, value in self._entries.items()}
         changed = {key: value for key, value in shown.items() if key not in self._texts or value != self._shown[key]}
         parts = re.split(r"(?m)^(?=\w+:)", _as_yaml(changed))[1:]  # to write YAML takes most of the time
         self._texts |= dict(zip(changed, parts, strict=True))

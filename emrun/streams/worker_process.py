@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from emrun.base.censor import Censor, censor_standard_error, terminal_censor
+from emrun.base.censor import censor_standard_error, hide
 from emrun.base.cores import SHARE
 from emrun.base.errors import EmrunError, StorageError, StreamError
 from emrun.stream_context import StreamContext
@@ -43,7 +43,7 @@ class Task:
         count: the number of processes.
         ahead: the number of batches that each process may make before the loop takes the first one.
         folder: a folder of the processes, for the files with their stacks and for their sockets.
-        censor: censors standard error; None if it is not censored.
+        references: values of the environment -> their references, for processes that are not forked.
         path: the directories of the user's modules, for processes that are not forked.
         safe_path: the value of the environment variable `PYTHONSAFEPATH` in the process; None if it is not set.
     """
@@ -53,7 +53,7 @@ class Task:
     count: int
     ahead: int
     folder: Path
-    censor: Censor | None
+    references: Mapping[str, str]
     path: list[str] = field(default_factory=list)
     safe_path: str | None = None
 
@@ -161,9 +161,10 @@ def _begin(task: Task, worker: int) -> Any:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
-    if task.censor is not None and terminal_censor() is None:  # not forked
-        censor_standard_error(task.censor)
     if task.stream_pass is None:
+        for value, reference in task.references.items():
+            hide(value, reference)
+        censor_standard_error()
         set_environment(SAFE_PATH, task.safe_path)
         sys.path += [each for each in task.path if each not in sys.path]
     threading.Thread(target=_end_with_the_loop, args=(task.folder,), daemon=True).start()

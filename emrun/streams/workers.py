@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
 from typing import Any
 
-from emrun.base.censor import terminal_censor
+from emrun.base.censor import references
 from emrun.base.errors import StreamError
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.user_modules import user_directories
@@ -56,7 +56,7 @@ class Workers(Iterator[Any]):
         self._turns: deque[tuple[int, Any]] = deque()  # the index of a worker, and the pipe to it
         with _limit_named(stream_pass.name, count):
             folder = TemporaryFolder()
-            self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder.path, terminal_censor())
+            self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder.path, references())
             ended = self._processes, stream_pass.name, folder
             self.close = Finalize(self, _end, ended, exitpriority=_BEFORE_THEY_ARE_JOINED)
             """Kill the processes; this ends a wait for a batch."""

@@ -104,9 +104,10 @@ def assemble(
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
         node = plan.config.get("main_loop", error.argument)
-        message = plan.config.censored(error.message)
         place = node.position if node else None
-        raise ConfigError(Problem(place, f"main_loop.{error.argument}", message, error.code, error.fix)) from error
+        raise ConfigError(
+            Problem(place, f"main_loop.{error.argument}", error.message, error.code, error.fix)
+        ) from error
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
@@ -163,16 +164,15 @@ def _check_dataset(dataset: Any, plan: Plan) -> None:
         try:
             stream_function(dataset, name)
         except AttributeError as error:
-            message = plan.config.censored(str(error))
-            raise ConfigError(Problem(node.position, "main_loop", message, "config.unknown-stream")) from error
+            raise ConfigError(Problem(node.position, "main_loop", str(error), "config.unknown-stream")) from error
 
 
 def _hook_problem(error: HookError, plan: Plan) -> Problem:
     if error.hook_index is None:
-        return Problem(None, "hooks", plan.config.censored(str(error)), error.code, error.fix)
+        return Problem(None, "hooks", str(error), error.code, error.fix)
     recipe = plan.hooks[error.hook_index] if error.hook_index < len(plan.hooks) else plan.model
     position = next(filter(None, (_place_of(each, recipe.node) for each in error.about)), recipe.node.key_position)
-    return Problem(position, recipe.key, plan.config.censored(str(error)), error.code, error.fix)
+    return Problem(position, recipe.key, str(error), error.code, error.fix)
 
 
 def _place_of(value: str, node: Node) -> Position | None:

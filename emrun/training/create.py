@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import Censor
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
 from emrun.base.randomness import draw_seed, seed_everything
 from emrun.base.user_modules import find_user_modules
@@ -100,7 +99,6 @@ def create_training(
             output_dir=place,
             seed=plan.get("seed", 0),
             command=command,
-            censor=Censor(plan.config.secrets()),
             plain=loaded.root.plain(),
             overrides=in_name(loaded.overrides),
         )
@@ -307,7 +305,7 @@ def follow(
         is_evaluation: see `assemble`.
         classes: see `assemble`.
     """
-    log = RunLog(directory / LOG_OF_RANK.format(ranks().rank), Censor(plan.config.secrets()))
+    log = RunLog(directory / LOG_OF_RANK.format(ranks().rank))
     with log:
         how: dict[str, Any] = {"is_new": is_new, "is_evaluation": is_evaluation, "classes": classes}
         training = assemble_alike(plan, tell, directory, None, log, **how)

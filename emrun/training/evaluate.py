@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import Censor
 from emrun.base.errors import StorageError, StreamError, UsageError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, from_here, progress
@@ -110,11 +109,8 @@ def evaluate(
             root = directory / CHECKPOINTS
             find_checkpoint(plan, directory, checkpoint_name)
             results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
-            censor = Censor(plan.config.secrets(), [directory])
             try:
-                run = create_evaluation(
-                    results, stream, dump(merged.root), command, censor=censor, plain=merged.root.plain()
-                )
+                run = create_evaluation(results, stream, dump(merged.root), command, plain=merged.root.plain())
             except StorageError as error:
                 if output_dir is None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                     error.add_note("to save the results of a read-only run in another directory, use --output-dir DIR")
@@ -125,7 +121,7 @@ def evaluate(
                 tell(str(run.directory))
                 training = assemble_alike(plan, tell, run.directory, run, **how)
                 claim_files(training, run)
-                warn_of_changed_code(plan, directory, run.censor)
+                warn_of_changed_code(plan, directory)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
                 loaded, used = load_checkpoint(training, root, name, tell), ""

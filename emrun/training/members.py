@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import Censor
 from emrun.base.errors import UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.wording import from_here, progress
@@ -62,7 +61,7 @@ def load_model(
         manifest = load_weights(model, place)
         done = progress(manifest.epoch, manifest.iteration)
         _LOG.info("the model of %s, checkpoint %s: %s", from_here(directory), place.name, done)
-        warn_of_changed_code(plan, directory, Censor(plan.config.secrets(), [directory]))
+        warn_of_changed_code(plan, directory)
     return model
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
-from emrun.base.censor import Censor
 from emrun.base.errors import Position, StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import Config, read_config
@@ -99,13 +98,11 @@ def _resumed(
     tell: Callable[[Any], Any],
 ) -> Training | None:
     """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
-    censor = Censor(kept=[source])
-    run = _opened(source, command, censor)
+    run = _opened(source, command)
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
         plan = _plan_of(config, added_hooks)
-        censor.add(plan.config.secrets())
         check_alike(plan, tell)
         changed = _changes(_as_written(source, stored), config.root)
         trace = read_trace(source)
@@ -153,11 +150,11 @@ def _resumed(
         raise
 
 
-def _opened(source: Path, command: Sequence[str], censor: Censor) -> Run:
+def _opened(source: Path, command: Sequence[str]) -> Run:
     """Lock a run, to write it again."""
     lock = RunLock(source)
     try:
-        return Run(source, command=command, lock=lock, censor=censor)
+        return Run(source, command=command, lock=lock)
     except BaseException:
         lock.release()
         raise

@@ -218,13 +218,6 @@ def test_an_escaped_text_is_not_interpolated():
         assert interpolate(config).plain() == {"path": text}
 
 
-def test_values_of_the_environment_in_one_text_are_known_each_with_what_the_config_says(monkeypatch):
-    monkeypatch.setenv("EMRUN_TEST_A", "first")
-    monkeypatch.setenv("EMRUN_TEST_B", "second")
-    tree = interpolate(parse("c: '${env:EMRUN_TEST_A} and ${env:EMRUN_TEST_B}'", "config.yaml"))
-    assert tree.value["c"].environment == (("first", "${env:EMRUN_TEST_A}"), ("second", "${env:EMRUN_TEST_B}"))
-
-
 def test_a_free_value_of_an_extended_file_need_not_be_used(tmp_path):
     (tmp_path / "base.yaml").write_text("vars: {shared: 1}")
     (tmp_path / "own.yaml").write_text("extends: base.yaml\nvars: {own: 1}")

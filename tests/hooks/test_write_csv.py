@@ -364,9 +364,7 @@ def test_a_resume_refuses_a_name_of_a_file_that_the_run_has_not_written_and_chan
     (run / "notes.csv").write_text("mine\n")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.log"}
     for _ in range(2):
-        with pytest.raises(
-            UsageError, match=r"the run has not written .*notes\.csv, which one of its hooks"
-        ):
+        with pytest.raises(UsageError, match=r"the run has not written .*notes\.csv, which one of its hooks"):
             resume_training(run, ["hooks.WriteCSV.output_file=notes.csv", "hooks.StopAfter.epochs=2"])
     assert {path: path.read_bytes() for path in before} == before
 

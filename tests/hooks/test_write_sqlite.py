@@ -169,9 +169,7 @@ def test_a_name_of_a_file_that_exists_is_an_error(tmp_path):
     path = tmp_path / "theirs.sqlite"
     path.write_bytes(b"theirs")
     hook = WriteSQLite(file="theirs.sqlite", output_dir=tmp_path)
-    with pytest.raises(
-        HookError, match=r"theirs\.sqlite exists; move it elsewhere, or choose another name"
-    ):
+    with pytest.raises(HookError, match=r"theirs\.sqlite exists; move it elsewhere, or choose another name"):
         hook.register_mainloop(SimpleNamespace(rows=Record(None), has_run=False))
     assert path.read_bytes() == b"theirs"
 

@@ -6,7 +6,7 @@ import pytest
 
 from emrun.base.errors import StorageError
 from emrun.runs.code_comparison import compare_code
-from emrun.storage.code.files import Code, Module, Repository, write_code
+from emrun.storage.code.files import FORMAT, Code, sha256_of, write_code
 
 SOURCE = b"import torch\n\nWIDTH = 32\n"
 
@@ -16,11 +16,11 @@ def record(tmp_path):
     """Return a function that writes a record of code, and returns the run directory."""
 
     def write(run, source=SOURCE, *, place="code", **others):
-        modules = {"my.net": Module("net.py", source)} if source is not None else {}
-        directory = tmp_path / run / place
-        directory.mkdir(parents=True)
-        code = Code(**{"python": "3.11", "modules": modules, "packages": {"numpy": "2.0"}, **others})
-        write_code(directory, code, 0)()
+        modules = {"my.net": {"file": "net.py", "sha256": sha256_of(source)}} if source is not None else {}
+        files = {"modules/my/net.py": source} if source is not None else {}
+        (tmp_path / run).mkdir(exist_ok=True)
+        content = {"python": "3.11", "repositories": [], "modules": modules, "packages": {"numpy": "2.0"}, **others}
+        write_code(tmp_path / run / place, Code({"format": FORMAT, **content, "problems": []}, files))
         return tmp_path / run
 
     return write
@@ -45,7 +45,10 @@ def test_modules_and_packages_of_one_side_are_named(record):
 
 
 def test_another_python_and_another_commit_are_named(record):
-    repositories = [Repository("here", "f00"), Repository("there", "ba5", b"patch")]
+    repositories = [
+        {"directory": "here", "commit": "f00", "sha256": None},
+        {"directory": "there", "commit": "ba5", "sha256": sha256_of(b"patch")},
+    ]
     found = compare_code(
         record("a", repositories=repositories[:1]), record("b", python="3.12", repositories=repositories[1:])
     )

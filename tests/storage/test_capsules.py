@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
-from emrun.base.censor import Censor
 from emrun.base.errors import ArgumentError, EmrunError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
@@ -42,7 +41,7 @@ def run(tmp_path):
 
 
 def keep(run, error=None, batch=None, model=None, step=STEP, **others):
-    options = {"censor": Censor(), "randomness": StepRandomness(), "hook": None, "checkpoint": None, **others}
+    options = {"randomness": StepRandomness(), "hook": None, "checkpoint": None, **others}
     return keep_failure(run.directory, error or ValueError("bad"), step, batch or {}, model or Model(), **options)
 
 

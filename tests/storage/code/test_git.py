@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emrun.storage.code.git import Git, GitError, head_of
+from emrun.storage.code import git as asking
+from emrun.storage.code.git import GitError, ask, diff_of, head_of, top_of
 
 
 @pytest.fixture
@@ -45,27 +46,20 @@ def test_a_repository_runs_none_of_its_programs(repository, tmp_path):
     (place / ".git/info").mkdir(exist_ok=True)
     (place / ".git/info/attributes").write_text("*.py diff=d filter=f\n")
     before = (place / ".git/index").stat().st_mtime_ns
-    asked = Git(place)
-    asked.ignore_filters()
-    patch = asked.ask("diff", "--no-ext-diff", "--no-textconv", "HEAD", "--").decode()
+    patch = diff_of(place, head_of(place), []).decode()
     assert "-before = 1" in patch
     assert "+after = 2" in patch
-    assert asked.ask("ls-files", "--others", "--exclude-standard") == b""
+    assert top_of(place) == place
     assert not list(tmp_path.glob("sprung-*"))
     assert (place / ".git/index").stat().st_mtime_ns == before
     subprocess.run(["git", "diff", "HEAD"], cwd=place, check=False, capture_output=True, timeout=30)
     assert list(tmp_path.glob("sprung-*"))  # the trap works
 
 
-def test_a_filter_whose_name_cannot_be_given_to_git_is_an_error(repository):
-    repository("config", "filter.a=b.clean", "cat")
-    with pytest.raises(GitError, match=r"filter with an unusual name: filter\.a=b"):
-        Git(repository.place).ignore_filters()
-
-
-def test_an_answer_that_is_too_long_is_an_error(repository):
+def test_an_answer_that_is_too_long_is_an_error(repository, monkeypatch):
+    monkeypatch.setattr(asking, "_MOST", 10)
     with pytest.raises(GitError, match=r"git diff printed more than 10 B"):
-        Git(repository.place, most=10).ask("diff", "HEAD")
+        ask(repository.place, "diff", "HEAD")
 
 
 def test_git_that_takes_too_long_is_an_error(repository, tmp_path, monkeypatch):
@@ -73,8 +67,10 @@ def test_git_that_takes_too_long_is_an_error(repository, tmp_path, monkeypatch):
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(asking, "_SECONDS", 0.2)
     with pytest.raises(GitError, match=r"git rev-parse took more than 0.2 seconds"):
-        Git(repository.place, seconds=0.2).ask("rev-parse", "HEAD")
+        top_of(repository.place)
+    assert head_of(repository.place) is None
 
 
 def test_the_variables_of_a_hook_of_git_do_not_name_another_repository(repository, tmp_path, monkeypatch):
@@ -89,31 +85,31 @@ def test_without_git_a_repository_or_a_commit_there_is_no_head(repository, tmp_p
     subprocess.run(["git", "init", "-q", tmp_path / "empty"], check=True, timeout=30)
     assert head_of(tmp_path / "empty") is None
     with pytest.raises(GitError, match="not a git repository"):
-        Git(tmp_path).ask("rev-parse", "HEAD")
+        ask(tmp_path, "rev-parse", "HEAD")
     monkeypatch.chdir(tmp_path / "empty")
     shutil.rmtree(tmp_path / "empty")
     assert head_of(Path()) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert head_of(repository.place) is None
     with pytest.raises(GitError, match="no such file or directory: git"):
-        Git(repository.place).ask("rev-parse", "HEAD")
+        ask(repository.place, "rev-parse", "HEAD")
 
 
 def test_settings_of_the_environment_count(repository, monkeypatch):
     """Containers allow the directories of others in this way."""
     for name, value in {"COUNT": "1", "KEY_0": "user.name", "VALUE_0": "from the environment"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
-    assert Git(repository.place).ask("config", "user.name") == b"from the environment\n"
+    assert ask(repository.place, "config", "user.name") == b"from the environment\n"
 
 
 def test_large_files_are_only_named(repository):
     with (repository.place / "code.py").open("w") as file:
         file.write("a = 1\n" * 9_000_000)
-    assert b"Binary files a/code.py and b/code.py differ" in Git(repository.place).ask("diff", "HEAD")
+    assert b"Binary files a/code.py and b/code.py differ" in ask(repository.place, "diff", "HEAD")
 
 
 def test_without_a_directory_for_temporary_files_git_is_not_asked(repository, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(GitError, match="no such file or directory"):
-        Git(repository.place).ask("rev-parse", "HEAD")
+        ask(repository.place, "rev-parse", "HEAD")
     assert head_of(repository.place) is None

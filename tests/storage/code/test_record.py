@@ -1,77 +1,65 @@
-"""The record of the code: when it is written, what a resume adds, and that it never ends a run."""
+"""The record of the code: when it is written, and that it never ends a run."""
 
 import errno
 import json
 import logging
-import sys
 import threading
-from types import ModuleType
 
 import pytest
 
-from emrun.base.censor import Censor
 from emrun.storage.code import files
-from emrun.storage.code.files import Code, Module
-from emrun.storage.code.record import CodeRecord, copy_code
-from emrun.storage.files import note_writes
+from emrun.storage.code.files import FORMAT, Code, sha256_of
+from emrun.storage.code.record import CodeRecord
 
 
 def code_of(problems=(), packages=None, **sources):
-    modules = {name: Module(f"/project/{name}.py", source.encode()) for name, source in sources.items()}
-    return Code("3.11.2", modules, {"torch": "2.13.0"} if packages is None else packages, problems=list(problems))
+    record = {
+        "format": FORMAT,
+        "python": "3.11.2",
+        "repositories": [],
+        "modules": {name: {"sha256": sha256_of(source.encode())} for name, source in sources.items()},
+        "packages": {"torch": "2.13.0"} if packages is None else packages,
+        "problems": list(problems),
+    }
+    return Code(record, {f"modules/{name}.py": source.encode() for name, source in sources.items()})
 
 
-def recorded(directory, code, late=None, iterations_done=0, is_gathered=True):
+def recorded(directory, code):
     """Record the code of a run; return the names of the directories of its records."""
-
-    def gather(modules, everything):
-        return code if everything else late or Code("3.11.2")
-
-    record = CodeRecord(directory, Censor(), gather, lambda seconds: is_gathered)
-    record.begin(iterations_done)
-    record.begin(iterations_done)
-    sys.modules["late"] = ModuleType("late")
+    record = CodeRecord(directory, lambda: code)
+    record.begin()
+    record.begin()
     record.end()
-    del sys.modules["late"]
     return sorted(path.name for path in directory.iterdir())
 
 
 def test_a_run_records_its_code_once(tmp_path, caplog):
     assert recorded(tmp_path, code_of(net="width = 3")) == ["code"]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert recorded(tmp_path, code_of(net="width = 3"), iterations_done=50) == ["code"]
+    assert recorded(tmp_path, code_of(net="width = 3")) == ["code"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert caplog.text == ""
 
 
-def test_what_is_gathered_in_time_is_written_before_the_first_batch_and_complete_when_it_is_flushed(
-    tmp_path, monkeypatch
-):
-    may_flush = threading.Event()
-    flush_file = files.flush_file
-    monkeypatch.setattr(files, "flush_file", lambda path: (may_flush.wait(60), flush_file(path)))
-    record = CodeRecord(tmp_path, Censor(), lambda modules, everything: code_of(net="width = 3"), lambda seconds: True)
-    done = []
-    record.begin(0)
+def test_tasks_are_done_one_after_another(tmp_path, monkeypatch):
+    may_write, done = threading.Event(), []
+    write_atomically = files.write_atomically
+    monkeypatch.setattr(files, "write_atomically", lambda *each: (may_write.wait(60), write_atomically(*each)))
+    record = CodeRecord(tmp_path, lambda: (done.append("gathered"), code_of(net="width = 3"))[1])
+    record.later(lambda: done.append("before"))
+    record.begin()
     record.later(lambda: done.append((tmp_path / "code/record.json").exists()))
-    assert sorted(path.name for path in tmp_path.rglob("*.*")) == ["net.py", "packages.txt"]
-    may_flush.set()
+    may_write.set()
     record.end()
-    assert done == [True]
-
-
-def test_what_is_gathered_late_is_written_by_the_thread(tmp_path):
-    assert recorded(tmp_path, code_of(net="width = 3"), is_gathered=False) == ["code"]
-    assert (tmp_path / "code/record.json").exists()
+    assert done == ["before", "gathered", True]
 
 
 def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path, caplog):
     recorded(tmp_path, code_of(net="width = 3", data=""))
     first = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert recorded(tmp_path, code_of(net="width = 4", data=""), iterations_done=50) == ["code", "code-2"]
+    assert recorded(tmp_path, code_of(net="width = 4", data="")) == ["code", "code-2"]
     assert {path: path.read_bytes() for path in first} == first
     assert (tmp_path / "code-2/modules/net.py").read_text() == "width = 4"
-    assert json.loads((tmp_path / "code-2/record.json").read_text())["iterations_done"] == 50
     (line,) = caplog.records
     assert line.levelname == "WARNING"
     assert line.getMessage() == (
@@ -81,16 +69,6 @@ def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path,
     assert recorded(tmp_path, code_of(net="width = 3", data="")) == ["code", "code-2", "code-3"]
 
 
-def test_values_of_the_environment_are_in_no_record(tmp_path, monkeypatch):
-    codes = [code_of(net="token = 'hunter22'"), code_of(late="token = 'hunter22'")]
-    record = CodeRecord(tmp_path, Censor([("hunter22", "${env:TOKEN}")]), lambda modules, everything: codes.pop(0))
-    record.begin(0)
-    monkeypatch.setitem(sys.modules, "late", ModuleType("late"))
-    record.end()
-    for name in ("net", "late"):
-        assert (tmp_path / f"code/modules/{name}.py").read_text() == "token = '${env:TOKEN}'"
-
-
 def test_packages_that_are_installed_meanwhile_are_not_a_warning(tmp_path, caplog):
     caplog.set_level("INFO")
     recorded(tmp_path, code_of())
@@ -98,12 +76,6 @@ def test_packages_that_are_installed_meanwhile_are_not_a_warning(tmp_path, caplo
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert "p3 is installed, p4 is installed, 4 more; see" in line.getMessage()
-
-
-def test_modules_that_are_imported_during_the_run_or_after_a_resume_are_added(tmp_path):
-    assert recorded(tmp_path, code_of(net=""), late=code_of(late="x = 1")) == ["code"]
-    assert recorded(tmp_path, code_of(net="", new="y = 2")) == ["code"]
-    assert sorted(path.name for path in (tmp_path / "code/modules").iterdir()) == ["late.py", "net.py", "new.py"]
 
 
 def test_what_is_missing_is_in_the_record_and_in_one_warning(tmp_path, caplog):
@@ -119,6 +91,13 @@ def test_a_record_that_cannot_be_read_is_not_written_over(tmp_path, text):
     (tmp_path / "code/record.json").write_text(text)
     assert recorded(tmp_path, code_of()) == ["code", "code-2"]
     assert (tmp_path / "code/record.json").read_text() == text
+
+
+def test_a_record_that_a_killed_process_has_begun_is_written_again(tmp_path):
+    recorded(tmp_path, code_of(net="1"))
+    (tmp_path / "code/record.json").rename(tmp_path / "code/.record.json.tmp")
+    assert recorded(tmp_path, code_of(net="1")) == ["code"]
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == ["modules", "record.json"]
 
 
 def test_beside_a_record_that_cannot_be_read_in_time_nothing_is_written(tmp_path, caplog, monkeypatch):
@@ -145,44 +124,19 @@ def test_an_error_is_a_warning(tmp_path, caplog):
 
 def test_a_file_system_that_does_not_answer_ends_neither_the_run_nor_its_wait(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("emrun.storage.code.record._LONGEST_WAIT", 0.0)
-    answers, is_over = threading.Event(), threading.Event()
+    answers, done = threading.Event(), []
 
-    def gather(modules, everything):
+    def gather():
         answers.wait(60)
-        threading.current_thread().ended = is_over
         return code_of()
 
-    record = CodeRecord(tmp_path, Censor(), gather)
-    record.begin(0)
+    record = CodeRecord(tmp_path, gather)
+    record.begin()
+    record.later(lambda: done.append("a batch"))
     record.end()
     assert "the file system does not answer" in caplog.text
     answers.set()
     for thread in threading.enumerate():
         if thread.name == "emrun-code":
             thread.join(60)
-    assert list(tmp_path.rglob("*")) == []  # the run may belong to another process by now
-
-
-def test_a_foreign_file_in_the_way_is_told_and_does_not_end_the_run(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("emrun.storage.files._WRITTEN", {})
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/batches.jsonl").write_text("notes")
-    note_writes(tmp_path, [])
-    record = CodeRecord(tmp_path, Censor(), lambda modules, everything: code_of())
-    record.begin(0)
-    record.end()
-    assert "the code of the run is not recorded completely: the run has not written" in caplog.text
-    assert (tmp_path / "code/batches.jsonl").read_text() == "notes"
-
-
-def test_a_copy_has_the_records_without_temporary_files(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir(), target.mkdir()
-    recorded(source, code_of(net="1"))
-    recorded(source, code_of(net="2"))
-    (source / "code/.record.json.tmp").touch()
-    (source / "code-x").mkdir()
-    copy_code(source, target)
-    assert sorted(path.name for path in target.iterdir()) == ["code", "code-2"]
-    assert sorted(path.name for path in (target / "code").iterdir()) == ["modules", "packages.txt", "record.json"]
-    assert recorded(target, code_of(net="2")) == ["code", "code-2"]
+    assert list(tmp_path.rglob("*")) == done == []  # the run may belong to another process by now
