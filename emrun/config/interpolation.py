@@ -100,8 +100,6 @@ class _Interpolation:
             found = self._named(whole["name"], node, active, depth)
             is_read = whole["name"].startswith("env:") and self._reads_environment
             value = read_scalar(found.value) if is_read else found.value
-            if is_read and found.spelling is not None:  # such as the text in quotes
-                hide(str(value), found.spelling)
             return replace(found, value=value, position=node.position, key=node.key, former=node.former)
         return self._text(node, active, depth)
 
@@ -154,7 +152,8 @@ def _environment(name: str, node: Node) -> Node:
     variable, comma, default = name.removeprefix("env:").partition(",")
     value = os.environ.get(variable)
     if value is not None:
-        hide(value, f"${{{name}}}")
+        for text in (value, str(read_scalar(value))):  # it may be in quotes
+            hide(text, f"${{{name}}}")
         return replace(node, value=value, spelling=node.value)
     if not comma:
         raise node.error(

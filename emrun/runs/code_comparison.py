@@ -6,7 +6,6 @@ import ast
 import difflib
 import hashlib
 import importlib.util
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -15,8 +14,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.code.files import RECORD, read_code
-from emrun.storage.code.record import written_records
+from emrun.storage.code.files import RECORD, module_path, read_code
+from emrun.storage.code.record import code_records
 from emrun.storage.files import read_regular
 
 _LARGEST_SOURCE = 1_000_000  # bytes
@@ -24,7 +23,6 @@ _LARGEST_FILE = 50_000_000  # of a module that may be compiled
 _MOST_LINES = 5_000  # of a source that is compared line by line
 _MOST = 1_000  # modules or packages that differ
 _MOST_DIFFED = 200  # modules
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def compare_code(a: Path, b: Path) -> dict[str, Any]:
@@ -56,7 +54,7 @@ def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
     Raises:
         StorageError: the run has no record, or it cannot be read.
     """
-    written = written_records(directory)
+    written = code_records(directory)
     if not written:
         raise StorageError(0, f"the code of {directory} is not recorded")
     return _read(written[-1][1]), written[-1][1]
@@ -77,27 +75,27 @@ class CodeNow:
             directory: the run directory.
         """
         try:  # a run that was resumed has used all of its records
-            records = [(place, _read(place)["modules"].items()) for _, place in written_records(directory)]
+            records = [(place, _read(place)["modules"].items()) for _, place in code_records(directory)]
         except OSError:
             return None
         changed = (name for place, each in records for name, one in each if not self._is_same(place, name, one))
         return tuple(dict.fromkeys(changed)) if records else None
 
     def _is_same(self, place: Path, name: str, module: Mapping[str, Any]) -> bool:
-        content, digest, tree = self._now(name, module.get("file"))
+        content, digest, tree = self._now(name, module["file"])
         if content is None or module["sha256"] in (None, digest):
             return True
-        source = _source(place, name)
+        source = _source(place, name, module)
         return source is not None and tree is not None and _tree(source) == tree
 
-    def _read_now(self, name: str, recorded: Any) -> tuple[bytes | None, str, str | None]:
+    def _read_now(self, name: str, recorded: str) -> tuple[bytes | None, str, str | None]:
         """Return the file of a module, its checksum and its syntax tree."""
-        file = _file_of(name) or (recorded if isinstance(recorded, str) else None)
+        file = _file_of(name) or recorded
         try:
-            content = read_regular(Path(file or ""), _LARGEST_FILE)
+            content = read_regular(Path(file), _LARGEST_FILE)
         except (StorageError, ValueError):
             return None, "", None
-        is_source = str(file).endswith(".py")
+        is_source = file.endswith(".py")
         return content, hashlib.sha256(content).hexdigest(), _tree(content) if is_source else None
 
 
@@ -140,13 +138,13 @@ def _modules(a: Mapping[str, Any], b: Mapping[str, Any], first: Path, second: Pa
             continue
         change = "changed" if name in a and name in b else "only in a" if name in a else "only in b"
         is_diffed = change == "changed" and len(found) < _MOST_DIFFED
-        found.append({"name": name, "change": change, "diff": _diff(name, first, second) if is_diffed else None})
+        diff = _diff(name, [_source(first, name, a[name]), _source(second, name, b[name])]) if is_diffed else None
+        found.append({"name": name, "change": change, "diff": diff})
     return found[:_MOST]
 
 
-def _diff(name: str, first: Path, second: Path) -> str | None:
+def _diff(name: str, sources: list[bytes | None]) -> str | None:
     """Return a unified diff of a module; None if one of the sources is missing or too large."""
-    sources = [_source(place, name) for place in (first, second)]
     if None in sources:
         return None
     lines = [source.decode(errors="backslashreplace").splitlines() for source in sources if source is not None]
@@ -155,12 +153,9 @@ def _diff(name: str, first: Path, second: Path) -> str | None:
     return "\n".join(difflib.unified_diff(lines[0], lines[1], f"a/{name}", f"b/{name}", lineterm="", n=2))
 
 
-def _source(place: Path, name: str) -> bytes | None:
-    if not _NAME.fullmatch(name):
-        return None
-    home = place / "modules"
-    path = home / PurePath(*name.split("."))
-    for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
-        with suppress(StorageError):
-            return read_regular(file, _LARGEST_SOURCE, len(file.relative_to(place.parent).parts))
+def _source(place: Path, name: str, module: Mapping[str, Any]) -> bytes | None:
+    """Return the source of a module in a directory `code`; None without one."""
+    path = PurePath(module_path(name, module["file"]))
+    with suppress(StorageError):
+        return read_regular(place / path, _LARGEST_SOURCE, 1 + len(path.parts))
     return None

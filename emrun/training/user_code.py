@@ -20,7 +20,7 @@ import emrun
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.user_modules import user_directories
-from emrun.base.wording import listed
+from emrun.base.wording import few, listed
 from emrun.config.plan import Plan, code_directories
 from emrun.ranks.group import ranks
 from emrun.storage.code.files import FORMAT, Code, changes, module_path, patch_path, sha256_of
@@ -126,7 +126,7 @@ def warn_of_changed_code(plan: Plan, run_directory: Path) -> None:
     if changed:
         _LOG.warning(
             "the code is not that of the run: %s; %s has the code of the run",
-            listed(changed),
+            few(changed, 300),
             place,
             extra={"once": True},
         )

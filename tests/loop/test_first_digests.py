@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from emrun.base.errors import StorageError
 from emrun.loop import first_digests as module
 from emrun.loop.first_digests import FirstDigests
+from emrun.storage.code.files import recorded_batches
 from emrun.streams.stream import StreamPosition
 
 
@@ -16,40 +16,34 @@ def digests(batch):
     return module.digests(module.beginnings(batch))
 
 
-class Batches:
-    def __init__(self):
-        self.noted = []
-
-    def note(self, stream, pass_number, sources, ranks):
-        self.noted.append((stream, pass_number, sources))
+def of_run(directory, later=lambda task: task()):
+    return FirstDigests(SimpleNamespace(code=SimpleNamespace(directory=directory, later=later)))
 
 
-@pytest.fixture
-def batches():
-    return Batches()
-
-
-@pytest.fixture
-def first_digests(batches):
-    return FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches, later=lambda task: task())))
-
-
-def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(first_digests, batches):
+def test_the_first_batch_of_the_first_pass_and_of_the_first_evaluation_counts(tmp_path):
+    first_digests = of_run(tmp_path)
     for stream, *position in (("train", 0, 1), ("valid", 0, 1), ("valid", 0, 1), ("train", 1, 1), ("train", 2, 1)):
         first_digests.note(stream, StreamPosition(*position), {"x": [1]})
     first_digests.note("test", StreamPosition(0, 2), {"x": [1]})  # a resume continues in the pass
     sources = digests({"x": [1]})
-    assert batches.noted == [("train", 0, sources), ("valid", 0, sources), ("train", 1, sources)]
+    keys = [("train", 0, 1), ("valid", 0, 1), ("train", 1, 1)]
+    assert list(recorded_batches(tmp_path).items()) == [(key, sources) for key in keys]
 
 
 @pytest.mark.parametrize("values", [np.zeros(3), torch.zeros(3)], ids=["array", "tensor"])
-def test_a_batch_that_is_changed_afterwards_counts_as_it_was(batches, values):
+def test_a_batch_that_is_changed_afterwards_counts_as_it_was(tmp_path, values):
     tasks, expected = [], digests({"x": values})
-    first_digests = FirstDigests(SimpleNamespace(code=SimpleNamespace(batches=batches, later=tasks.append)))
-    first_digests.note("train", StreamPosition(1, 1), {"x": values})
+    of_run(tmp_path, tasks.append).note("train", StreamPosition(1, 1), {"x": values})
     values += 1
     tasks.pop()()
-    assert batches.noted == [("train", 1, expected)]
+    assert recorded_batches(tmp_path) == {("train", 1, 1): expected}
+
+
+def test_a_batch_that_is_another_one_than_before_is_a_warning(tmp_path, caplog):
+    for values in ([1], [1], [2]):
+        of_run(tmp_path).note("train", StreamPosition(1, 1), {"x": values, "y": [0]})
+    message = "stream 'train' has other data than when the run began: 'x' in the first batch of pass 1"
+    assert caplog.messages == [message]
 
 
 def test_without_a_run_or_a_record_nothing_is_noted():
@@ -57,12 +51,8 @@ def test_without_a_run_or_a_record_nothing_is_noted():
         FirstDigests(run).note("train", StreamPosition(0, 1), {"x": [1]})
 
 
-def test_an_error_of_the_file_is_a_warning(first_digests, batches, caplog):
-    def fail(*_):
-        raise StorageError(28, "cannot write it: the disk is full")
-
-    batches.note = fail
-    first_digests.note("train", StreamPosition(0, 1), {"x": [1]})
+def test_an_error_of_the_file_is_a_warning(tmp_path, caplog):
+    of_run(tmp_path / "gone").note("train", StreamPosition(0, 1), {"x": [1]})
     assert "the first batch of stream 'train' is not recorded: " in caplog.text
 
 

@@ -94,7 +94,7 @@ def test_the_name_of_a_module_is_not_a_path(record, tmp_path):
     for index, run in enumerate(runs):
         path = run / "code" / "record.json"
         content = json.loads(path.read_text())
-        content["modules"]["../../../outside"] = {"sha256": str(index)}
+        content["modules"]["../../../outside"] = {"file": "outside.py", "sha256": str(index)}
         path.write_text(json.dumps(content))
     (module,) = compare_code(*runs)["modules"]
     assert (module["name"], module["diff"]) == ("../../../outside", None)

@@ -358,7 +358,7 @@ def test_a_run_and_a_resume_of_its_copy_record_their_code(project, monkeypatch, 
     assert (second / "modules/resume_model.py").read_text() == MODEL + "\n"
     assert b"+\n" in (second / "diff.patch").read_bytes()
     (line,) = [each for each in caplog.messages if "the code has changed" in each]
-    assert "module resume_model, uncommitted changes; see" in line
+    assert "module resume_model, other git commits or uncommitted changes; see" in line
     assert line in (project / "fork/train.log").read_text().replace("\n", "")
     assert not (project / "run/code-2").exists()
     caplog.clear()

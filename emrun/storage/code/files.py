@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -32,7 +32,7 @@ KIND = record(
         "format": choice(FORMAT),
         "python": TEXT,
         "repositories": sequence_of(record({"directory": TEXT, "commit": optional(TEXT), "sha256": optional(TEXT)})),
-        "modules": mapping_of(record({"sha256": optional(TEXT)})),
+        "modules": mapping_of(record({"file": TEXT, "sha256": optional(TEXT)})),
         "packages": mapping_of(TEXT),
         "problems": sequence_of(TEXT),
     }
@@ -96,14 +96,10 @@ def read_code(directory: Path) -> dict[str, Any] | None:
 def recorded_files(directory: Path) -> Iterator[PurePath]:
     """Yield the paths in a directory `code` that its record names; nothing without a readable record."""
     content = read_code(directory)
-    if content is None:
-        return
-    yield from map(PurePath, (RECORD, "packages.txt", "batches.jsonl"))
-    yield from (PurePath(patch_path(number)) for number in range(1, len(content["repositories"]) + 1))
-    for name in content["modules"]:
-        path = PurePath("modules", *name.split("."))
-        if ".." not in path.parts and not PurePath(name).is_absolute():
-            yield from (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    if content is not None:
+        modules = (module_path(name, each["file"]) for name, each in content["modules"].items())
+        patches = (patch_path(number) for number in range(1, len(content["repositories"]) + 1))
+        yield from map(PurePath, (RECORD, "packages.txt", BATCHES, *patches, *modules))
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -117,35 +113,29 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
     severe = []
     others = []
     for name, module in now["modules"].items():
-        known = before["modules"].get(name, {"sha256": None})
-        if name not in before["modules"]:
+        known = before["modules"].get(name)
+        if known is None:
             others.append(f"module {name} is new")
         elif None not in (known["sha256"], module["sha256"]) and known["sha256"] != module["sha256"]:
             severe.append(f"module {name}")
-    if before["python"] != now["python"]:
-        severe.append(f"Python {before['python']} -> {now['python']}")
-    old = before["packages"]
-    new = now["packages"]
-    severe += [f"{name} {old[name]} -> {new[name]}" for name in old if name in new and old[name] != new[name]]
-    others += [f"{name} is not installed any more" for name in old if name not in new]
-    others += [f"{name} is installed" for name in new if name not in old]
-    return severe, [*others, *_changed_repositories(before["repositories"], now["repositories"])]
-
-
-def _changed_repositories(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    known = {each["directory"]: each for each in before}
-    there = [(known[each["directory"]], each) for each in now if each["directory"] in known]
-    if before and now and not there:
-        yield "another git repository"
-    for one, other in there:
-        if one["commit"] != other["commit"]:
-            yield f"git commit {str(one['commit'])[:10]} -> {str(other['commit'])[:10]}"
-        elif None not in (one["sha256"], other["sha256"]) and one["sha256"] != other["sha256"]:
-            yield "uncommitted changes"
+    old = {"Python": before["python"], **before["packages"]}
+    new = {"Python": now["python"], **now["packages"]}
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            found = severe if name in old and name in new else others
+            found.append(f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}")
+    if before["repositories"] != now["repositories"]:
+        others.append("other git commits or uncommitted changes")
+    return severe, others
 
 
 def module_path(name: str, file: str) -> str:
-    """Return the path in the directory `code` of the source of a module, whose file has a path of its own."""
+    """Return the path in the directory `code` of the source of a module; no name leads out of it.
+
+    Args:
+        name: the name of the module.
+        file: the path of its file.
+    """
     inner = "/__init__" if PurePath(file).stem == "__init__" else ""
     return f"modules/{name.replace('.', '/')}{inner}.py"
 

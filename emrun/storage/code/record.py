@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import count, takewhile
 from pathlib import Path
 from threading import Thread
 
 from emrun.base.errors import RunInUse, reason_of
-from emrun.base.wording import listed
+from emrun.base.wording import few
 from emrun.storage.code.files import RECORD, Code, changes, read_code, recorded_files, write_code
 from emrun.storage.files import remove_files, storing
 
 _LOG = logging.getLogger(__name__)
 
-_CODE = re.compile(r"code(?:-([1-9]\d{0,8}))?")
-_SHOWN = 5  # entries of a list in the log
+_LONGEST = 300  # characters of a list in the log
 _LONGEST_WAIT = 6.0  # seconds; git ends after five, unless a file system does not answer
 
 
@@ -72,39 +71,25 @@ class CodeRecord:
 
     def _record(self) -> None:
         code = self._gather()
-        newest, place = max(written_records(self._run), default=(0, self.directory))
-        before = read_code(place) if newest else None
+        number, newest = max(code_records(self._run), default=(0, self.directory))
+        before = read_code(newest) if number else None
         found = changes(before, code.record) if before is not None else ([], [])
         if self._is_given_up or (before is not None and not any(found)):
             return
-        place = self._run / (f"code-{newest + 1}" if newest else "code")
+        place = self._run / (f"code-{number + 1}" if number else "code")
         write_code(place, code)
         if any(found):
             level = logging.WARNING if found[0] else logging.INFO
             text = "the code has changed since the run began or was resumed: %s; see %s"
-            _LOG.log(level, text, listed(_first([*found[0], *found[1]])), place)
+            _LOG.log(level, text, few([*found[0], *found[1]], _LONGEST), place)
         if code.record["problems"]:
-            _LOG.warning("%s is not complete: %s", place, "; ".join(_first(code.record["problems"])))
-
-
-def _first(entries: Sequence[str]) -> list[str]:
-    more = [f"{len(entries) - _SHOWN} more"] if len(entries) > _SHOWN else []
-    return [*entries[:_SHOWN], *more]
+            _LOG.warning("%s is not complete: %s", place, few(code.record["problems"], _LONGEST))
 
 
 def code_records(run_directory: Path) -> list[tuple[int, Path]]:
-    """Return the directories `code`, `code-2`, ... of a run with their numbers; links are not followed."""
-    found = []
-    for path in run_directory.iterdir():
-        match = _CODE.fullmatch(path.name)
-        if match is not None and path.is_dir() and not path.is_symlink():
-            found.append((int(match[1] or 1), path))
-    return sorted(found)
-
-
-def written_records(run_directory: Path) -> list[tuple[int, Path]]:
-    """Return those of `code_records` that are complete."""
-    return [each for each in code_records(run_directory) if (each[1] / RECORD).exists()]
+    """Return the directories `code`, `code-2`, ... of a run that are complete, in order; links are not followed."""
+    places = ((number, run_directory / (f"code-{number}" if number > 1 else "code")) for number in count(1))
+    return list(takewhile(lambda each: (each[1] / RECORD).exists() and not each[1].is_symlink(), places))
 
 
 def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
@@ -117,9 +102,9 @@ def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
     Raises:
         StorageError: the record cannot be read.
     """
-    _, place = max(written_records(run_directory), default=(0, run_directory / "code"))
+    _, place = max(code_records(run_directory), default=(0, run_directory / "code"))
     before = read_code(place)
-    return ([], place) if before is None else (_first(changes(before, code.record)[0]), place)
+    return ([] if before is None else changes(before, code.record)[0]), place
 
 
 def remove_code(run_directory: Path) -> None:

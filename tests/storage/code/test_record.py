@@ -17,7 +17,10 @@ def code_of(problems=(), packages=None, **sources):
         "format": FORMAT,
         "python": "3.11.2",
         "repositories": [],
-        "modules": {name: {"sha256": sha256_of(source.encode())} for name, source in sources.items()},
+        "modules": {
+            name: {"file": f"/project/{name}.py", "sha256": sha256_of(source.encode())}
+            for name, source in sources.items()
+        },
         "packages": {"torch": "2.13.0"} if packages is None else packages,
         "problems": list(problems),
     }
@@ -75,12 +78,12 @@ def test_packages_that_are_installed_meanwhile_are_not_a_warning(tmp_path, caplo
     recorded(tmp_path, code_of(packages={"torch": "2.13.0", **{f"p{i}": "1" for i in range(9)}}))
     (line,) = caplog.records
     assert line.levelno == logging.INFO
-    assert "p3 is installed, p4 is installed, 4 more; see" in line.getMessage()
+    assert "p3 none -> 1, p4 none -> 1, p5 none -> 1" in line.getMessage()
 
 
 def test_what_is_missing_is_in_the_record_and_in_one_warning(tmp_path, caplog):
     recorded(tmp_path, code_of(["git took more than 5 seconds", "module x cannot be read"]))
-    expected = f"{tmp_path / 'code'} is not complete: git took more than 5 seconds; module x cannot be read"
+    expected = f"{tmp_path / 'code'} is not complete: git took more than 5 seconds, module x cannot be read"
     assert [line.getMessage() for line in caplog.records] == [expected]
     assert len(json.loads((tmp_path / "code/record.json").read_text())["problems"]) == 2
 
