@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from emrun.base.arguments import check_names
-from emrun.base.encoding import pack, unpack
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
 from emrun.hooks._parts.columns import Column, column, missing
@@ -107,10 +106,7 @@ class AccumulateVariables(OfStreams):
         """Return the values of the epoch so far."""
         return {
             "variables": self._variables,
-            "chunks": {
-                stream: {name: pack(chunks, f"values of {name!r}") for name, chunks in variables.items()}
-                for stream, variables in self._chunks.items()
-            },
+            "chunks": self._chunks,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -125,7 +121,7 @@ class AccumulateVariables(OfStreams):
                 )
             return
         for stream, saved in state["chunks"].items():
-            self._chunks[stream] = {name: unpack(saved[name]) for name in self._variables}
+            self._chunks[stream] = {name: list(saved[name]) for name in self._variables}
 
 
 def _copied(values: Any) -> Any:

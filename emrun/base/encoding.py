@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from emrun.base.types import Batch
 
 _BITS = 2000
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_SEQUENCES: Mapping[str, type] = {"list": list, "tuple": tuple}
+_KEYS = _PLAIN[:-1]  # of mappings
 _KIND = "emrun.kind"
 """The key of an encoded mapping that stands for a value of another kind; see `decode`."""
 _BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_MAPPINGS: Mapping[str, type] = {"mapping": dict, "ordered": OrderedDict, "counter": Counter}
+_MAPPINGS: Mapping[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_EXACT = (torch.Tensor, np.ndarray, list, tuple, *_MAPPINGS.values(), torch.Generator, np.random.Generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,71 +44,101 @@ class Rows:
     begin: int
 
 
-def encode(value: Any, key: str, *, copied: bool = False) -> Any:
+def encode(value: Any, key: str, *, copied: bool = False, exact: bool = False) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
-        value: plain types, tensors, NumPy numbers and arrays of numbers, generators of random numbers
-            (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these. `decode` restores
-            arrays and generators. `Rows` stay `Rows`; see `taken_out` in `emrun.storage.checkpoints.shards`.
+        value: plain types, tensors, NumPy numbers and arrays of numbers or texts, generators of random numbers
+            (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these, which `decode`
+            restores. Other mappings than `OrderedDict` and `Counter` become a dict, parameters and other kinds of
+            tensors plain ones. `Rows` stay `Rows`; see `taken_out` in `emrun.storage.checkpoints.shards`.
         key: the name of the value in messages.
-        copied: copy the tensors, so that later changes in place do not change the result.
+        copied: copy the tensors, so that later changes in place do not change the result; arrays are always copied.
+        exact: refuse what would come back as another type.
 
     Raises:
         StateError: the value is of another type; the message names its key.
     """
-    if type(value) not in _PLAIN and isinstance(value, np.generic) and type(value.item()) in _PLAIN:
-        value = value.item()
-    if type(value) in _PLAIN:
-        if value == b"" or (type(value) is int and value.bit_length() > _BITS):  # torch cannot read it back
+    kind = type(value)
+    if kind in _PLAIN:
+        if value == b"" or (kind is int and value.bit_length() > _BITS):  # torch cannot read it back
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
         return value
+    if exact and kind not in _EXACT and not isinstance(value, np.generic):
+        raise _refused(value, key)
+    if isinstance(value, np.str_ | np.bytes_):
+        return value.item()
+    if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
+        return _encoded_array(value, key)
+    inner = partial(encode, copied=copied, exact=exact)
     if is_nested(value):
-        raise StateError(f"{key} is a nested tensor, which cannot be saved; use a list of tensors")
+        layout = "jagged" if value.layout is torch.jagged else "strided"
+        return {_KIND: "nested", "layout": layout, "parts": inner(list(value.unbind()), key)}
     if isinstance(value, torch.Tensor):
         there = value.detach()
         there = there if type(there) is torch.Tensor else there.as_subclass(torch.Tensor)  # sparse ones refuse
         return there.clone() if copied and there.is_cpu else there.cpu()
     if isinstance(value, Rows):
-        return replace(value, values=encode(value.values, key, copied=copied))
+        return replace(value, values=inner(value.values, key))
     if isinstance(value, Mapping):
-        for name in value:
-            if type(name) not in (str, int, float, bool, type(None)):
-                raise StateError(f"{key}: key {name!r} is {type(name).__name__}, which cannot be saved; use a string")
-        return {name: encode(entry, f"{key}.{name}", copied=copied) for name, entry in value.items()}
+        name = next((name for name, each in _MAPPINGS.items() if kind is each), "dict")
+        if name == "dict" and all(type(each) in _KEYS for each in value):
+            return {each: inner(entry, f"{key}.{each}") for each, entry in value.items()}
+        items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]
+        return {_KIND: name, "items": items}
     if isinstance(value, list | tuple):
-        entries = [encode(entry, f"{key}[{index}]", copied=copied) for index, entry in enumerate(value)]
+        entries = [inner(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
-    if type(value) in (np.ndarray, np.memmap) and value.dtype.kind in "biufc":
-        return {_KIND: "array", "values": pack(np.asarray(value), key)[1]}
     if isinstance(value, torch.Generator):
         return {_KIND: "torch", "device": str(value.device), "state": value.get_state()}
-    bits: Any = value.bit_generator if type(value) is np.random.Generator else None
+    bits: Any = value.bit_generator if kind is np.random.Generator else None
     if type(bits).__name__ in _BITS_OF and isinstance(seed := bits.seed_seq, np.random.SeedSequence):
         origin = [seed.entropy, seed.spawn_key, seed.n_children_spawned]  # for `spawn`
-        return {_KIND: "numpy", "seed": encode(origin, key), "state": encode(bits.state, key)}
+        return {_KIND: "numpy", "seed": inner(origin, key), "state": inner(bits.state, key)}
+    raise _refused(value, key)
+
+
+def _encoded_array(value: Any, key: str) -> dict[str, Any]:
+    """Return an array or a number of NumPy as `encode` does."""
+    if value.dtype.kind == "U":
+        return {_KIND: "text", "dtype": value.dtype.str, "values": value.tolist()}
+    if value.dtype.kind in "biufc":
+        with suppress(TypeError):  # torch has no such dtype
+            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+            return {_KIND: "number" if isinstance(value, np.generic) else "array", "values": torch.from_numpy(native)}
+    raise _refused(value, key)
+
+
+def _refused(value: Any, key: str) -> StateError:
     what = f"ndarray of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-    raise StateError(f"{key} is {what}, which cannot be saved; use plain types, tensors and arrays of numbers")
+    return StateError(f"{key} is {what}, which cannot be saved; use plain types, tensors and arrays of numbers")
 
 
 def decode(value: Any) -> Any:
-    """Return what `encode` encoded, with arrays and generators, which share no memory with those before.
+    """Return what `encode` encoded; arrays may share the memory of the encoded value. A decoded value stays as it is.
 
     Raises:
         Exception: the value does not have the form that `encode` returns.
     """
     if isinstance(value, list | tuple):
         return type(value)(map(decode, value))
-    if not isinstance(value, Mapping):
+    if type(value) is not dict:
         return value
-    kind = value.get(_KIND)
-    if kind == "array":
-        return value["values"].numpy()
+    kind: Any = value.get(_KIND)
+    if kind in ("array", "number"):
+        array = value["values"].numpy()
+        return array if kind == "array" else array[()]
+    if kind == "text":
+        return np.array(value["values"], value["dtype"])
+    if kind == "nested":
+        return torch.nested.nested_tensor(value["parts"], layout=getattr(torch, value["layout"]))
     if kind == "torch":
         generator = torch.Generator(value["device"])
         generator.set_state(value["state"])
         return generator
     found = {name: decode(each) for name, each in value.items()}
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind](dict(found["items"]))
     if kind != "numpy":
         return found
     entropy, spawn_key, spawned = found["seed"]
@@ -114,6 +146,18 @@ def decode(value: Any) -> Any:
     bits = getattr(np.random, _BITS_OF[_BITS_OF.index(found["state"]["bit_generator"])])(seed)
     bits.state = found["state"]
     return np.random.Generator(bits)
+
+
+def encode_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the encoded sources of a batch, and for each source that cannot be saved why it is left out."""
+    encoded: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name, values in batch.items():
+        try:
+            encoded[str(name)] = encode(values, f"source {name!r}")
+        except Exception as error:
+            left_out[str(name)] = str(error)
+    return encoded, left_out
 
 
 def _python_state() -> Any:
@@ -208,86 +252,3 @@ def _add(found: Any, value: Any, inside: tuple[int, ...] = ()) -> None:
             with suppress(Exception):  # it cannot be pickled
                 reduced = value.__reduce_ex__(2)
                 _add(found, reduced if isinstance(reduced, str) else list(reduced[1:3]), (*inside, id(value)))
-
-
-def pack_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sources of a batch in types that can be saved, and for each other source why it is left out."""
-    packed: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name, values in batch.items():
-        try:
-            packed[str(name)] = pack(_as_built_in(values), f"source {name!r}")
-        except Exception as error:
-            left_out[str(name)] = str(error)
-    return packed, left_out
-
-
-def _as_built_in(value: Any) -> Any:
-    """Return a value with the types that `pack` knows instead of classes that inherit from them, on the CPU."""
-    if isinstance(value, torch.Tensor) and not is_nested(value):
-        return value.detach().as_subclass(torch.Tensor).cpu()
-    if isinstance(value, np.ndarray):
-        return np.asarray(value)
-    if isinstance(value, Mapping):
-        return {name: _as_built_in(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map(_as_built_in, value))
-    return str(value) if isinstance(value, str) else value
-
-
-def pack(value: Any, key: str) -> tuple[str, Any]:
-    """Return the kind of a value, and a copy of its content in types that can be saved; `unpack` restores the value.
-
-    Raises:
-        StateError: the value, or a value inside, is of a type that `unpack` could not restore exactly.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return "plain", encode(value, key)
-    if is_nested(value):
-        layout = "jagged" if value.layout is torch.jagged else "strided"
-        return layout, [encode(each, key, copied=True) for each in value.unbind()]
-    if kind is torch.Tensor:
-        return "tensor" if value.is_cpu else "on_device", value.detach().clone()
-    if kind is np.ndarray and value.dtype.kind == "U":
-        return "text", (value.dtype.str, value.tolist())
-    if (kind is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in "biufc":
-        with suppress(TypeError):  # torch has no such dtype
-            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return "array" if kind is np.ndarray else "number", torch.from_numpy(native)
-    for name, each in _SEQUENCES.items():
-        if kind is each:
-            return name, [pack(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
-    for name, each in _MAPPINGS.items():
-        if kind is each:
-            entries = [(pack(entry, key), pack(own, f"{key}[{entry!r}]")) for entry, own in value.items()]
-            return name, [part for pair in entries for part in pair]
-    raise StateError(f"{key} is {kind.__name__}, which cannot be saved")
-
-
-def unpack(packed: tuple[str, Any], device: torch.device | None = None) -> Any:
-    """Return the value that `pack` packed.
-
-    Args:
-        packed: what `pack` returned.
-        device: where tensors are put that were not on the CPU.
-
-    Raises:
-        Exception: `packed` does not have the form that `pack` returns.
-    """
-    kind, content = packed
-    if kind == "plain":
-        return content
-    if kind in ("tensor", "on_device"):
-        return content.to(device if kind == "on_device" else None, copy=True)
-    if kind in ("array", "number"):
-        array = content.numpy().copy()
-        return array if kind == "array" else array[()]
-    if kind in ("jagged", "strided"):
-        return torch.nested.nested_tensor(content, layout=getattr(torch, kind))
-    if kind == "text":
-        return np.array(content[1], content[0])
-    entries = [unpack(each, device) for each in content]
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind](entries)
-    return _MAPPINGS[kind](dict(zip(entries[::2], entries[1::2], strict=True)))

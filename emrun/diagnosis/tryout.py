@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from emrun.base.encoding import pack_all
+from emrun.base.encoding import encode_all
 from emrun.base.errors import ArgumentError, ConfigError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import length, parts
@@ -265,7 +265,7 @@ class Tryout:
                 if is_trained and not looked_at:
                     self._notes += [
                         f"stream {name!r}: if a step fails, its batch is saved without source {source!r}: {reason}"
-                        for source, reason in pack_all(changed)[1].items()
+                        for source, reason in encode_all(changed)[1].items()
                     ]
             looked_at += 1
         self._notes += [f"stream {name!r}: source {each!r} has values that are not finite" for each in _gaps(sources)]

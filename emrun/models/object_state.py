@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import inspect
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from emrun.base.encoding import digest, pack, unpack
+from emrun.base.encoding import decode, digest, encode
 from emrun.base.errors import StateError
 from emrun.models.outputs import is_of_streams
 
@@ -63,7 +65,7 @@ class ObjectState:
                 kept = {}
                 for name, value in _attributes(part).items():
                     try:
-                        kept[name] = pack(value, "")
+                        kept[name] = encode(value, "", exact=True)
                     except StateError:
                         self._unsaved[path, name] = value
                 self._built[path] = digest(kept)
@@ -78,16 +80,24 @@ class ObjectState:
         for path, part in _parts(self._thing):
             values: Any = {}
             if has_own_state(part):
-                values = pack(part.state_dict(), f"{self._key}{path}.state_dict()")
+                there = part.state_dict()
+                values = encode(there, f"{self._key}{path}.state_dict()", copied=True, exact=True)
             else:
-                for name, value in _attributes(part).items():
+                there = _attributes(part)
+                for name, value in list(there.items()):
                     try:
-                        values[name] = pack(value, f"{self._key}{path}: attribute {name!r}")
+                        values[name] = encode(value, f"{self._key}{path}: attribute {name!r}", copied=True, exact=True)
                     except StateError as error:
                         if not self._is_constant(path, part, name, value):
-                            advice = "keep numbers, tensors or arrays, or define state_dict() and load_state_dict()"
-                            raise StateError(f"{error}; {advice} in {type(part).__name__}") from None
-            found[path] = {"class": _class_of(part), "built": self._built.get(path, ""), "values": values}
+                            advice = f"define state_dict() and load_state_dict() in {type(part).__name__}"
+                            raise StateError(f"{error}, or {advice}") from None
+                        del there[name]
+            found[path] = {
+                "class": _class_of(part),
+                "built": self._built.get(path, ""),
+                "values": values,
+                "of_cpu": [each.is_cpu for each in tree_leaves(there) if isinstance(each, Tensor)],
+            }
         return found
 
     def fits(self, state: Mapping[str, Any] | None) -> bool:
@@ -98,11 +108,15 @@ class ObjectState:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `take` returned, of an object that was built in the same way."""
         for path, part in list(_parts(self._thing)):
-            values = state[path]["values"]
+            of_cpu = iter(state[path]["of_cpu"])
+            now = tree_map_only(
+                Tensor,
+                lambda each: each if next(of_cpu) else each.to(self._device),  # noqa: B023 - is called at once
+                decode(copy.deepcopy(state[path]["values"])),
+            )
             if has_own_state(part):
-                part.load_state_dict(unpack(values, self._device))
+                part.load_state_dict(now)
                 continue
-            now = {name: unpack(value, self._device) for name, value in values.items()}
             buffers = getattr(part, "_buffers", {})
             for name in [*_attributes(part), *now]:
                 there = buffers if name in buffers else vars(part)

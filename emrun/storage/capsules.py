@@ -17,7 +17,7 @@ from typing import Any
 import emrun
 from emrun.base import fields
 from emrun.base.censor import hidden, hidden_in
-from emrun.base.encoding import GENERATORS, decode, encode, pack_all, unpack
+from emrun.base.encoding import GENERATORS, decode, encode, encode_all
 from emrun.base.errors import StorageError, UsageError, exit_status, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import from_here
@@ -33,7 +33,7 @@ from emrun.storage.step_randomness import StepRandomness
 _LOG = logging.getLogger(__name__)
 
 FAILURES = "failures"
-FORMAT = 2
+FORMAT = 3
 MOST = 5
 """How many capsules a run stores; older ones are deleted."""
 _FACTS = "failure.json"
@@ -214,8 +214,8 @@ def _write(
         place = root / str(max(_numbers(root), default=0) + 1)
         with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
             aside.mkdir()
-            packed, left_out = pack_all(batch)
-            state: dict[str, Any] = {"batch": packed, "random": random, "model": None, "hook": None}
+            encoded, left_out = encode_all(batch)
+            state: dict[str, Any] = {"batch": encoded, "random": random, "model": None, "hook": None}
             facts["weights"] = _save_weights(model, facts["step"], state, aside)
             if hook is not None:
                 try:
@@ -318,8 +318,8 @@ def read_capsule(place: Path, run_directory: Path) -> Capsule:
         raise StorageError(f"capsule {shown}: {damage[0]} is missing or was changed; the capsule is damaged")
     state = load_state(place)
     with fields.reading(f"{shown / FILE}", ANOTHER_CAPSULE):
-        batch = {name: unpack(value) for name, value in state.pop("batch").items()}
         state = decode(state)
+        batch = state.pop("batch")
         step = Step(**{name: facts["step"][name] for name in _STEP})
     return Capsule(place, run_directory, step, facts, batch, state)
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import StorageError
 from emrun.storage.files import check_owner, read_regular, storing, write_atomically
 
-_MOST_BRACKETS = 200  # recursion can follow this many levels; of more mappings and lists, the YAML file is read
-
 
 def plain_file(path: Path) -> Path:
-    """Return the file beside a YAML file that has its content as JSON."""
+    """Return the file beside a YAML file that has its text and its content as JSON."""
     return path.with_name(f".{path.name}.json")
 
 
@@ -29,13 +26,13 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
     """
     check_owner(path)
     place = plain_file(path)
-    with suppress(OSError):
-        place.unlink()  # a kill leaves no content that is older than the file
+    with storing(path, "write"):
+        place.unlink(missing_ok=True)  # a kill leaves no content that is older than the file
     write_atomically(path, text)
-    with suppress(TypeError, ValueError):
-        found = json.dumps([_digest(text), plain])
-        if json.loads(found)[1] == plain:
-            with storing(path, "write"), place.open("x", encoding="utf-8") as file:
+    with suppress(TypeError, ValueError), storing(path, "write"):
+        found = json.dumps([text, plain])
+        if json.loads(found) == [text, plain]:
+            with place.open("x", encoding="utf-8") as file:
                 file.write(found)  # not flushed: without it, or with a part of it, the YAML file is read
 
 
@@ -46,13 +43,8 @@ def plain_of(path: Path, text: str | None) -> Any:
         path: the file.
         text: its text; None for the content also of a file that was changed since.
     """
-    with suppress(StorageError, ValueError, IndexError, RecursionError):
-        content = read_regular(plain_file(path), 4_000_000)
-        found = json.loads(content) if content.count(b"[") + content.count(b"{") <= _MOST_BRACKETS else None
-        if isinstance(found, list) and (text is None or found[0] == _digest(text)):
-            return found[1]
+    with suppress(StorageError, ValueError, TypeError, RecursionError):
+        written, plain = json.loads(read_regular(plain_file(path), 4_000_000))
+        if text in (None, written):
+            return plain
     return None
-
-
-def _digest(text: str) -> str:
-    return sha256(text.encode(errors="surrogateescape")).hexdigest()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from emrun import MainLoop, create_training, resume_training
+from emrun.base.encoding import decode, encode
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.hooks import AccumulateVariables, StopAfter
 from emrun.training.create import train
@@ -51,10 +52,10 @@ def test_values_of_any_kind_survive_a_checkpoint(scripted, numbers):
     with loop:
         loop.notify("after_batch", stream_name="valid", batch_data=values)
         state = io.BytesIO()
-        torch.save(hook.state_dict(), state)
+        torch.save(encode(hook.state_dict(), "state"), state)
         state.seek(0)
         loaded = AccumulateVariables(list(values))
-        loaded.load_state_dict(torch.load(state, weights_only=True))
+        loaded.load_state_dict(decode(torch.load(state, weights_only=True)))
     for each in (hook, loaded):
         found = each.accumulated["valid"]
         assert found["half"] == [0.5, 1.5]

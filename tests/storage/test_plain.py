@@ -1,6 +1,5 @@
 """The content of a YAML file beside it: it is read while the file has the same text, and never instead of another."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -31,13 +30,6 @@ def test_a_damaged_content_is_not_read(file, content):
     assert plain_of(file, TEXT) is None
     plain_file(file).unlink()
     assert plain_of(file, TEXT) is None
-
-
-def test_a_forged_content_that_is_too_deep_is_not_read(file):
-    digest = json.loads(plain_file(file).read_text())[0]
-    for depth, is_read in ((100, True), (600, False)):
-        plain_file(file).write_text(f'["{digest}", {"[" * depth}{"]" * depth}]')
-        assert (plain_of(file, TEXT) is not None) is is_read
 
 
 @pytest.mark.parametrize("plain", [{1: "x"}, {"a": float("nan")}, {"a": {3}}])
