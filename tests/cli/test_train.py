@@ -764,7 +764,7 @@ def test_files_that_were_there_before_a_run_stay_as_they_are(project, emrun):
         (mine / name).write_text("mine")
     done = emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}")
     assert done.returncode == 2
-    assert "training.csv, which it would change; move the file" in done.stderr
+    assert "training.csv exists, and this run has not written it; move it away" in done.stderr
     (mine / "training.csv").rename(mine / "old.csv")
     assert emrun("train", "-q", "config.yaml", "--output-dir", "mine", "hooks.WriteCSV={}").returncode == 0
     assert {(mine / name).read_text() for name in (*names[1:], "old.csv")} == {"mine"}
