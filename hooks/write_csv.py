@@ -159,7 +159,7 @@ class WriteCSV(FileSink):
         for stream, name in row.unknown:
             streams[stream].setdefault(name, None)
         if row.every is not None:  # the steps have a loss, which need not be a statistic
-            leaves_out = () if self._has_loss(row.stream) else ("loss",)
+            leaves_out = () if (row.stream, "loss") in there or self._has_loss(row.stream) else ("loss",)
             streams = {row.stream: {name: value for name, value in row.means.items() if name not in leaves_out}}
         found = []
         for stream, values in streams.items():
@@ -183,10 +183,10 @@ class WriteCSV(FileSink):
 
     def _cell(self, column: Sequence[str], row: Row) -> str:
         stream, name, *aggregation = column
-        missing = "on_missing_variable" if name in self._first.get(stream, ()) else "default"
         if row.every is not None:
             is_mean = stream == row.stream and name in row.means and not aggregation
             return repr(row.means[name]) if is_mean else self._default
+        missing = "on_missing_variable" if name in self._first.get(stream, ()) else "default"
         if stream not in row.streams:  # not evaluated in this epoch
             return self._default
         value = row.streams[stream].get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +28,8 @@ class WriteWandb(AbstractTracker):
     the iteration. Pictures, texts and histograms that hooks show are sent too. W&B's own recording of the terminal, the
     code and the machine is off.
 
-    With `mode: offline`, W&B writes to `RUN_DIR/wandb`; `wandb sync RUN_DIR/wandb/offline-run-*` sends that later. Each
-    resume adds a directory of the same run there. With `mode: online`, log in first, with `wandb login`.
+    With `mode: offline`, W&B writes to a directory in `RUN_DIR/wandb`, which a resume makes again; `wandb sync
+    RUN_DIR/wandb/offline-run-*` sends it later. With `mode: online`, log in first, with `wandb login`.
 
     When rows are sent, and what happens when W&B cannot be reached: see "Trackers" in the documentation of hooks. This
     hook needs `pip install 'emrun[wandb]'`.
@@ -73,9 +74,11 @@ class WriteWandb(AbstractTracker):
         self._run: Any = None
 
     def begin(self, facts: Facts, identity: str | None) -> str:
-        """Begin a run of W&B, or continue one."""
+        """Begin a run of W&B, or continue one; offline, make its directory again."""
         import wandb
 
+        for old in Path(self.output_dir).glob(f"wandb/offline-run-*-{identity}"):
+            shutil.rmtree(old)
         about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
         self._run = wandb.init(
             project=self._project,
@@ -99,7 +102,9 @@ class WriteWandb(AbstractTracker):
         return str(self._run.id)
 
     def newest(self) -> int | None:
-        """Return the newest step that W&B has; None if it cannot tell, as in the mode `offline`."""
+        """Return the newest step that W&B has; a process that was killed may not have written all that it was given."""
+        if self._mode == "offline":
+            return -1
         return int(self._run.step) - 1 if self._run.resumed else None
 
     def write(self, row: Row) -> None:

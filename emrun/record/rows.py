@@ -172,8 +172,8 @@ class Reader:
 
 
 def row_of_means(line: Mapping[str, Any]) -> Row:
-    """Return the row of a line of `rows.jsonl` with means."""
-    return Row(**{name: line[name] for name in _OF_MEANS}, means=as_floats(line["means"]))
+    """Return the row of a line of `rows.jsonl` with means, see `_line`."""
+    return Row(**{name: line[name] for name in _OF_MEANS}, means=line["means"])
 
 
 def line_of_means(row: Row) -> dict[str, Any]:
@@ -223,9 +223,9 @@ def newest_shown(path: Path) -> dict[str, Written]:
 
 def as_floats(value: Any) -> Any:
     """Return values of a file as numbers: the files have those that are not finite as strings."""
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         return {name: as_floats(each) for name, each in value.items()}
-    return float(value) if value in NOT_FINITE else value
+    return float(value) if type(value) is str and value in NOT_FINITE else value
 
 
 def line_of(name: str, shown: Written) -> dict[str, Any]:
@@ -250,6 +250,7 @@ def _line(line: bytes) -> dict[str, Any] | None:
         if not isinstance(found["epochs"], int) or not isinstance(found.get("shown", ""), str):
             return None
         if "every" in found:
+            found["means"] = as_floats(found["means"])
             row_of_means(found)
         elif "shown" in found:
             _shown(found)

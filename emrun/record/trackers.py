@@ -32,16 +32,14 @@ _POSITION = record(
     {
         "home": sequence_of(TEXT),
         "identity": TEXT,
+        "last": sequence_of(whole(-1)),
         "status": TEXT,
-        "epoch": whole(-1),
-        "iteration": whole(-1),
-        "at_end": whole(-1),
     }
 )
 _LARGEST = 1_000_000  # bytes of the file
 _MOST_ROWS = 1000  # that are sent at once
 _Outcome = tuple[str, str | None]  # the status of the run, and why
-_Task = tuple[Future[None], tuple[int, int], _Outcome | None]
+_Place = tuple[int, int, int]  # in the order of rows, see `_place_of`
 
 
 class AbstractTracker(AbstractSink):
@@ -139,7 +137,7 @@ class AbstractTracker(AbstractSink):
         sender = self._sender_among(loop.hooks)
         is_new = sender.position.identity is None
         if loop.iterations_done or loop.training_epochs_done:
-            sender.limit = loop.training_epochs_done, loop.iterations_done
+            sender.limit = loop.iterations_done, 0, loop.training_epochs_done
         begun = sender.send()
         if is_new:
             wait([begun], self._timeout)
@@ -164,7 +162,6 @@ class AbstractTracker(AbstractSink):
         self.ask(record)
         sender = self._sender_among(alike)
         if sender.is_behind(status):
-            sender.limit = sys.maxsize, sys.maxsize
             self._sender = sender
             self._end(status, reason)
 
@@ -172,7 +169,7 @@ class AbstractTracker(AbstractSink):
         """Let the thread send what the checkpoint counts on."""
         manifest = readable_manifest(directory)
         if self._sender is not None and manifest is not None:
-            self._sender.limit = manifest.epoch, manifest.iteration
+            self._sender.limit = manifest.iteration, 0, manifest.epoch
             self._sender.send()
 
     def after_training(self, success: bool) -> None:
@@ -184,68 +181,73 @@ class AbstractTracker(AbstractSink):
         sender, self._sender = self._sender, None
         if sender is None:
             return
+        if status == "finished":
+            sender.limit = sys.maxsize, 0, 0
         ended = sender.send((status, reason))
         sender.stop()
         wait([ended], self._timeout)
         if not ended.done() or ended.exception() is not None:
+            iteration = sender.position.last[0]
             _LOG.warning(
                 "%s: the tracker did not take all rows%s; `emrun resume %s` sends the others, also of a finished run",
                 type(self).__name__,
-                "" if sender.position.iteration < 0 else f" after iteration {sender.position.iteration}",
+                "" if iteration < 0 else f" after iteration {iteration}",
                 self.output_dir,
             )
 
 
 @dataclass
 class _Position:
-    """What a tracker knows of the run; the file is written by the thread.
+    """What a tracker knows of the run.
 
     Args:
-        path: the file.
-        home: path and inode of the run directory. The file counts if one of them is that of the directory in which it
-            lies: the run was moved or restored, not copied.
+        home: path and inode of the run directory.
         identity: how the tracker names the run; None if it does not know the run.
-        epoch: the last epoch that was sent; -1 for none.
-        iteration: the iteration of the last row that was sent; -1 for none.
-        at_end: the iteration of the evaluation after a limit that was sent; -1 for none.
+        last: the place of the last row that was sent.
         status: how the run ended, as the tracker was told.
     """
 
-    path: Path
     home: list[str]
     identity: str | None = None
-    epoch: int = -1
-    iteration: int = -1
-    at_end: int = -1
+    last: _Place = (-1, 0, 0)
     status: str = ""
 
-    @classmethod
-    def of(cls, path: Path) -> _Position:
-        """Read the file; without one, with that of another directory or a damaged one, begin a new run of the tracker.
 
-        Raises:
-            ReadTimeout: it could not be read in time.
-        """
-        directory = path.parent.parent.resolve()
-        new = cls(path, [str(directory), str(directory.stat().st_ino)])
-        if not path.exists():
-            return new
-        try:
-            found = json.loads(read_regular(path, _LARGEST, depth=2))
-        except (OSError, ValueError, RecursionError) as error:
-            refuse_timeout(error, path)
-            found = None
-        if not fitting(found, _POSITION):
-            _LOG.warning("%s is damaged; the tracker begins a new run", path)
-            return new
-        if not any(then == now for then, now in zip(found["home"], new.home, strict=False)):
-            _LOG.info("%s is of the run directory that was copied; the copy begins a new run of the tracker", path)
-            return new
-        return cls(path, **{**found, "home": new.home})
+def _read_position(path: Path) -> _Position:
+    """Read the file of a position.
 
-    def write(self) -> None:
-        make_directory(self.path.parent, exist_ok=True)
-        write_atomically(self.path, json.dumps({name: each for name, each in vars(self).items() if name != "path"}))
+    A position counts only in the directory whose run has written it, which has the same path or the same inode: the run
+    was restored or moved. Otherwise it is a copy, and the tracker begins a new run; so it does if the file is damaged.
+
+    Raises:
+        ReadTimeout: it could not be read in time.
+    """
+    directory = path.parent.parent.resolve()
+    new = _Position([str(directory), str(directory.stat().st_ino)])
+    if not path.exists():
+        return new
+    try:
+        found = json.loads(read_regular(path, _LARGEST, depth=2))
+    except (OSError, ValueError, RecursionError) as error:
+        refuse_timeout(error, path)
+        found = None
+    if not fitting(found, _POSITION) or len(found["last"]) != len(new.last):
+        _LOG.warning("%s is damaged; the tracker begins a new run", path)
+        return new
+    if not any(then == now for then, now in zip(found["home"], new.home, strict=False)):
+        _LOG.info("%s is of the run directory that was copied; the copy begins a new run of the tracker", path)
+        return new
+    return _Position(new.home, found["identity"], tuple(found["last"]), found["status"])
+
+
+def _place_of(row: Row) -> _Place:
+    """Return the place of a row in the order of rows.
+
+    Means come after the epoch of their iteration: an epoch may end with it, and services take an iteration only once.
+    """
+    if row.at_end:
+        return row.iteration, 2, row.epoch
+    return (row.iteration, 0, row.epoch) if row.every is None else (row.iteration, 1, 0)
 
 
 class _Sender:
@@ -261,15 +263,16 @@ class _Sender:
     """
 
     def __init__(self, tracker: AbstractTracker, directory: Path, name: str) -> None:
-        self.position = _Position.of(directory / "trackers" / name)
-        self.limit = -1, -1
-        """Epoch and iteration of the newest checkpoint: up to them, rows are sent."""
+        self.path = directory / "trackers" / name
+        self.position = _read_position(self.path)
+        self.limit: _Place = (-1, 0, 0)
+        """The place up to which rows are sent: that of the newest checkpoint."""
         self._tracker, self._reader = tracker, Reader(directory)
-        self._waiting: list[Row] = []  # that were read and not sent
+        self._rows: list[Row] = []  # that were read and not sent
         self._facts = facts_of(directory)
         self._is_connected = False
         self._is_down = False
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[None], _Place, _Outcome | None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"emrun {type(tracker).__name__}", daemon=True)
 
     def send(self, outcome: _Outcome | None = None) -> Future[None]:
@@ -286,15 +289,7 @@ class _Sender:
 
     def is_behind(self, status: str) -> bool:
         """Return whether the tracker lacks rows, or how the run ended."""
-        has_all = all(map(self._has, self._read()))
-        return self.position.identity is None or self.position.status != status or not has_all
-
-    def _has(self, row: Row) -> bool:
-        """Return whether a tracker has a row."""
-        position = self.position
-        if row.at_end:
-            return position.at_end == row.iteration
-        return row.iteration <= position.iteration and (row.every is not None or row.epoch <= position.epoch)
+        return self.position.identity is None or self.position.status != status or bool(self._read())
 
     def _work(self) -> None:
         for done, limit, outcome in iter(self._tasks.get, None):
@@ -306,78 +301,62 @@ class _Sender:
             else:
                 done.set_result(None)
 
-    def _do(self, limit: tuple[int, int], outcome: _Outcome | None) -> None:
-        """Connect, if this was not done; send what is allowed; say how the run ended."""
+    def _do(self, limit: _Place, outcome: _Outcome | None) -> None:
+        """Connect, if this was not done; send the rows up to a limit; say how the run ended."""
         if not self._is_connected:
             self._connect()
-        self._send(limit, is_end=outcome is not None and outcome[0] == "finished")
+        rows = [row for row in self._read() if _place_of(row) <= limit]
+        for first in range(0, len(rows), _MOST_ROWS):
+            self._send(rows[first : first + _MOST_ROWS])
         if outcome is not None:
             self._tracker.finish(*outcome)
             self.position.status = outcome[0]
-            self.position.write()
+            self._note_position()
 
     def _connect(self) -> None:
         is_new = self.position.identity is None
         self.position.identity = self._tracker.begin(self._facts, self.position.identity)
         newest = None if is_new else self._tracker.newest()
-        if newest is not None and newest != self.position.iteration:  # a process was killed while it was sending
-            self.position.iteration = newest
-            ended = [row.epoch for row in self._read() if row.every is None and row.iteration <= newest]
-            self.position.epoch = max(ended, default=-1)
-        self.position.write()
+        if newest is not None and newest != self.position.last[0]:  # a process was killed while it was sending
+            self.position.last = newest, 1, 0
+        self._note_position()
         self._is_connected = True
 
     def _read(self) -> list[Row]:
-        """Return the rows that are waiting, with those that were written since the last call."""
+        """Return the recorded rows that were not sent."""
         for row in self._reader.rows():
             if self._tracker.wants(row):
-                last = self._waiting[-1] if self._waiting else row
+                last = self._rows[-1] if self._rows else row
                 if row.every is None and last.every is not None and last.iteration == row.iteration:
-                    self._waiting[-1] = replace(row, means=last.means)  # services take an iteration only once
+                    self._rows[-1] = replace(row, means=last.means)
                 else:
-                    self._waiting.append(row)
-        return self._waiting
+                    self._rows.append(row)
+        self._rows = [row for row in self._rows if _place_of(row) > self.position.last]
+        return self._rows
 
-    def _send(self, limit: tuple[int, int], *, is_end: bool) -> None:
-        rows: list[Row] = []
-        self._waiting = [row for row in self._read() if not self._has(row)]
-        for row in self._waiting:
-            if row.at_end or row.every is not None:  # the means of the last step wait: an epoch may end with it
-                is_allowed = is_end or (row.iteration < limit[1] and not row.at_end)
-            else:
-                is_allowed = row.iteration <= limit[1] and row.epoch <= limit[0]
-            if not is_allowed:
-                break
-            rows.append(replace(row, means={}) if row.iteration <= self.position.iteration else row)
-        for first in range(0, len(rows), _MOST_ROWS):
-            self._send_part(rows[first : first + _MOST_ROWS])
-
-    def _send_part(self, rows: list[Row]) -> None:
-        arrives_at_once = type(self._tracker).flush is AbstractSink.flush
-        written = 0
+    def _send(self, rows: list[Row]) -> None:
+        """Send some rows, and note how far the tracker has taken them."""
+        sent = 0
         try:
             for row in rows:
-                self._tracker.write(row)
-                written += 1
+                has_means = row.iteration <= self.position.last[0]
+                self._tracker.write(replace(row, means={}) if has_means else row)
+                sent += 1
             self._tracker.flush()
-        except Exception:
-            self._advance(rows[:written] if arrives_at_once else [])
+        except BaseException:
+            if type(self._tracker).flush is not AbstractSink.flush:  # else each row has arrived by itself
+                sent = 0
             raise
-        self._advance(rows)
+        finally:
+            self.position.last = max([self.position.last, *map(_place_of, rows[:sent])])
+            self._note_position()
         if self._is_down:
             self._is_down = False
             _LOG.info("%s: the tracker is back; %s sent", type(self._tracker).__name__, counted(len(rows), "row"))
 
-    def _advance(self, rows: list[Row]) -> None:
-        """Note that rows have arrived."""
-        position = self.position
-        for row in rows:
-            position.iteration = max(position.iteration, row.iteration)
-            if row.at_end:
-                position.at_end = row.iteration
-            elif row.every is None:
-                position.epoch = max(position.epoch, row.epoch)
-        position.write()
+    def _note_position(self) -> None:
+        make_directory(self.path.parent, exist_ok=True)
+        write_atomically(self.path, json.dumps(vars(self.position)))
 
     def _note(self, error: BaseException) -> None:
         if not self._is_down and self.position.identity is not None:  # of a new run, `before_training` raises it

@@ -269,7 +269,7 @@ def test_the_sample_gets_no_row_twice_if_a_kill_comes_before_the_note_of_what_wa
     rows = told(file)
     assert [row["iteration"] for row in rows] == [0, 15, 30]
     note = run / "trackers" / "AppendRows.json"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "iteration": 0, "epoch": 0}))
+    note.write_text(json.dumps({**json.loads(note.read_text()), "last": [0, 0, 0]}))
     file.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, {"run": "another", "iteration": 99}]))
     train(resume_training(run, ["hooks.StopAfter.epochs=3"]))
     assert [row["iteration"] for row in told(file)] == [0, 15, 30, 99, 45]
@@ -336,8 +336,7 @@ def test_a_damaged_file_begins_a_new_run_of_the_tracker(post, caplog, tmp_path, 
         train(post(url))
         path = tmp_path / "run" / "trackers" / "Post.json"
         written = json.loads(path.read_text())
-        state = {"epoch": 3, "iteration": 45, "at_end": -1, "status": "finished"}
-        assert written == {"identity": "run", "home": written["home"], **state}
+        assert written == {"identity": "run", "home": written["home"], "last": [45, 0, 3], "status": "finished"}
         path.write_text(text)
         train(post(url, epochs=4))
     assert f"{path} is damaged; the tracker begins a new run" in caplog.text
