@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,6 @@ class WritesRows(OfStreams):
             return
         with storing(self.path, "write"):
             try:
-                file.finish()
                 file.close()
                 self._aside.finish()
             finally:
@@ -150,5 +150,6 @@ class WritesRows(OfStreams):
     def _drop(self) -> None:
         file, self._file, self._count, self._written = self._file, None, 0, 0
         if file is not None:
-            file.close()
+            with suppress(Exception):  # the file is dropped
+                file.close()
         self._aside.drop()
