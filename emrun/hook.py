@@ -512,8 +512,8 @@ class AbstractHook(_NotesNames):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint must hold, without constructor arguments.
 
-        Plain types, tensors, arrays of numbers, `numpy.random.Generator` and `torch.Generator`, also in mappings, lists
-        and tuples; `load_state_dict` gets the same.
+        Plain types, tensors, numbers and arrays of NumPy, `numpy.random.Generator` and `torch.Generator`, also in
+        mappings, lists and tuples; `load_state_dict` gets the same.
         """
         return {}
 

@@ -25,7 +25,7 @@ _KEYS = _PLAIN[:-1]  # of mappings
 _KIND = "emrun.kind"
 """The key of an encoded mapping that stands for a value of another kind; see `decode`."""
 _BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_MAPPINGS: Mapping[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_MAPPINGS: Mapping[str, type] = {each.__name__: each for each in (dict, OrderedDict, Counter)}
 _EXACT = (torch.Tensor, np.ndarray, list, tuple, *_MAPPINGS.values(), torch.Generator, np.random.Generator)
 
 
@@ -81,7 +81,7 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = False) -
     if isinstance(value, Rows):
         return replace(value, values=inner(value.values, key))
     if isinstance(value, Mapping):
-        name = next((name for name, each in _MAPPINGS.items() if kind is each), "dict")
+        name = kind.__name__ if kind in _MAPPINGS.values() else "dict"
         if name == "dict" and all(type(each) in _KEYS for each in value):
             return {each: inner(entry, f"{key}.{each}") for each, entry in value.items()}
         items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]

@@ -28,12 +28,12 @@ from emrun.storage.files import storing
 _LOG = logging.getLogger(__name__)
 
 _LATEST = "latest"  # the name of the checkpoint that every training saves at its end
-_USED = {
-    _LATEST: "SaveLatest and the end of every training",
-    BEFORE_COOLDOWN: "schedules with a cool-down",
-    "it": "the directories of checkpoints",
-}
-"""Names under which no hook may save -> what they are for."""
+_USED = (
+    (_LATEST, "the end of every training"),
+    (BEFORE_COOLDOWN, "schedules with a cool-down"),
+    ("it", "emrun, for the directories,"),
+)
+"""Names under which no hook may save, and who does."""
 _STRICTNESS: tuple[Policy, ...] = ("ignore", "warn", "error")
 State = tuple[int, int, str]
 """Identifies a state of the training: epochs done, iterations done, phase of the epoch."""
@@ -324,24 +324,16 @@ def check_saved_names(hooks: Sequence[AbstractHook]) -> None:
     Raises:
         HookError: two hooks save under the same name, or a hook saves under a name that the loop itself uses.
     """
-    saved: list[tuple[int, str]] = []
+    saved = list(_USED)
     for index, hook in enumerate(hooks):
-        kind = type(hook).__name__
-        for given in declared(hook, "saves") or ():
-            name = safe_component("saves", given)
-            for other, use in _USED.items():
-                if share_names(name, other):
-                    raise HookError(
-                        f"{kind} (hooks[{index}]) saves under the name {name!r}, but {other!r} is for {use}; give the "
-                        "hook another model_name",
-                        index,
-                    )
-            for earlier, other in saved:
-                if earlier != index and share_names(name, other):
+        who = f"{type(hook).__name__} (hooks[{index}])"
+        for name in (safe_component("saves", each) for each in declared(hook, "saves") or ()):
+            for other, owner in saved:
+                if owner != who and share_names(name, other):
                     names = listed(sorted({repr(name), repr(other)}))
                     raise HookError(
-                        f"{type(hooks[earlier]).__name__} (hooks[{earlier}]) and {kind} (hooks[{index}]) may save "
-                        f"checkpoints of the same name: {names}; give one of the hooks another model_name",
+                        f"{who} and {owner} may save checkpoints of the same name: {names}; give {who} another "
+                        "model_name",
                         index,
                     )
-            saved.append((index, name))
+            saved.append((name, who))

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from emrun.storage.files import read_regular
-from emrun.storage.plain import plain_of
+from emrun.storage.plain import read_plain
 from emrun.storage.run import CONFIG
 from emrun.storage.trace import read_trace
 
@@ -50,9 +48,8 @@ def facts_of(directory: Path) -> Facts:
         StorageError: `config.yaml` cannot be read.
     """
     path = directory / CONFIG
-    text = read_regular(path, _LARGEST).decode() if os.path.lexists(path) else ""
     try:
-        config = plain_of(path, text) or YAML(typ="safe", pure=True).load(text)
+        config = read_plain(path, _LARGEST) if os.path.lexists(path) else None
     except YAMLError:
         config = None
     trace = read_trace(directory)

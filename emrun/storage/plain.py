@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from emrun.base.errors import StorageError
 from emrun.storage.files import check_owner, read_regular, storing, write_atomically
 
@@ -34,6 +36,22 @@ def write_with_plain(path: Path, text: str, plain: Any) -> None:
         if json.loads(found) == [text, plain]:
             with place.open("x", encoding="utf-8") as file:
                 file.write(found)  # not flushed: without it, or with a part of it, the YAML file is read
+
+
+def read_plain(path: Path, most: int) -> Any:
+    """Return the content of a YAML file of a run in plain types.
+
+    Args:
+        path: the file.
+        most: the largest size in bytes.
+
+    Raises:
+        StorageError: it cannot be read.
+        Exception: it is not YAML; the library raises several errors.
+    """
+    text = read_regular(path, most).decode()
+    found = plain_of(path, text)
+    return YAML(typ="safe", pure=True).load(text) if found is None else found
 
 
 def plain_of(path: Path, text: str | None) -> Any:

@@ -35,8 +35,8 @@ from emrun.base.fields import (
 )
 from emrun.ranks.group import ranks
 from emrun.storage.code.git import head_of
-from emrun.storage.files import read_regular, refuse_timeout
-from emrun.storage.plain import plain_of, write_with_plain
+from emrun.storage.files import refuse_timeout
+from emrun.storage.plain import read_plain, write_with_plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -189,8 +189,7 @@ def mark_pruned(directory: Path, reason: str) -> None:
         directory: the directory of the run.
         reason: why, in one line.
     """
-    trace = YAML(typ="safe", pure=True).load(read_regular(directory / TRACE, _LARGEST).decode())
-    entries = {**trace, "status": "pruned", "reason": reason}
+    entries = {**read_plain(directory / TRACE, _LARGEST), "status": "pruned", "reason": reason}
     write_with_plain(directory / TRACE, _as_yaml(entries), entries)
 
 
@@ -220,8 +219,7 @@ def read_trace(directory: Path) -> dict[str, Any]:
     warning.
     """
     try:
-        text = read_regular(directory / TRACE, _LARGEST).decode()
-        trace = plain_of(directory / TRACE, text) or YAML(typ="safe", pure=True).load(text)
+        trace = read_plain(directory / TRACE, _LARGEST)
     except (OSError, ValueError, YAMLError) as error:
         refuse_timeout(error, directory / TRACE)
         return {}

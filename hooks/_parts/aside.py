@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
-from emrun.storage.files import check_owner, flush_directory, flush_file, make_directory, storing, written_aside
+from emrun.storage.files import check_owner, flush_file, make_directory, storing, written_aside
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Aside:
         return self._path
 
     def finish(self) -> None:
-        """Rename what was written. A file must have been flushed to disk; the files in a folder are flushed here.
+        """Flush what was written to disk, and rename it.
 
         Raises:
             StorageError: it cannot be written.
@@ -57,11 +57,11 @@ class Aside:
         if opened is None:
             return
         with storing(self.place, "write"), opened:
+            flush_file(self._path)
             if self._is_folder:
                 for file in sorted(self._path.iterdir()):
                     check_owner(self.place / file.name)
                     flush_file(file)
-                flush_directory(self._path)
                 if self.place.is_dir():
                     shutil.rmtree(self.place)
 

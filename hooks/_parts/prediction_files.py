@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ _BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB
 
 
 class PredictionFile(ABC):
-    """A file that rows are added to; it is complete after `finish`.
+    """A file that rows are added to; it is complete after `close`.
 
     Args:
         path: where to write.
@@ -54,13 +52,8 @@ class PredictionFile(ABC):
             OSError: the file cannot be written.
         """
 
-    def finish(self) -> None:
-        """Write what is pending and flush the file to disk; call `close` afterwards."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
     def close(self) -> None:
-        """Close the file, which need not be complete."""
+        """Write what is pending, and close the file."""
         self._file.close()
 
     def _cannot(self, name: str, why: str) -> HookError:
@@ -146,7 +139,6 @@ class ParquetFile(PredictionFile):
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, owner)
         self._arrow = self.library()
-        self._schema: Any = None
         self._writer: Any = None
         self._pending: list[Any] = []
         self._rows = self._bytes = 0
@@ -156,16 +148,15 @@ class ParquetFile(PredictionFile):
         self.columns = list(columns)
         arrays = []
         for name, values in columns.items():
-            kind = self._schema.field(name).type if self._schema is not None else None
+            kind = self._writer.schema.field(name).type if self._writer is not None else None
             try:
                 array = self._array(values)
                 arrays.append(array if kind in (None, array.type) else array.cast(kind))  # refuses a loss of digits
             except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, self._arrow.ArrowNotImplementedError) as why:
                 raise self._cannot(name, str(why).splitlines()[0]) from why
         batch = self._arrow.RecordBatch.from_arrays(arrays, names=self.columns)
-        if self._schema is None:
-            self._schema = batch.schema
-            self._writer = self._arrow.parquet.ParquetWriter(self._file, self._schema)
+        if self._writer is None:
+            self._writer = self._arrow.parquet.ParquetWriter(self._file, batch.schema)
         self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -173,43 +164,31 @@ class ParquetFile(PredictionFile):
             self._write()
 
     def _array(self, values: Column) -> Any:
-        arrow = self._arrow
         if isinstance(values, np.ndarray):
-            array = arrow.array(np.ascontiguousarray(values).reshape(-1))
-            for length, size in reversed(list(zip(values.shape[1:], np.cumprod(values.shape)[:-1], strict=True))):
-                array = self._lists(array, np.full(int(size), length))
-            return array
-        if not values or not all(isinstance(each, np.ndarray) for each in values):
-            return arrow.array(plain(values))
-        filled = [each for each in values if each.size] or values[:1]  # an empty list has no dtype of its own
-        if len({each.ndim for each in filled}) > 1:
-            return arrow.array(plain(values))
-        rows = [row for each in filled for row in each] if filled[0].ndim > 1 else np.concatenate(filled)
-        return self._lists(self._array(rows), np.array([len(each) for each in values]))
-
-    def _lists(self, values: Any, lengths: np.ndarray[Any, Any]) -> Any:
-        """Return an array of lists of these lengths, which hold the values one after another."""
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return self._arrow.ListArray.from_arrays(self._arrow.array(offsets), values)
+            return self._arrow.array(_rows(values))
+        filled = [[] if isinstance(each, np.ndarray) and not each.size else each for each in values]  # [] has no dtype
+        return self._arrow.array(_rows(filled))
 
     def _write(self) -> None:
         if self._pending:
-            self._writer.write_table(self._arrow.Table.from_batches(self._pending, self._schema), row_group_size=_ROWS)
+            self._writer.write_table(self._arrow.Table.from_batches(self._pending), row_group_size=_ROWS)
         self._pending, self._rows, self._bytes = [], 0, 0
 
-    def finish(self) -> None:
-        """Write the last row group and the footer, and flush the file to disk."""
-        self._write()
-        if self._writer is not None:
-            self._writer.close()
-        super().finish()
-
     def close(self) -> None:
-        """Close the file; the writer of pyarrow would otherwise write to the closed file when it is deleted."""
-        if self._writer is not None:
-            with suppress(Exception):
+        """Write the last row group and the footer, and close the file."""
+        try:
+            if self._writer is not None:
+                self._write()
                 self._writer.close()
-        super().close()
+        finally:
+            super().close()
+
+
+def _rows(value: Any) -> Any:
+    """Return an array of several axes as lists of arrays of one axis, which pyarrow takes, also those in a list."""
+    if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim < 2):
+        return value
+    return [_rows(each) for each in value]
 
 
 FILES: Mapping[str, type[PredictionFile]] = {each.ending: each for each in (ParquetFile, CsvFile, JsonLinesFile)}

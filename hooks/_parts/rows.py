@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,6 @@ class WritesRows(OfStreams):
             return
         with storing(self.path, "write"):
             try:
-                file.finish()
                 file.close()
                 self._aside.finish()
             finally:
@@ -151,5 +151,6 @@ class WritesRows(OfStreams):
     def _drop(self) -> None:
         file, self._file, self._count, self._written = self._file, None, 0, 0
         if file is not None:
-            file.close()
+            with suppress(Exception):  # the file is dropped
+                file.close()
         self._aside.drop()
