@@ -125,11 +125,12 @@ class FileSink(AbstractSink):
             )
 
     def before_training(self) -> None:
-        """Make the file from the recorded rows."""
-        if not self._has_all:  # a later session of this process continues the file
+        """Make the file from the recorded rows; a later session without a run directory continues it."""
+        record = self.main_loop.rows
+        if record.directory is not None or not self._has_all:
             with self._or_warning():
-                self.make(self.main_loop.rows)
-        self.main_loop.rows.sinks.append(self.take)
+                self.make(record)
+        record.sinks.append(self.take)
 
     def make(self, record: Record) -> None:
         """Make the file that the recorded rows give.

@@ -393,7 +393,7 @@ def test_what_is_not_a_number_has_its_column_after_a_resume_too(tmp_path, digits
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-def test_a_second_session_continues_the_file(tmp_path, scripted, numbers, write, has_run, monkeypatch):
+def test_a_second_session_has_the_rows_of_the_first(tmp_path, scripted, numbers, write, has_run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path) if has_run else None
     end = StopAfter(epochs=1)

@@ -144,11 +144,12 @@ path, mode = sys.argv[1:]
 database = sqlite3.connect(path, isolation_level=None)
 database.execute(f"PRAGMA journal_mode = {mode}")
 database.execute("PRAGMA cache_size = 1")  # so that pages are written before the end of the transaction
-database.execute("BEGIN")
-for number in range(1000):
-    database.execute("INSERT INTO epoch_values VALUES (?, 'theirs', 'theirs', NULL, 1.0)", [number])
-if mode == "wal":
-    database.execute("COMMIT")
+for number in range(3):
+    database.execute("BEGIN")
+    database.execute("UPDATE epoch_values SET stream = 'theirs'")
+    database.execute("INSERT INTO epoch_values SELECT a.* FROM epoch_values AS a, (SELECT 1 FROM epoch_values LIMIT 9)")
+    if number < 2:
+        database.execute("COMMIT")
 os._exit(0)
 """
 
