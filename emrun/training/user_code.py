@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import metadata
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -48,14 +47,9 @@ def keep_sources() -> None:
 
 
 def record_code(plan: Plan, run: Run) -> None:
-    """Let a run record its code when the training begins.
-
-    Packages and repositories are looked at before, while the objects are built, and not during the first steps.
-    """
+    """Let a run record its code when the training begins."""
     directories = [Path(each).absolute() for each in code_directories(plan.config)]  # the user's code may go elsewhere
-    gathering = _Gathering(directories)
-    run.code = CodeRecord(run.directory, gathering.code)
-    run.code.later(lambda: gathering.look(run.directory))
+    run.code = CodeRecord(run.directory, lambda: gather(directories, run.directory))
 
 
 def log_code_directory(plan: Plan) -> None:
@@ -99,7 +93,7 @@ def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
     """
     if not ranks().several:
         return
-    own = _imported_code(plan).record
+    own = gather(code_directories(plan.config)).record
     different, _ = changes(tell(own), own)
     severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
     if severe:
@@ -119,7 +113,7 @@ def warn_of_changed_code(plan: Plan, run_directory: Path) -> None:
         run_directory: the directory of the run.
     """
     try:
-        changed, place = changed_since(run_directory, _imported_code(plan))
+        changed, place = changed_since(run_directory, gather(code_directories(plan.config)))
     except OSError as error:
         _LOG.warning("the code is not compared with that of the run: %s", reason_of(error))
         return
@@ -132,65 +126,46 @@ def warn_of_changed_code(plan: Plan, run_directory: Path) -> None:
         )
 
 
-def _imported_code(plan: Plan) -> Code:
-    """Return the imported modules of the user and the installed packages, without repositories."""
-    gathering = _Gathering(code_directories(plan.config))
-    gathering.look()
-    return gathering.code()
-
-
-class _Gathering:
-    """Gathers what the run of this process is made from: first `look`, then `code`.
+def gather(directories: Sequence[str | Path], run: Path | None = None) -> Code:
+    """Return what the run of this process is made from.
 
     Args:
         directories: directories of the user's modules, whose repositories count also if nothing is imported from them.
+        run: the run directory, in which changes do not count; None to leave out repositories.
     """
-
-    def __init__(self, directories: Sequence[str | Path]) -> None:
-        self._directories = [Path(each).absolute() for each in directories]
-        self._repositories: list[tuple[dict[str, Any], bytes | None]] = []
-        self._problems: list[str] = []
-
-    def look(self, run: Path | None = None) -> None:
-        """Look at the installed packages.
-
-        Args:
-            run: the run directory, to look at repositories, too; changes in it do not count.
-        """
-        self._packages, installed = _installed()
-        self._installed = installed.difference(map(str, self._directories), user_directories())
-        if run is not None:
-            imported_from = sorted({Path(file).parent for _, file in _user_modules(self._installed)})
-            self._repositories += _repositories([*self._directories, *imported_from], run, self._problems)
-
-    def code(self) -> Code:
-        """Return what was found, with the modules of the user that are imported now."""
-        requirements = "".join(f"{name}=={version}\n" for name, version in self._packages.items())
-        files = {"packages.txt": requirements.encode()}
-        files.update((patch_path(number), diff) for number, (_, diff) in enumerate(self._repositories, 1) if diff)
-        modules: dict[str, Any] = {}
-        problems = [*self._problems]
-        left = _MOST
-        for name, file in _user_modules(self._installed):
-            modules[name] = {"file": file, "sha256": None}
-            try:
-                content = _KEPT[file] if file in _KEPT else read_regular(Path(file).resolve(), left)
-            except StorageError as error:
-                problems.append(f"module {name} is left out: {reason_of(error)}")
-                continue
-            left -= len(content)
-            modules[name]["sha256"] = sha256_of(content)
-            if file.endswith(tuple(SOURCE_SUFFIXES)):
-                files[module_path(name, file)] = content
-        record = {
-            "format": FORMAT,
-            "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
-            "repositories": [each for each, _ in self._repositories],
-            "modules": modules,
-            "packages": self._packages,
-            "problems": problems,
-        }
-        return Code(record, files)
+    packages, installed = _installed()
+    own = {str(Path(each).absolute()) for each in (*directories, *user_directories())}
+    files = {"packages.txt": "".join(f"{name}=={version}\n" for name, version in packages.items()).encode()}
+    modules: dict[str, Any] = {}
+    problems: list[str] = []
+    left = _MOST
+    for name, file in _user_modules(installed - own):
+        modules[name] = {"file": file, "sha256": None}
+        try:
+            content = _KEPT[file] if file in _KEPT else read_regular(Path(file).resolve(), left)
+        except StorageError as error:
+            problems.append(f"module {name} is left out: {reason_of(error)}")
+            continue
+        left -= len(content)
+        modules[name]["sha256"] = sha256_of(content)
+        if file.endswith(tuple(SOURCE_SUFFIXES)):
+            files[module_path(name, file)] = content
+    repositories = []
+    if run is not None:
+        places = [*map(Path, directories), *sorted({Path(each["file"]).parent for each in modules.values()})]
+        for repository, diff in _repositories(places, run, problems):
+            repositories.append(repository)
+            if diff:
+                files[patch_path(len(repositories))] = diff
+    record = {
+        "format": FORMAT,
+        "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
+        "repositories": repositories,
+        "modules": modules,
+        "packages": packages,
+        "problems": problems,
+    }
+    return Code(record, files)
 
 
 def _user_modules(installed: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
@@ -220,25 +195,23 @@ def _file_of(module: Any) -> str:
 
 
 def _installed() -> tuple[dict[str, str], set[str]]:
-    """Return name -> version of the installed packages, and the directories that they are in."""
+    """Return name -> version of the installed packages, and the directories that they are in.
+
+    The names of their metadata have both; to read the metadata takes ten times as long.
+    """
     packages: dict[str, str] = {}
     places = set()
-    for each in metadata.distributions():
-        with suppress(OSError, ValueError, KeyError):  # broken ones are left out
-            text = each.read_text("METADATA")
-            if text is not None:  # not a project of the user, which has an egg-info
-                places.add(str(each.locate_file("")))
-            header = (text or each.read_text("PKG-INFO") or "").partition("\n\n")[
-                0
-            ]  # `version` parses ten times as long
-            fields = dict(line.partition(": ")[::2] for line in header.splitlines())
-            packages.setdefault(fields["Name"], fields["Version"])
-    return {name: packages[name] for name in sorted(packages, key=str.lower)}, places
+    for place in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
+        for path in sorted(place.glob("*.dist-info")):
+            name, _, version = path.stem.partition("-")
+            packages.setdefault(name, version)
+            places.add(str(place))
+    return packages, places
 
 
 def _repositories(
     directories: Sequence[Path], run: Path, problems: list[str]
-) -> Iterator[tuple[dict[str, Any], bytes | None]]:
+) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yield the repositories that directories are in: what the record has of them, and the changes as a patch."""
     found: set[Path] = set()
     places = dict.fromkeys(path.resolve() for path in directories)
@@ -253,14 +226,13 @@ def _repositories(
             continue
         found.add(top)
         commit = head_of(top)
-        diff = None
+        diff = b""
         if commit is not None:
             try:
                 diff = diff_of(top, commit, _paths_that_count(top, places, run))
             except GitError as error:
                 problems.append(f"the uncommitted changes in {top} are left out: {error}")
-        sha256 = None if diff is None else sha256_of(diff)
-        yield {"directory": str(top), "commit": commit, "sha256": sha256}, diff
+        yield {"directory": str(top), "commit": commit, "sha256": sha256_of(diff) if diff else None}, diff
 
 
 def _paths_that_count(top: Path, places: Iterable[Path], run: Path) -> list[str]:

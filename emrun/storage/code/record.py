@@ -16,6 +16,7 @@ from emrun.storage.files import remove_files, storing
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 300  # characters of a list in the log
+_MOMENT = 0.05  # seconds that the first batch may wait
 _LONGEST_WAIT = 6.0  # seconds; git ends after five, unless a file system does not answer
 
 
@@ -36,19 +37,18 @@ class CodeRecord:
         self._run = directory
         self._gather = gather
         self._thread: Thread | None = None  # the newest one; each waits for the one before
-        self._has_begun = False
         self._is_given_up = False
 
     def begin(self) -> None:
-        """Record what is imported when the tasks before are done; later calls do nothing."""
-        if not self._has_begun:
-            self._has_begun = True
-            self.later(self._record)
+        """Record what is imported now; later calls do nothing."""
+        if self._thread is None:
+            self.later(self._record).join(_MOMENT)  # meanwhile, steps would be slower
 
-    def later(self, task: Callable[[], object]) -> None:
-        """Do something in a thread after the tasks before."""
+    def later(self, task: Callable[[], object]) -> Thread:
+        """Do something in a thread after the tasks before, and return the thread."""
         self._thread = Thread(target=self._do, args=(self._thread, task), name="emrun-code", daemon=True)
         self._thread.start()
+        return self._thread
 
     def end(self) -> None:
         """Wait for the tasks, at most a few seconds."""

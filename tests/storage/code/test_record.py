@@ -49,12 +49,11 @@ def test_tasks_are_done_one_after_another(tmp_path, monkeypatch):
     write_atomically = files.write_atomically
     monkeypatch.setattr(files, "write_atomically", lambda *each: (may_write.wait(60), write_atomically(*each)))
     record = CodeRecord(tmp_path, lambda: (done.append("gathered"), code_of(net="width = 3"))[1])
-    record.later(lambda: done.append("before"))
     record.begin()
     record.later(lambda: done.append((tmp_path / "code/record.json").exists()))
     may_write.set()
     record.end()
-    assert done == ["before", "gathered", True]
+    assert done == ["gathered", True]
 
 
 def test_a_resume_with_other_code_adds_a_record_and_names_what_differs(tmp_path, caplog):
