@@ -16,7 +16,7 @@ from emrun.record.facts import Facts, facts_of
 from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
-from emrun.storage.files import aside_of, check_guards, flush_file, listed_files, storing, written_aside
+from emrun.storage.files import aside_of, check_guards, flush_file, listed_files, make_directory, storing, written_aside
 from emrun.storage.trace import read_trace
 
 _LOG = logging.getLogger(__name__)
@@ -149,6 +149,7 @@ class FileSink(AbstractSink):
         check_guards(self.place)
         aside = aside_of(self.path)
         with storing(self.place, "write"), written_aside(self.place, aside) as self.file:
+            make_directory(self.place.parent, exist_ok=True)
             aside.touch()
             self.begin(facts)
             self._write(rows)
