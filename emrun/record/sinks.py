@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError, RunInUse
 from emrun.hook import AbstractHook, Loop
@@ -67,14 +66,14 @@ class AbstractSink(AbstractHook):
         return row.every in (None, self._interval)
 
     @abstractmethod
-    def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
+    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Write what is missing of a run that has ended.
 
         Args:
             record: the record of the run.
             status: how the run ended.
             reason: why.
-            alike: the hooks of this class, in their order.
+            sinks: those of the run, in their order.
         """
 
 
@@ -172,7 +171,7 @@ class FileSink(AbstractSink):
         """Append rows that are still waiting."""
         self.take(())
 
-    def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
+    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Make the file of a run that has ended."""
         self.ask(record)
         with self._or_warning():
@@ -189,7 +188,8 @@ class FileSink(AbstractSink):
             self._has_all = False
             _LOG.warning(
                 "%s: %s; the run goes on without this file, and the next start of the run completes it",
-                *(type(self).__name__, error),
+                type(self).__name__,
+                error,
             )
 
 
