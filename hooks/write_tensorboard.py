@@ -17,7 +17,7 @@ from emrun.record.record import Record
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.shown import Counts, Picture, Written
-from emrun.storage.files import append, make_directory
+from emrun.storage.files import append
 
 _LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ class WriteTensorBoard(FileSink):
 
     def make(self, record: Record) -> None:
         """Make a file under a new name, and remove the old one: TensorBoard remembers how far it has read a name."""
-        make_directory(self.path, exist_ok=True)
         old = list(self.path.glob(_FILE.format("*")))
         number = max([int(time.time()), *(int(path.name.split(".")[3]) + 1 for path in old)])
         self.place = self.path / _FILE.format(f"{number:010d}")

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from emrun.base.errors import ArgumentError, HookError, RunInUse
 from emrun.hook import AbstractHook, Loop
@@ -16,7 +15,7 @@ from emrun.record.facts import Facts, facts_of
 from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Reader, Row
-from emrun.storage.files import aside_of, check_owner, flush_file, storing, written_aside
+from emrun.storage.files import aside_of, check_owner, flush_file, make_directory, storing, written_aside
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,14 +65,14 @@ class AbstractSink(AbstractHook):
         return row.every in (None, self._interval)
 
     @abstractmethod
-    def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
+    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Write what is missing of a run that has ended.
 
         Args:
             record: the record of the run.
             status: how the run ended.
             reason: why.
-            alike: the hooks of this class, in their order.
+            sinks: those of the run, in their order.
         """
 
 
@@ -144,6 +143,7 @@ class FileSink(AbstractSink):
         check_owner(self.place)
         aside = aside_of(self.path)
         with storing(self.place, "write"), written_aside(self.place, aside) as self.file:
+            make_directory(self.place.parent, exist_ok=True)
             aside.touch()
             self.begin(facts)
             self._write(rows)
@@ -166,7 +166,7 @@ class FileSink(AbstractSink):
         """Append rows that are still waiting."""
         self.take(())
 
-    def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
+    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Make the file of a run that has ended."""
         self.ask(record)
         with self._or_warning():
@@ -183,5 +183,6 @@ class FileSink(AbstractSink):
             self._has_all = False
             _LOG.warning(
                 "%s: %s; the run goes on without this file, and the next start of the run completes it",
-                *(type(self).__name__, error),
+                type(self).__name__,
+                error,
             )

@@ -157,10 +157,10 @@ class AbstractTracker(AbstractSink):
         name = f"{type(self).__name__}-{number}.json" if number > 1 else f"{type(self).__name__}.json"
         return _Sender(self, Path(str(self.output_dir)), name)
 
-    def complete(self, record: Record, status: str, reason: str | None, alike: Sequence[Any]) -> None:
+    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Send what is missing of a run that has ended."""
         self.ask(record)
-        sender = self._sender_among(alike)
+        sender = self._sender_among(sinks)
         if sender.is_behind(status):
             self._sender = sender
             self._end(status, reason)
@@ -174,8 +174,7 @@ class AbstractTracker(AbstractSink):
 
     def after_training(self, success: bool) -> None:
         """Wait for the thread, but not for ever; say what was not sent."""
-        outcome = self.main_loop.outcome
-        self._end(*((outcome.status, outcome.reason) if outcome is not None else ("finished", None)))
+        self._end(self.main_loop.outcome.status, self.main_loop.outcome.reason)
 
     def _end(self, status: str, reason: str | None) -> None:
         sender, self._sender = self._sender, None

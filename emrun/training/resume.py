@@ -169,7 +169,7 @@ def _complete_sinks(plan: Plan, run: Run, reason: str | None) -> None:
         record = Record(run.directory)
         record.read_epochs()
         for sink in sinks:
-            sink.complete(record, "finished", reason, [each for each in sinks if type(each) is type(sink)])
+            sink.complete(record, "finished", reason, sinks)
 
 
 def _leave_finished(plan: Plan, run: Run, reason: str | None, *, has_page: bool) -> None:

@@ -378,8 +378,6 @@ def test_two_trackers_of_a_class_have_a_file_each(post, tmp_path):
 @pytest.mark.parametrize(("how", "is_continued"), [
     (lambda run, new: run.rename(new), True),
     (lambda run, new: shutil.copytree(run, new, symlinks=True), False),
-    (lambda run, new: (run.rename(new), shutil.copytree(new, run, symlinks=True), new.rename(f"{new}-1"),
-                       run.rename(new)), False),
 ])  # fmt: skip
 def test_a_copy_of_a_run_begins_a_new_run_of_the_tracker_and_a_run_that_was_moved_continues_its_own(
     post, tmp_path, how, is_continued
