@@ -320,8 +320,7 @@ def _warn_of_new(hooks: Iterable[str], states: Mapping[str, Any]) -> None:
     kept = {class_of(key) for key, state in states.items() if state}
     if new := [short_key(key) for key in hooks if key not in states and class_of(key) in kept]:
         _LOG.warning(
-            "hooks without a state in the checkpoint begin anew: %s; states of a class are given to its hooks in their "
-            "order, so list new hooks of a class last",
+            "hooks without a state in the checkpoint begin anew: %s; list new hooks after the others of their class",
             listed(new),
         )
 

@@ -130,7 +130,7 @@ def test_states_of_hooks_are_matched_by_class_and_order(tmp_path, caplog):
 def test_hooks_that_are_more_than_before_begin_anew_with_a_warning(tmp_path, caplog):
     now = [Count(), Count(8), Count(9), Other(7)]
     assert counts_after(tmp_path, [Count(1)], now) == [1, 8, 9, 7]
-    said = "hooks without a state in the checkpoint begin anew: Count number 2, Count number 3; states of a class"
+    said = "hooks without a state in the checkpoint begin anew: Count number 2, Count number 3; list new hooks"
     assert [record.getMessage().startswith(said) for record in caplog.records] == [True]
 
 
@@ -147,7 +147,7 @@ def test_a_hook_that_saves_checkpoints_is_known_by_their_name(tmp_path, caplog):
 
     now = [saving("new", 9), saving("b"), saving("a"), Count()]
     assert counts_after(tmp_path, [saving("a", 1), saving("b", 2), Count(3)], now) == [9, 2, 1, 3]
-    assert "begin anew: Count of 'new'; states of a class" in caplog.text
+    assert "begin anew: Count of 'new'; list new hooks" in caplog.text
 
 
 def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
