@@ -12,7 +12,7 @@ from emrun.base.terminal import outlived
 
 _SHORTEST = 8  # characters; a shorter value stands in other words by chance
 _REFERENCES: dict[str, str] = {}  # value -> the text of the config in its place
-_SHOWN: set[str] = set()  # paths
+_REVEALED: set[str] = set()  # paths
 
 
 def hide(value: str, reference: str) -> None:
@@ -27,15 +27,15 @@ def hide(value: str, reference: str) -> None:
         _REFERENCES[value] = reference
 
 
-def show(*paths: Path) -> None:
+def reveal(*paths: Path) -> None:
     """Let `hidden` keep the values that stand in these paths, such as that of the run directory."""
-    _SHOWN.update(map(str, paths))
+    _REVEALED.update(map(str, paths))
 
 
 def hidden(text: str) -> str:
     """Return a text with the values of the environment replaced by their references."""
     for value in sorted(_REFERENCES, key=len, reverse=True):
-        if not any(value in path for path in _SHOWN):
+        if not any(value in path for path in _REVEALED):
             text = text.replace(value, _REFERENCES[value])
     return text
 

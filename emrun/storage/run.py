@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import safe_component
-from emrun.base.censor import show
+from emrun.base.censor import reveal
 from emrun.base.errors import RunExists, UsageError
 from emrun.base.wording import from_here, in_one_line, listed
 from emrun.storage.code.record import CodeRecord, remove_code
@@ -64,7 +64,7 @@ class Run:
         places = {directory}
         with suppress(OSError):  # the current directory is gone
             places |= {directory.absolute(), directory.resolve(), Path.cwd()}
-        show(*places)
+        reveal(*places)
         self._lock = lock
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock)
         self.log = RunLog(directory / LOG)

@@ -17,7 +17,7 @@ SHOWN = "${env:T}"
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch):
-    monkeypatch.setattr(censor, "_SHOWN", set())
+    monkeypatch.setattr(censor, "_REVEALED", set())
     hide("s3cr3t-value", SHOWN)
 
 
@@ -43,7 +43,7 @@ def test_the_longest_of_several_values_is_replaced():
 
 def test_a_value_in_the_path_of_the_run_stays():
     hide("/home/alice", "${env:HOME}")
-    censor.show(Path("/home/alice/log/run"))
+    censor.reveal(Path("/home/alice/log/run"))
     assert hidden("/home/alice/data with s3cr3t-value") == f"/home/alice/data with {SHOWN}"
 
 
