@@ -96,7 +96,7 @@ def test_kills_at_random_moments_change_no_file_that_is_made_from_the_rows(tmp_p
     def run(draw, when):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process like a kill
         if when == "made":
-            start_or_resume(directory, config, Alarm(draw.uniform(0.001, 0.06)))
+            start_or_resume(directory, config, Alarm(draw.uniform(0.0005, 0.02)))
         else:
             signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.3, 1) * seconds)
             start_or_resume(directory, config)
