@@ -107,7 +107,7 @@ def test_without_optimizer_states_a_run_can_be_evaluated(emrun, tmp_path):  # bu
 
 
 NAMES = ("config.yaml", "trace.yaml", "train.log", "code/record.json", "checkpoints/latest/manifest.json")
-MORE = ("metrics.jsonl", "steps.jsonl", ".files", "code/batches.jsonl", "checkpoints/latest/state.pt", ".owner.json")
+MORE = ("metrics.jsonl", "steps.jsonl", "code/batches.jsonl", "checkpoints/latest/state.pt", ".owner.json")
 COMMANDS = {
     "report": ["report", "r", "-o", "out.html"],
     "ls": ["ls", "r", "-v"],

@@ -162,8 +162,10 @@ def test_the_page_of_a_run_that_failed_or_hardly_began(trained, emrun, tmp_path,
 
 def test_a_page_that_cannot_be_written_is_a_warning(trained, emrun, tmp_path):
     shutil.copy(trained / "config.yaml", tmp_path)
-    (tmp_path / "run" / "report.html").mkdir(parents=True)
-    done = emrun("train", "config.yaml", "--output-dir", "run")
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 0
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "report.html").mkdir()
+    done = emrun("resume", "run", "--checkpoint", "latest")
     assert done.returncode == 0
     assert "run/report.html was not written: UsageError: " in done.stderr
     assert "finished" in (tmp_path / "run" / "trace.yaml").read_text()

@@ -10,7 +10,6 @@ from in_ranks import in_ranks
 
 from emrun.loop.hangs import HangWatch
 from emrun.ranks.group import join, ranks
-from emrun.runs.own_files import _ALWAYS
 
 
 def wait_for(path, count):
@@ -65,7 +64,3 @@ def test_a_rank_that_does_not_answer_is_elsewhere(tmp_path, caplog):
     watch._append(tmp_path / "stacks-1.txt", since=1.0)
     watch._report(tmp_path / "stacks-1.txt")
     assert caplog.messages[0].startswith("rank 1 is elsewhere (it does not answer), and the others wait; ")
-
-
-def test_the_file_belongs_to_the_run():
-    assert _ALWAYS.fullmatch("stacks-12.txt")

@@ -200,7 +200,7 @@ def test_check_shows_lists_and_says_what_a_failed_step_would_lack(project):
     assert sources["target.boxes"]["used_by"] == ["model"]
     assert [note for note in report["notes"] if "graph" in note] == [
         "stream 'train': if a step fails, its batch is saved without source 'graph': source 'graph'[0] is Graph, which "
-        "cannot be saved"
+        "cannot be saved; use plain types, tensors and arrays of numbers"
     ]
 
 
@@ -217,7 +217,8 @@ def test_checks_of_data_and_replay_look_into_lists(project):
         trained("failed", config={**config, "main_loop": {"skip_zeroth_epoch": True}})
     repeated = replay("failed")
     assert repeated.reproduced
-    assert repeated.notes == ["not saved in the capsule: graph: source 'graph'[0] is Graph, which cannot be saved"]
+    why = "source 'graph'[0] is Graph, which cannot be saved; use plain types, tensors and arrays of numbers"
+    assert repeated.notes == [f"not saved in the capsule: graph: {why}"]
     (cause,) = repeated.causes
     assert repeated.not_finite == {"picture": cause}
 

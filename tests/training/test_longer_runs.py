@@ -148,7 +148,7 @@ def test_a_second_extension_has_the_rates_of_the_run_of_its_length(project):
 
 def test_an_extended_run_that_is_interrupted_goes_on_exactly(project):
     directory, _ = trained(project, {"class": "Cosine", "on_extend": "replan", "warmup": "3 updates"})
-    shutil.copytree(directory, project / "other")
+    shutil.copytree(directory, project / "other", symlinks=True)
     longer(directory)
     training = resume_training(project / "other", LONGER)
     interrupt = Interrupt("after_batch train")

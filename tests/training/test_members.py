@@ -317,7 +317,7 @@ def test_train_check_and_resume_refuse_and_write_nothing(at, tmp_path):
         with pytest.raises(ConfigError, match=message):
             attempt()
     assert not (tmp_path / "new").exists()
-    assert content(made) == [".files", ".lock", "config.yaml"]  # `resume` has looked for another process
+    assert content(made) == [".lock", "config.yaml"]  # `resume` has looked for another process
     with pytest.raises(UsageError, match="cannot be trained"):
         load_run(made).model.run({"x": np.zeros((1, 3))}, True, "train")
 

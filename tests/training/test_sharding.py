@@ -221,7 +221,7 @@ def test_a_run_is_resumed_exactly_and_on_any_number_of_ranks_with_any_shards(pro
     expected = result_of(project / "whole")
     [(_, status), _] = in_ranks(2, trained, config, project / "run", Rows(at=3))
     assert status == "interrupted"
-    copies = {name: shutil.copytree(project / "run", project / name) for name in ("one", "three")}
+    copies = {name: shutil.copytree(project / "run", project / name, symlinks=True) for name in ("one", "three")}
     in_ranks(2, trained, None, project / "run", None, True)
     found = result_of(project / "run")
     assert found[:2] == expected[:2]
