@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
 import importlib.util
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from emrun.base.errors import StorageError
-from emrun.storage.code.files import RECORD, module_path, read_code
+from emrun.storage.code.files import RECORD, module_path, read_code, sha256_of
 from emrun.storage.code.record import code_records
 from emrun.storage.files import read_regular
 
@@ -96,7 +95,7 @@ class CodeNow:
         except (StorageError, ValueError):
             return None, "", None
         is_source = file.endswith(".py")
-        return content, hashlib.sha256(content).hexdigest(), _tree(content) if is_source else None
+        return content, sha256_of(content), _tree(content) if is_source else None
 
 
 def _file_of(name: str) -> str | None:
