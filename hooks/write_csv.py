@@ -154,6 +154,8 @@ class WriteCSV(FileSink):
     def _new_columns(self, row: Row) -> list[list[str]]:
         """Return the columns of what a row has and the rows before did not have."""
         there = {(stream, name) for stream, name, *_ in self._columns}
+        if row.every is not None and all((row.stream, name) in there for name in row.means):
+            return []  # as usual, and there may be many rows
         known = {stream for stream, _ in there}
         streams: dict[str, dict[str, Any]] = {stream: dict(values) for stream, values in row.streams.items()}
         for stream, name in row.unknown:

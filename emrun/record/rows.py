@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -137,12 +138,12 @@ class Reader:
         for own_line in filter(None, map(_line, self._new_lines(ROWS))):
             self._add(own_line)
         for line in epochs:
-            yield from map(row_of_means, self._next(are_means=True))
+            yield from map(itemgetter("row"), self._next(are_means=True))
             own = list(self._next(are_means=False))
             self._epochs += 1
             if (epoch := epoch_of(line)) is not None:
                 yield row_of_epoch(epoch, own)
-        yield from map(row_of_means, self._next(are_means=True))
+        yield from map(itemgetter("row"), self._next(are_means=True))
 
     def _add(self, line: dict[str, Any]) -> None:
         """Add a line of `rows.jsonl`; if other code has removed epochs before it, leave out what is about them."""
@@ -169,11 +170,6 @@ class Reader:
                     return
                 self._offsets[name] += len(line)
                 yield line
-
-
-def row_of_means(line: Mapping[str, Any]) -> Row:
-    """Return the row of a line of `rows.jsonl` with means, see `_line`."""
-    return Row(**{name: line[name] for name in _OF_MEANS}, means=line["means"])
 
 
 def line_of_means(row: Row) -> dict[str, Any]:
@@ -244,14 +240,13 @@ def _shown(line: Mapping[str, Any]) -> Written:
 
 
 def _line(line: bytes) -> dict[str, Any] | None:
-    """Return the content of a line of `rows.jsonl`; None if the line is damaged or of another format."""
+    """Return the content of a line of `rows.jsonl`, and the row of one with means; None if the line is damaged."""
     try:
         found: dict[str, Any] = json.loads(line)
         if not isinstance(found["epochs"], int) or not isinstance(found.get("shown", ""), str):
             return None
         if "every" in found:
-            found["means"] = as_floats(found["means"])
-            row_of_means(found)
+            found["row"] = Row(**{name: found[name] for name in _OF_MEANS}, means=as_floats(found["means"]))
         elif "shown" in found:
             _shown(found)
         else:
