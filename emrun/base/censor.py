@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from typing import Any
 
 from emrun.base.terminal import outlived
 
-_SHORTEST = 8  # characters; a shorter value stands in other words by chance
+_LONG = 8  # characters; a shorter value stands in other words by chance
+_SHORTEST = 4  # characters of a value with letters and digits, which is no usual word
 _REFERENCES: dict[str, str] = {}  # value -> the text of the config in its place
 _REVEALED: set[str] = set()  # paths
 
@@ -19,11 +21,13 @@ def hide(value: str, reference: str) -> None:
     """Let `hidden` replace a value that a config takes from the environment, from now on in this process.
 
     Args:
-        value: the value; one of fewer than 8 characters is not replaced.
+        value: the value. One of 4 to 7 characters is replaced only as a whole word, and only if it has letters and
+            digits; a shorter one is not.
         reference: what the config has in its place, `${env:NAME}`.
     """
     value = value.strip()
-    if len(value) >= _SHORTEST:
+    is_mixed = any(map(str.isalpha, value)) and any(map(str.isdigit, value))
+    if len(value) >= _LONG or (is_mixed and len(value) >= _SHORTEST):
         _REFERENCES[value] = reference
 
 
@@ -35,8 +39,10 @@ def reveal(*paths: Path) -> None:
 def hidden(text: str) -> str:
     """Return a text with the values of the environment replaced by their references."""
     for value in sorted(_REFERENCES, key=len, reverse=True):
-        if not any(value in path for path in _REVEALED):
-            text = text.replace(value, _REFERENCES[value])
+        if value not in text or any(value in path for path in _REVEALED):
+            continue
+        pattern = re.escape(value) if len(value) >= _LONG else rf"(?<!\w){re.escape(value)}(?!\w)"
+        text = _REFERENCES[value].join(re.split(pattern, text))
     return text
 
 

@@ -31,9 +31,15 @@ def test_space_around_a_value_does_not_count():
 
 
 @pytest.mark.parametrize("value", ["", "1", "train", "epoch", "0.00001", " \n "])
-def test_a_value_of_fewer_than_8_characters_stays(value):
+def test_a_word_or_a_number_of_fewer_than_8_characters_stays(value):
     hide(value, "${env:U}")
     assert hidden("epoch 1 of train: 0.00001 \n ") == "epoch 1 of train: 0.00001 \n "
+
+
+def test_a_short_value_with_letters_and_digits_is_replaced_as_a_whole_word():
+    hide("hunter2", "${env:U}")
+    hide("a1b", "${env:V}")
+    assert hidden("me:hunter2@host hunter22 'hunter2' a1b") == "me:${env:U}@host hunter22 '${env:U}' a1b"
 
 
 def test_the_longest_of_several_values_is_replaced():
