@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CEILINGS = {
     "root": 13_515,
-    "base": 13_399,
+    "base": 13_496,
     "cli": 35_486,
     "config": 40_984,
     "diagnosis": 39_161,
@@ -24,18 +24,18 @@ CEILINGS = {
     "loop": 34_179,
     "models": 68_084,
     "ranks": 6_805,
-    "record": 15_416,
-    "runs": 30_486,
+    "record": 15_391,
+    "runs": 30_480,
     "storage": 26_724,
     "streams": 12_265,
     "training": 11_641,
-    "hooks": 60_806,
+    "hooks": 60_844,
     "datasets": 30_825,
 }
 """Room -> the most nodes: those of the day on which the ceilings were set, and 5 %."""
 NAMES = {
     "commands": 21,
-    "options": 130,
+    "options": 129,
     "keys of main_loop": 21,
     "keys of model": 17,
     "hooks": 41,
