@@ -77,8 +77,9 @@ class WriteWandb(AbstractTracker):
         """Begin a run of W&B, or continue one; offline, make its directory again."""
         import wandb
 
-        for old in Path(self.output_dir).glob(f"wandb/offline-run-*-{identity}"):
-            shutil.rmtree(old)
+        if self._mode == "offline":
+            for old in Path(self.output_dir).glob(f"wandb/offline-run-*-{identity}"):
+                shutil.rmtree(old)
         about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
         self._run = wandb.init(
             project=self._project,
