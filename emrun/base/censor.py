@@ -12,7 +12,7 @@ from typing import Any
 from emrun.base.terminal import outlived
 
 _LONG = 8  # characters; a shorter value stands in other words by chance
-_SHORTEST = 4  # characters of a value with letters and digits, which is no usual word
+_SHORTEST = 4  # characters of a value with letters and digits, which is not a usual word
 _REFERENCES: dict[str, str] = {}  # value -> the text of the config in its place
 _REVEALED: set[str] = set()  # paths
 

@@ -112,7 +112,7 @@ class FileSink(AbstractSink):
         """
 
     def register_mainloop(self, main_loop: Loop) -> None:
-        """Check that there is no file yet, without a run; with a run, `Run.claim` does so.
+        """Without a run directory, check that there is no file yet; with one, `Run.claim` checks it.
 
         Raises:
             HookError: there is a file.
