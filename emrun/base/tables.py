@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import TextWrapper
 from typing import Any
 
 _GAP = 2  # blanks between columns
+_BESIDE_HEADING = 2  # blanks that tabulate adds to a heading
 _LEAST = 12  # characters of a column that is folded
-
-
-class _Cell(TextWrapper):
-    """Folds a text at blanks, and in names before the parts that begin with a letter."""
-
-    wordsep_re = re.compile(r"(\s+|(?<=[/_.,=-])(?=[^\W\d_]))")
 
 
 class _Line(TextWrapper):
@@ -92,29 +87,45 @@ class Table:
         return self.folded(None)
 
     def folded(self, space: int | None) -> str:
-        """Return the table in at most `space` columns; None for the whole table.
+        """Return the table in at most `space` columns of a terminal; None for the whole table.
 
         Long cells are folded. If this does not suffice, the last columns follow in another table, with the first
         column repeated.
         """
-        rows = [*([self.headers] if self.headers else []), *self.rows]
-        sizes = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        align = self.align or ["left"] * len(sizes)
-        if space is not None and _sum(sizes) > space:
-            body = [max(map(len, cells)) for cells in zip(*self.rows, strict=True)] or sizes
-            sizes = [min(size, max(inside, _LEAST)) for size, inside in zip(sizes, body, strict=True)]  # headings first
-            least = [size if side == "right" else min(size, _LEAST) for size, side in zip(sizes, align, strict=True)]
-            if _sum(least) > space and len(sizes) > 2:
-                first = next(n for n in range(len(sizes) - 1, 1, -1) if n == 2 or _sum(least[:n]) <= space)
-                parts = range(first), [0, *range(first, len(sizes))]
-                return "\n\n".join(self._with(part).folded(space) for part in parts)
-            both = list(zip(sizes, least, strict=True))
-            caps = ([max(low, min(size, cap)) for size, low in both] for cap in range(max(sizes), 0, -1))
-            sizes = next((each for each in caps if _sum(each) <= space), least)
-        lines = [line for row in rows for line in _lines(row, sizes, align)]
-        if self.headers:
-            lines.insert(len(list(_lines(self.headers, sizes, align))), "  ".join("-" * size for size in sizes))
-        return "\n".join(lines)
+        from tabulate import tabulate
+        from wcwidth import wrap
+
+        def in_size(cells: Sequence[str], sizes: Sequence[int]) -> list[str]:
+            return ["\n".join(wrap(cell, size)) for cell, size in zip(cells, sizes, strict=True)]
+
+        sizes = self._sizes(space)
+        if space is not None and _sum(sizes) > space and len(sizes) > 2:
+            end = next(n for n in range(len(sizes) - 1, 1, -1) if n == 2 or _sum(sizes[:n]) <= space)
+            parts = (range(end), [0, *range(end, len(sizes))])
+            return "\n\n".join(self._with(part).folded(space) for part in parts)
+        return tabulate(
+            [in_size(row, sizes) for row in self.rows],
+            headers=in_size(self.headers, [size - _BESIDE_HEADING for size in sizes]) if self.headers else (),
+            tablefmt="simple" if self.headers else "plain",
+            colalign=list(self.align) or None,
+            disable_numparse=True,
+        )
+
+    def _sizes(self, space: int | None) -> list[int]:
+        """Return the width of each column: of those on the left, only as much as there is space for."""
+        from wcwidth import width as columns
+
+        body = [max(map(columns, cells)) for cells in zip(*self.rows, strict=True)] or [0] * len(self.headers)
+        headings = [columns(each) + _BESIDE_HEADING for each in self.headers] or body
+        sizes = list(map(max, body, headings))
+        if space is None or _sum(sizes) <= space:
+            return sizes
+        fixed = [inside if side == "right" else 0 for inside, side in zip_longest(body, self.align)]
+        least = [min(size, max(inside, _LEAST)) for size, inside in zip(sizes, fixed, strict=True)]
+        capped = (
+            [max(low, min(size, cap)) for low, size in zip(least, sizes, strict=True)] for cap in range(space, 0, -1)
+        )
+        return next((each for each in capped if _sum(each) <= space), least)
 
     def _with(self, columns: Sequence[int]) -> Table:
         def of(cells: Sequence[str]) -> list[str]:
@@ -125,11 +136,3 @@ class Table:
 
 def _sum(sizes: Sequence[int]) -> int:
     return sum(sizes) + _GAP * (len(sizes) - 1)
-
-
-def _lines(row: Sequence[str], sizes: Sequence[int], align: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of a row, whose cells are folded to these sizes."""
-    cells = [_Cell(size).wrap(cell) if len(cell) > size else [cell] for size, cell in zip(sizes, row, strict=True)]
-    for parts in zip_longest(*cells, fillvalue=""):
-        each = zip(parts, sizes, align, strict=True)
-        yield "  ".join(part.rjust(size) if side == "right" else part.ljust(size) for part, size, side in each).rstrip()

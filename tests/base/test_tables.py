@@ -11,6 +11,7 @@ import termios
 
 import click
 import pytest
+from wcwidth import wcswidth
 
 from emrun.base.tables import Table, folded_command, folded_line, width
 from emrun.base.wording import few
@@ -73,6 +74,18 @@ def test_a_table_is_folded_and_loses_nothing(space):
     assert max(map(len, lines)) <= space < max(map(len, str(LONG).splitlines()))
     assert any("148  11,169,152  bn1.weight" in line for line in lines)
     assert letters(LONG.folded(space)) == letters(str(LONG))
+
+
+@pytest.mark.parametrize("space", [60, 80, 200])
+def test_wide_letters_take_two_columns(space):
+    table = Table(
+        [["数据集" * 10, "1", "a" * 30], ["b", "2", "模型" * 15]], ["名前", "n", "what"], ["left", "right", "left"]
+    )
+    lines = table.folded(space).splitlines()
+    assert max(map(wcswidth, lines)) <= space
+    assert letters(table.folded(space)) == letters(str(table))
+    begins = {wcswidth(line[: line.index(each)]) for line in lines for each in ("1  a", "2  模") if each in line}
+    assert len(begins) == 1
 
 
 def test_a_table_that_fits_is_whole():
