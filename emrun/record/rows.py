@@ -110,16 +110,13 @@ class Reader:
         """
         return self._intact(METRICS, epochs_of(self._directory / METRICS))
 
-    def steps(self, *, as_text: bool = False) -> Iterator[Chunk]:
+    def steps(self) -> Iterator[Chunk]:
         """Yield the chunks of `steps.jsonl` one after another.
-
-        Args:
-            as_text: leave the numbers as they are written; see `read_chunk`.
 
         Raises:
             StorageError: the file cannot be read.
         """
-        return self._intact(STEPS, chunks_of(self._directory / STEPS, as_text=as_text))
+        return self._intact(STEPS, chunks_of(self._directory / STEPS))
 
     def _intact(self, name: str, found: Iterator[_Read | str]) -> Iterator[_Read]:
         """Yield what is not the reason why a line was left out; note the first reason."""

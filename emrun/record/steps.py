@@ -28,8 +28,7 @@ ITERATION = "iteration"
 _BEGINNING = re.compile(rb'\s*\{\s*"format":\s*(\d{1,18})[,}]')
 _OWN = b'{"format": 1, "from": '
 _BLOCK = 1 << 16  # bytes that are read of a line at once
-_FLOATS, _TEXTS = {float, type(None)}, {str, int, type(None)}
-_AS_TEXT = json.JSONDecoder(parse_float=str).decode
+_FLOATS = {float, type(None)}
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -40,7 +39,7 @@ class Chunk:
     Args:
         first: the first iteration.
         every: the distance between two iterations.
-        columns: name -> one number for each iteration, or its text; None where there is none.
+        columns: name -> one number for each iteration; None where there is none.
     """
 
     first: int
@@ -80,20 +79,18 @@ def format_of(line: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def read_chunk(line: bytes | str, *, as_text: bool = False) -> Chunk | None:
+def read_chunk(line: bytes | str) -> Chunk | None:
     """Return the chunk of a line of `steps.jsonl`; None if the line is damaged or not such a chunk.
 
     Args:
         line: the line.
-        as_text: leave the numbers as they are written, which takes half the time; texts that are not numbers stay too.
     """
     try:
-        content = _AS_TEXT(line.decode() if isinstance(line, bytes) else line) if as_text else json.loads(line)
+        content = json.loads(line)
         if type(content) is not dict or not _is_chunk(**{key: content.get(key) for key in KEYS}):
             return None
-        usual = _TEXTS if as_text else _FLOATS
         columns = {
-            name: values if type(values) is list and set(map(type, values)) <= usual else list(map(_number, values))
+            name: values if type(values) is list and set(map(type, values)) <= _FLOATS else list(map(_number, values))
             for name, values in content.items()
             if name not in KEYS
         }
@@ -104,19 +101,18 @@ def read_chunk(line: bytes | str, *, as_text: bool = False) -> Chunk | None:
     return chunk if lengths == {len(chunk) or 1} and ITERATION not in columns else None
 
 
-def chunks_of(path: Path, *, as_text: bool = False) -> Iterator[Chunk | str]:
+def chunks_of(path: Path) -> Iterator[Chunk | str]:
     """Yield the chunks of a step record in their order; for a line that is left out, the reason.
 
     Args:
         path: the file.
-        as_text: see `read_chunk`.
 
     Raises:
         StorageError: the file cannot be read.
     """
     end = 0
     for number, line in enumerate(read_lines(path), start=1):
-        chunk = read_chunk(line, as_text=as_text)
+        chunk = read_chunk(line)
         if chunk is not None and chunk.first > end:
             yield chunk
             end = chunk.first + chunk.every * (len(chunk) - 1)

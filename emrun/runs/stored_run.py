@@ -184,9 +184,9 @@ class StoredRun:
         """Yield the lines of `metrics.jsonl`; see `Reader.epochs`, and `number` for values."""
         return self.record.epochs()
 
-    def steps(self, *, as_text: bool = False) -> Iterator[Chunk]:
+    def steps(self) -> Iterator[Chunk]:
         """Yield the chunks of `steps.jsonl`; see `Reader.steps`."""
-        return self.record.steps(as_text=as_text)
+        return self.record.steps()
 
     @cached_property
     def written(self) -> Mapping[str, Any]:

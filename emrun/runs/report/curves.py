@@ -13,11 +13,9 @@ from typing import Any
 
 from emrun.base.cores import cores
 from emrun.base.errors import StorageError
-from emrun.base.wording import in_one_line
 from emrun.epoch_data import named
 from emrun.runs.report.thinning import Curve
 from emrun.runs.stored_run import StoredRun, number, numbers_of
-from emrun.storage.run import STEPS
 
 _MOST_CURVES = 300  # of a run
 _MOST_LEFT_OUT = 10_000
@@ -89,14 +87,11 @@ class Curves:
                     curve.add(epoch, found)
 
     def _read_steps(self, run: StoredRun) -> None:
-        for chunk in run.steps(as_text=True):
+        for chunk in run.steps():
             for name, values in chunk.columns.items():
                 curve = self._curve_in(self.steps, name)
                 if curve is not None:
-                    try:
-                        curve.add_all(chunk.first, chunk.every, values)
-                    except (ValueError, OverflowError):
-                        run.note(f"{STEPS}: a value of {in_one_line(name)} is not a number")
+                    curve.add_all(chunk.first, chunk.every, values)
 
     def _curve_in(self, curves: dict[Any, Curve], key: Any) -> Curve | None:
         found = curves.get(key)

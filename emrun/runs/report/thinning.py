@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from operator import itemgetter
 from typing import Any
 
-_FIRST, _SECOND = itemgetter(0), itemgetter(1)
-_MOST_OF_STRETCH = 8  # points, of which two or three are kept when there are more
+import numpy as np
+from numpy.typing import NDArray
 
-Point = tuple[float, float | None]
+_MOST_WAITING = 1 << 13  # values that are added before they are thinned
+
+Point = tuple[int, float | None]
 """A place on the x axis and a value; None interrupts the curve."""
+_Array = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -30,53 +31,57 @@ class Curve:
     most: int = 1_000
     count: int = 0
     """How many values there are."""
-    not_finite: int = 0
-    """How many of them are not finite."""
-    last: tuple[float, float] | None = None
+    last: tuple[int, float] | None = None
     """The last value and its place."""
+    _not_finite: int = 0
     _width: int = 1
-    _stretches: dict[int, list[Point]] = field(default_factory=dict)
+    _xs: list[int] = field(default_factory=list)
+    _ys: list[float] = field(default_factory=list)
+    _thinned: int = 0  # of these lists
 
-    def add(self, x: float, value: float) -> None:
+    def add(self, x: int, value: float) -> None:
         """Add a value; `x` is not smaller than before."""
-        self.count += 1
-        self.last = x, value
-        is_finite = math.isfinite(value)
-        self.not_finite += not is_finite
-        self._put(x, [(x, value if is_finite else None)])
+        self.add_all(x, 1, [value])
+
+    def add_all(self, first: int, every: int, values: Sequence[float | None]) -> None:
+        """Add values at `first`, `first + every`, ...; None stands for no value."""
+        xs: Sequence[int] = range(first, first + every * len(values), every)
+        ys: Sequence[Any] = values
+        if None in values:
+            there = [index for index, value in enumerate(values) if value is not None]
+            xs = [xs[index] for index in there]
+            ys = [values[index] for index in there]
+        self._xs += xs
+        self._ys += ys
+        if ys:
+            self.count += len(ys)
+            self.last = xs[-1], ys[-1]
+        if len(self._xs) >= self._thinned + _MOST_WAITING:
+            self._thin()
 
     @property
-    def first_not_finite(self) -> float | None:
+    def not_finite(self) -> int:
+        """How many values are not finite."""
+        self._thin()
+        return self._not_finite
+
+    @property
+    def first_not_finite(self) -> int | None:
         """The first place with a value that is not finite; None if there is none."""
-        return min((x for each in self._stretches.values() for x, value in each if value is None), default=None)
+        xs, ys = self._thin()
+        return int(xs[np.isnan(ys)][0]) if self._not_finite else None
 
-    def add_all(self, first: int, every: int, values: Sequence[float | str | None]) -> None:
-        """Add values at `first`, `first + every`, ...; None stands for no value.
-
-        Values may be texts, of which only those are read that are kept: reading is what takes the time.
-
-        Raises:
-            ValueError: a text that is read is not a number.
-        """
-        begin = 0
-        while begin < len(values):
-            x = first + every * begin
-            next_ = (x // self._width + 1) * self._width
-            end = min(len(values), begin + max(1, -(-(next_ - x) // every)))
-            part = values[begin:end]
-            if not self._add_finite(x, every, part):
-                for index, value in enumerate(part):
-                    if value is not None:
-                        self.add(x + every * index, float(value))
-            begin = end
-
-    def lowest(self) -> tuple[float, float] | None:
+    def lowest(self) -> tuple[int, float] | None:
         """Return the first place with the lowest value, and the value; None if no value is finite."""
-        return min(_finite(chain(*self._stretches.values())), key=_SECOND, default=None)
+        xs, ys = self._thin()
+        at = _lowest(np.zeros_like(xs), ys)
+        return (int(xs[at[0]]), float(ys[at[0]])) if len(at) else None
 
-    def highest(self) -> tuple[float, float] | None:
+    def highest(self) -> tuple[int, float] | None:
         """Return the first place with the highest value, and the value; None if no value is finite."""
-        return max(_finite(chain(*self._stretches.values())), key=_SECOND, default=None)
+        xs, ys = self._thin()
+        at = _lowest(np.zeros_like(xs), -ys)
+        return (int(xs[at[0]]), float(ys[at[0]])) if len(at) else None
 
     def points(self, most: int) -> list[Point]:
         """Return the points in their order, without those within a stretch of equal values.
@@ -84,71 +89,49 @@ class Curve:
         Args:
             most: how many points there are at most, about.
         """
-        stretches, width = self._stretches, self._width
-        while 2 * len(stretches) > max(most, 4):
-            width *= 2
-            stretches = _merged(stretches)
-        found = [point for key in sorted(stretches) for point in _kept(stretches[key])]
-        if self.last is not None and math.isfinite(self.last[1]) and found and found[-1] != self.last:
+        xs, ys = self._thin()
+        kept = _kept(xs // _width(xs, self._width, max(most, 4) // 2), ys)
+        values = [None if math.isnan(y) else y for y in ys[kept].tolist()]
+        found: list[Point] = list(zip(xs[kept].tolist(), values, strict=True))
+        if self.last is not None and math.isfinite(self.last[1]) and found[-1] != self.last:
             found.append(self.last)
         inner = zip(found, found[1:], found[2:], strict=False)
         flat = {index for index, (a, b, c) in enumerate(inner, start=1) if a[1] == b[1] == c[1]}
         return [point for index, point in enumerate(found) if index not in flat]
 
-    def _add_finite(self, x: int, every: int, part: Sequence[Any]) -> bool:
-        """Add the values of one stretch if all of them are finite; return whether they are."""
-        if not _are_alike(part):
-            try:
-                part = list(map(float, part))
-            except TypeError:  # there is None
-                return False
-            total = sum(part)
-            if total - total != 0:
-                return False
-        low, high = min(part), max(part)
-        lowest, highest = (x + every * part.index(low), float(low)), (x + every * part.index(high), float(high))
-        self.count += len(part)
-        self.last = x + every * (len(part) - 1), float(part[-1])
-        self._put(x, sorted({lowest, highest}))
-        return True
-
-    def _put(self, x: float, points: Sequence[Point]) -> None:
-        _add(self._stretches, int(x) // self._width, points)
-        while len(self._stretches) > self.most:
-            self._width *= 2
-            self._stretches = _merged(self._stretches)
+    def _thin(self) -> tuple[_Array, _Array]:
+        """Return the places and the values that are kept; NaN stands for one that is not finite."""
+        xs = np.array(self._xs, np.int64)
+        ys = np.array(self._ys, np.float64)
+        ys[~np.isfinite(ys)] = np.nan
+        if len(xs) > self._thinned:
+            self._not_finite += int(np.isnan(ys[self._thinned :]).sum())
+            self._width = _width(xs, self._width, self.most)
+            kept = _kept(xs // self._width, ys)
+            xs = xs[kept]
+            ys = ys[kept]
+            self._xs = xs.tolist()
+            self._ys = ys.tolist()
+            self._thinned = len(xs)
+        return xs, ys
 
 
-def _are_alike(part: Sequence[Any]) -> bool:
-    """Return whether values are texts such as `0.25`, with one digit before the point: they have the order of texts."""
-    try:
-        return set(map(_SECOND, part)) == {"."} and "e" not in (text := "".join(part)) and "E" not in text
-    except (TypeError, IndexError):
-        return False
+def _width(xs: _Array, width: int, most: int) -> int:
+    """Return the first power of two, from a width on, with which places are in at most `most` stretches."""
+    while len(np.unique(xs // width)) > most:
+        width *= 2
+    return width
 
 
-def _finite(points: Iterable[Point]) -> list[tuple[float, float]]:
-    return [(x, value) for x, value in points if value is not None]
+def _kept(stretches: _Array, ys: _Array) -> _Array:
+    """Return the indices of the first lowest value, the first highest and the first gap of each stretch."""
+    gaps = np.flatnonzero(np.isnan(ys))
+    first_gaps = gaps[np.unique(stretches[gaps], return_index=True)[1]]
+    return np.unique(np.concatenate([_lowest(stretches, ys), _lowest(stretches, -ys), first_gaps]))
 
 
-def _kept(points: Sequence[Point]) -> list[Point]:
-    """Return of points the first lowest, the first highest and the first gap, in the order of the x axis."""
-    finite = _finite(points)
-    ends = [min(finite, key=_SECOND), max(finite, key=_SECOND)] if finite else []
-    gaps = [point for point in points if point[1] is None]
-    return sorted(dict.fromkeys([*ends, *gaps[:1]]), key=_FIRST)
-
-
-def _add(stretches: dict[int, list[Point]], key: int, points: Sequence[Point]) -> None:
-    there = stretches.setdefault(key, [])
-    there += points
-    if len(there) > _MOST_OF_STRETCH:
-        there[:] = _kept(there)
-
-
-def _merged(stretches: dict[int, list[Point]]) -> dict[int, list[Point]]:
-    """Return stretches of twice the width."""
-    merged: dict[int, list[Point]] = {}
-    for key, points in stretches.items():
-        _add(merged, key // 2, points)
-    return merged
+def _lowest(stretches: _Array, ys: _Array) -> _Array:
+    """Return the index of the first lowest value of each stretch that has values."""
+    finite = np.flatnonzero(~np.isnan(ys))
+    in_order = finite[np.lexsort((ys[finite], stretches[finite]))]
+    return in_order[np.unique(stretches[in_order], return_index=True)[1]]

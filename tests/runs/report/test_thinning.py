@@ -91,29 +91,3 @@ def test_huge_and_sparse_places_take_little_memory():
         curve.add(2**power, float(power))
     assert len(curve.points(20)) <= 21
     assert curve.highest() == (2**61, 61.0)
-
-
-@settings(deadline=None)
-@given(values=st.lists(st.one_of(st.none(), st.floats(width=32)), min_size=1, max_size=300), most=st.integers(2, 20))
-def test_numbers_as_texts_give_the_same_curve(values, most):
-    one, other = Curve(most), Curve(most)
-    one.add_all(1, 1, values)
-    other.add_all(1, 1, [value if value is None else str(value) for value in values])
-    assert one.points(10) == other.points(10)
-    assert (one.count, one.not_finite, one.lowest(), one.highest()) == (
-        (other.count, other.not_finite, other.lowest(), other.highest())
-    )
-
-
-@settings(deadline=None)
-@given(values=st.lists(st.floats(0, 20, width=16), min_size=1, max_size=100))
-def test_texts_with_one_or_two_digits_before_the_point_are_compared_as_numbers(values):
-    one, other = Curve(2), Curve(2)
-    one.add_all(1, 1, values)
-    other.add_all(1, 1, list(map(str, values)))
-    assert one.points(4) == other.points(4)
-
-
-def test_a_text_that_is_not_a_number_is_an_error():
-    with pytest.raises(ValueError, match="could not convert"):
-        Curve().add_all(1, 1, ["1.5", "abc"])
