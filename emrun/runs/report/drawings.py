@@ -1,4 +1,4 @@
-"""Pictures of runs that need no script, as SVG: the statistic against each parameter, and all parameters at once."""
+"""Where everything lies in pictures of runs: the statistic against each parameter, and all parameters at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import as_float
-from emrun.runs.report.markup import Html, joined, tag
 
 _WIDTH, _HEIGHT = 320, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 12, 40
@@ -50,12 +49,43 @@ class Axis:
         return self.places[key_of(value)]
 
 
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A picture of a size, and where the axes in it begin and end."""
+
+    width: int
+    height: int
+
+    left = _LEFT
+    top = _TOP
+
+    @property
+    def right(self) -> int:
+        """Where an axis from left to right ends."""
+        return self.width - _RIGHT
+
+    @property
+    def bottom(self) -> int:
+        """Where an axis from below begins."""
+        return self.height - _BOTTOM
+
+    def across(self, place: float) -> float:
+        """Return where a place from 0 to 1 lies between left and right."""
+        return round(self.left + (self.right - self.left) * place, 1)
+
+    def up(self, place: float) -> float:
+        """Return where a place from 0 to 1 lies between bottom and top."""
+        return round(self.bottom - (self.bottom - self.top) * place, 1)
+
+
 def key_of(value: Any) -> str:
     """Return a value of a config as text that is equal only for equal values."""
     return json.dumps(value, default=str, sort_keys=True)
 
 
-def scatter(name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str) -> Html:
+def scatter(
+    name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str
+) -> dict[str, Any]:
     """Return a picture of a statistic against a parameter, a point for each run.
 
     Args:
@@ -66,83 +96,55 @@ def scatter(name: str, values: Sequence[Any], results: Sequence[float], labels: 
         by: the name of the statistic.
     """
     across, up = Axis.of(values), Axis.of(results)
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    points = [
-        tag(
-            "circle", tag("title", label), class_="point", r="4",
-            cx=_at(_LEFT + width * across.place(value)), cy=_at(_TOP + height * (1 - up.place(result))),
-        )
-        for value, result, label in zip(values, results, labels, strict=True)
-    ]  # fmt: skip
-    base = _HEIGHT - _BOTTOM
-    marks = [
-        tag("line", x1=_at(_LEFT), x2=_at(_WIDTH - _RIGHT), y1=_at(base), y2=_at(base), class_="axis"),
-        tag("line", x1=_at(_LEFT), x2=_at(_LEFT), y1=_at(_TOP), y2=_at(base), class_="axis"),
-        [
-            tag("text", text, x=_at(_LEFT + width * place), y=_at(base + 16), text_anchor="middle")
-            for place, text in across.ticks
+    box = Box(_WIDTH, _HEIGHT)
+    return {
+        "title": f"{by} against {name}",
+        "name": in_one_line(name, 44),
+        "box": box,
+        "across": [(box.across(place), text) for place, text in across.ticks],
+        "up": [(box.up(place), text) for place, text in up.ticks],
+        "points": [
+            (box.across(across.place(value)), box.up(up.place(result)), label)
+            for value, result, label in zip(values, results, labels, strict=True)
         ],
-        [
-            tag("text", text, x=_at(_LEFT - 6), y=_at(_TOP + height * (1 - place) + 4), text_anchor="end")
-            for place, text in up.ticks
-        ],
-        tag(
-            "text",
-            in_one_line(name, 44),
-            x=_at(_LEFT + width / 2),
-            y=_at(_HEIGHT - 6),
-            text_anchor="middle",
-            class_="name",
-        ),
-    ]
-    return _picture(_WIDTH, _HEIGHT, f"{by} against {name}", [marks, points])
+    }
 
 
-def parallel(names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool) -> Html:
+def parallel(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool
+) -> dict[str, Any]:
     """Return a picture with an axis for each parameter and a line for each run; the last axis is the statistic.
 
     Args:
         names: the names of the axes.
         rows: the values of each run.
         labels: what the tip of each line says.
-        better_low: whether low values of the last axis are better; better lines are darker.
+        better_low: whether low values of the last axis are better; better lines are darker and drawn on top.
     """
     axes = [Axis.of(column) for column in zip(*rows, strict=True)]
-    width, height = 2 * _LEFT + _STEP * (len(axes) - 1), _HEIGHT + 20
-    inner = height - _TOP - _BOTTOM
+    xs = [_LEFT + _STEP * index for index in range(len(axes))]
+    box = Box(xs[-1] + _LEFT, _HEIGHT + 20)
     lines = []
-    for row, label in sorted(zip(rows, labels, strict=True), key=lambda pair: _rank(pair[0][-1], better_low)):
-        points = " ".join(
-            f"{_at(_LEFT + _STEP * index)},{_at(_TOP + inner * (1 - axis.place(value)))}"
-            for index, (axis, value) in enumerate(zip(axes, row, strict=True))
-        )
+    for row, label in zip(rows, labels, strict=True):
         share = axes[-1].place(row[-1])
-        good = 1 - share if better_low else share
-        opacity = f"{0.15 + 0.85 * good**2:.2f}"
-        lines.append(tag("polyline", tag("title", label), points=points, class_="run", opacity=opacity))
-    marks = []
-    for index, (name, axis) in enumerate(zip(names, axes, strict=True)):
-        x = _LEFT + _STEP * index
-        marks.append(tag("line", x1=_at(x), x2=_at(x), y1=_at(_TOP), y2=_at(_TOP + inner), class_="axis"))
-        is_last = index == len(axes) - 1  # a long name has its place on the left
-        at, anchor = (x + _LEFT - 4, "end") if is_last else (x, "middle")
-        text = in_one_line(name, 30 if is_last else 22)
-        marks.append(tag("text", text, x=_at(at), y=_at(height - 6), text_anchor=anchor, class_="name"))
-        for place, text in axis.ticks:
-            y = _at(_TOP + inner * (1 - place) + 4)
-            marks.append(tag("text", text, x=_at(x + 5), y=y, class_="tick"))
-    return _picture(width, height, f"all parameters and {names[-1]}, a line for each run", [lines, marks])
-
-
-def _picture(width: int, height: int, title: str, content: Any) -> Html:
-    size = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
-    picture = tag("svg", tag("title", title), joined(content), role="img", aria_label=title, **size)
-    return tag("div", picture, class_="scroll", tabindex="0", role="group", aria_label=title)
-
-
-def _rank(value: Any, better_low: bool) -> float:
-    """Return what lines are drawn by: the best one comes last, on top."""
-    return -float(value) if better_low else float(value)
+        points = [(x, box.up(axis.place(value))) for x, axis, value in zip(xs, axes, row, strict=True)]
+        lines.append(
+            {
+                "label": label,
+                "points": " ".join(f"{x},{y}" for x, y in points),
+                "opacity": round(0.15 + 0.85 * (1 - share if better_low else share) ** 2, 2),
+            }
+        )
+    most = [22] * (len(names) - 1) + [30]  # characters of names: the last one has its place on the left
+    return {
+        "title": f"all parameters and {names[-1]}, a line for each run",
+        "box": box,
+        "lines": sorted(lines, key=lambda line: line["opacity"]),
+        "axes": [
+            {"x": x, "name": in_one_line(name, size), "ticks": [(box.up(place), text) for place, text in axis.ticks]}
+            for x, name, size, axis in zip(xs, names, most, axes, strict=True)
+        ],
+    }
 
 
 def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
@@ -160,7 +162,3 @@ def _is_number(value: Any) -> bool:
 
 def _short(value: float) -> str:
     return f"{value:.3g}"
-
-
-def _at(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")

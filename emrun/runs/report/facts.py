@@ -16,7 +16,6 @@ from emrun.base.fields import TEXT, fitting, record
 from emrun.base.wording import size_of
 from emrun.record.rows import newest_shown
 from emrun.runs.code_comparison import newest_code
-from emrun.runs.report.markup import Html, cut, tag
 from emrun.runs.stored_run import StoredRun
 from emrun.shown import Picture, Written
 from emrun.storage.checkpoints.manifest import Contents, readable_manifest
@@ -58,12 +57,12 @@ class Checkpoint(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A step that failed or was skipped, as a row of a table; the command repeats the step from its capsule."""
+    """A step that failed or was skipped, as a row of a table; a command repeats the step from its capsule."""
 
     number: str
     error: str
     where: str
-    command: Html
+    repeat: Mapping[str, str]
 
 
 def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
@@ -105,7 +104,7 @@ def failures_of(run: StoredRun) -> list[Failure]:
             where = [f"{key} {step[key]}" for key in keys if step.get(key) is not None]
             replay = shlex.join(["emrun", "replay", str(place)])
             error = f"{content['error']}: {cut(content['message'], 1_000)}"
-            found.append(Failure(name, error, ", ".join(where), tag("code", replay)))
+            found.append(Failure(name, error, ", ".join(where), {"command": replay}))
     return found
 
 
@@ -204,3 +203,8 @@ def config_text_of(run: StoredRun) -> str:
     except StorageError as error:
         run.note(str(error))
         return ""
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text that is not longer than `most` characters, with what is left out said at its end."""
+    return text if len(text) <= most else f"{text[:most]}\n... {len(text) - most:,} more characters"

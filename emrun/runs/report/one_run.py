@@ -1,4 +1,4 @@
-"""The sections of a page that are about one run, except its curves."""
+"""What a page shows of one run, except its curves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from emrun.base.wording import counted, in_one_line, size_of, span
+from emrun.base.wording import counted, in_one_line, span
 from emrun.epoch_data import named
 from emrun.runs.looks import looks_by_config, looks_of
 from emrun.runs.report.curves import Curves
@@ -19,16 +19,15 @@ from emrun.runs.report.facts import (
     checkpoints_of,
     code_of,
     config_text_of,
+    cut,
     failures_of,
     pictures_of,
     shown_of,
 )
-from emrun.runs.report.markup import Html, cut, facts, folded, joined, listing, section, table, tag
 from emrun.runs.report.thinning import Curve
-from emrun.runs.stored_run import StoredRun, size_below
+from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Which
-from emrun.shown import Text, Written
-from emrun.storage.run import CHECKPOINTS
+from emrun.shown import Text
 
 _LONGEST = 200  # characters of a value in a table
 _MOST_STATISTICS = 100
@@ -76,45 +75,69 @@ def in_words(by: tuple[str, Which]) -> str:
     return f"{'lowest' if by[1] == 'min' else 'highest'} {in_one_line('/'.join(named(by[0])), 60)}"
 
 
-def badge(status: str) -> Html:
-    """Return how a run stands, with a color and a sign besides the word."""
-    sign = {"finished": "✓", "running": "▶", "pruned": "✂", "interrupted": "❚❚"}.get(status, "✕")
-    return tag("span", tag("span", sign, aria_hidden="true"), f" {status}", class_=f"status {status}")
+def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> dict[str, Any]:
+    """Return what the template `run.html` shows of a run.
+
+    Args:
+        part: the run.
+        picture_bytes: how many bytes its pictures have at most.
+        log: its log.
+        most_config: how many characters of its config are shown.
+    """
+    run = part.run
+    written = shown_of(run)
+    pictures, left_out = pictures_of(run, picture_bytes, written)
+    statistics = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in part.curves.epochs.items()]
+    checkpoints = checkpoints_of(run)
+    may_resume = checkpoints and run.status in ("interrupted", "killed", "failed")
+    code = code_of(run)
+    found = {
+        "name": part.name,
+        "status": run.status,
+        "reason": run.reason,
+        "epochs": run.epochs_done,
+        "facts": _facts(part),
+        "resumes": _resumes(run.trace),
+        "statistics": statistics[:_MOST_STATISTICS],
+        "more_statistics": len(statistics) - _MOST_STATISTICS,
+        "time": _time(part, log),
+        "pictures": pictures,
+        "more_pictures": counted(left_out, "more picture") if left_out else None,
+        "texts": [(name, cut(each.text, _LONGEST_TEXT)) for name, each in written.items() if isinstance(each, Text)][
+            :_MOST_TEXTS
+        ],
+        "failures": failures_of(run),
+        "checkpoints": checkpoints,
+        "resume": shlex.join(["emrun", "resume", str(run.directory)]) if may_resume else None,
+        "overrides": _overrides(run.trace),
+        "config": cut(config_text_of(run), most_config),
+        "environment": _environment(run.trace, code),
+        "modules": sorted(code.get("modules", {})),
+        "packages": [f"{name} {version}" for name, version in sorted(code.get("packages", {}).items())],
+        "log": _log(log),
+    }
+    return found | {"problems": _problems(part)}
 
 
-def key_class(index: int) -> str:
-    """Return the CSS class of the sign that a run has beside its name; the lines of charts have the same look."""
-    return f"key run{index % 24}"
-
-
-def head(part: RunPart) -> Html:
-    """Return what is at the top of a run: how it stands, what it reached, how it was started."""
-    run, trace = part.run, part.run.trace
-    best = part.best
-    ended = "" if run.end is None or part.seconds is None else f"{run.end:%Y-%m-%d %H:%M:%S}"
+def _facts(part: RunPart) -> list[tuple[str, Any]]:
+    """Return what is at the top of a run: what it reached, how it was started."""
+    run, trace, best = part.run, part.run.trace, part.best
     command: Any = trace.get("command") or ()
-    return joined(
-        [
-            tag("p", badge(run.status), " ", run.reason, class_="outcome"),
-            facts(
-                [
-                    ("best", "" if best is None else f"{best[0]:.6g} ({in_words(part.by)}, epoch {best[1]:g})"),
-                    ("done", f"{counted(run.epochs_done, 'epoch')}, {counted(run.iterations_done, 'iteration')}"),
-                    ("took", "" if part.seconds is None else span(part.seconds)),
-                    ("began", "" if run.begin is None else f"{run.begin:%Y-%m-%d %H:%M:%S}"),
-                    ("ended", ended),
-                    ("looks", _looks(run)),
-                    ("device", trace.get("device")),
-                    ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
-                    ("seed", trace.get("seed")),
-                    ("host", trace.get("host")),
-                    ("directory", str(run.directory)),
-                    ("command", tag("code", shlex.join(map(str, command))) if command else None),
-                ]
-            ),
-            _resumes(trace),
-        ]
-    )
+    ended = None if part.seconds is None else run.end
+    return [
+        ("best", best and f"{best[0]:.6g} ({in_words(part.by)}, epoch {best[1]:g})"),
+        ("done", f"{counted(run.epochs_done, 'epoch')}, {counted(run.iterations_done, 'iteration')}"),
+        ("took", None if part.seconds is None else span(part.seconds)),
+        ("began", run.begin and f"{run.begin:%Y-%m-%d %H:%M:%S}"),
+        ("ended", ended and f"{ended:%Y-%m-%d %H:%M:%S}"),
+        ("looks", _looks(run)),
+        ("device", trace.get("device")),
+        ("ranks", trace.get("ranks") if trace.get("ranks", 1) > 1 else None),
+        ("seed", trace.get("seed")),
+        ("host", trace.get("host")),
+        ("directory", run.directory),
+        ("command", shlex.join(map(str, command))),
+    ]
 
 
 def _looks(run: StoredRun) -> str | None:
@@ -129,44 +152,7 @@ def _looks(run: StoredRun) -> str | None:
     )
 
 
-def sections(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> Html:
-    """Return the sections of a run below its curves.
-
-    Args:
-        part: the run.
-        picture_bytes: how many bytes its pictures have at most.
-        log: its log.
-        most_config: how many characters of its config are shown.
-    """
-    shown = shown_of(part.run)
-    return joined(
-        [
-            _statistics(part.curves),
-            _time(part, log),
-            _pictures(part.run, picture_bytes, shown),
-            _texts(shown),
-            section(
-                "Failures",
-                table(["failure", "error", "where", "repeat it with"], failures_of(part.run), label="Failures"),
-            ),
-            _checkpoints(part.run),
-            _config(part.run, most_config),
-            _environment(part.run),
-            _log(part.run, log),
-            problems(part),
-        ]
-    )
-
-
-def problems(part: RunPart) -> Html:
-    """Return what of a run is damaged; nothing if all could be read."""
-    found = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
-    if part.curves.left_out:
-        found.append(f"{counted(len(part.curves.left_out), 'more statistic')} not shown: there are too many")
-    return section("What could not be read", tag("ul", [tag("li", each) for each in found]) if found else None)
-
-
-def _resumes(trace: Mapping[str, Any]) -> Html:
+def _resumes(trace: Mapping[str, Any]) -> list[list[str | None]]:
     rows = []
     resumes: Any = trace.get("resumes") or ()
     for each in resumes:
@@ -177,21 +163,7 @@ def _resumes(trace: Mapping[str, Any]) -> Html:
         changed = each.get("changed")
         changes = ", ".join(map(str, changed)) if isinstance(changed, list) else changed
         rows.append([_text(each.get("time")), _text(ended), _text(each.get("checkpoint")), _text(changes)])
-    return table(["resumed", "it had ended", "from checkpoint", "changed"], rows, label="Resumes")
-
-
-def _statistics(curves: Curves) -> Html:
-    """Return the last, lowest and highest values of all statistics: what the curves show, as numbers."""
-    rows = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in curves.epochs.items()]
-    headers = ["statistic", "last", "lowest", "in epoch", "highest", "in epoch"]
-    left = len(rows) - _MOST_STATISTICS
-    return section(
-        "Statistics",
-        table(
-            headers, rows[:_MOST_STATISTICS], numeric=range(1, 6), label="Statistics of the epochs", is_sortable=True
-        ),
-        tag("p", f"{left} more statistics") if left > 0 else None,
-    )
+    return rows
 
 
 def _values(curve: Curve) -> list[Any]:
@@ -200,7 +172,16 @@ def _values(curve: Curve) -> list[Any]:
     return [last[0], *low, *high]
 
 
-def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
+def _problems(part: RunPart) -> list[str]:
+    """Return what of a run is damaged."""
+    found = list(dict.fromkeys((*part.curves.problems, *part.run.problems)))
+    if part.curves.left_out:
+        found.append(f"{counted(len(part.curves.left_out), 'more statistic')} not shown: there are too many")
+    return found
+
+
+def _time(part: RunPart, log: Sequence[LogLine]) -> dict[str, Any]:
+    """Return how long the epochs took, and what LogProfile has said of the last one."""
     marks, run = part.curves.marks, part.run
     epochs, trained = max(marks.epochs), marks.total - marks.seconds[0]  # without the evaluation before the first epoch
     profile = [each.text for each in log if each.source == "log_profile"]
@@ -208,126 +189,40 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Html:
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
     memory = next((found[1] for each in reversed(lines) if (found := _MEMORY.search(each[3]))), None)
     rate = f"{run.iterations_done / trained:,.4g} iterations a second" if trained and run.iterations_done else None
-    shares = dict(_SHARES.findall(lines[-1][3])) if lines else {}
-    rows = [[name, _bar(int(share))] for name, share in shares.items()]
-    return section(
-        "Time and memory",
-        facts(
-            [
-                ("in epochs", span(marks.total) if marks.total else None),
-                ("an epoch", span(trained / epochs) if epochs and trained else None),
-                ("speed", rate),
-                ("most memory", memory),
-                ("verdict", verdicts[-1] if verdicts else None),
-            ]
-        ),
-        tag("p", f"Where the time of epoch {lines[-1][1]} went ({lines[-1][2]}):") if rows else None,
-        table(["part", "share"], rows, label="Where the time went"),
-        _forecast(part, memory),
-        None if profile or not trained else tag("p", "The hook LogProfile says where the time went.", class_="hint"),
-    )
-
-
-def _forecast(part: RunPart, memory: str | None) -> Html:
-    """Return what `emrun check` has forecast for a run, beside what happened, as far as a run knows it."""
-    run = part.run
-    forecast: Any = run.trace.get("forecast")
-    if forecast is None:
-        return Html("")
-    root, newest = run.directory / CHECKPOINTS, next(iter(checkpoints_of(run)), None)
-    sofar = "" if run.status == "finished" else ", so far"
-    took, record = part.curves.marks.total, run.record.size
-    happened = {
-        "training": (span(took) if took else None, f"measured: the time in epochs{sofar}"),
-        "tensors of a step": (memory, "measured by LogProfile, with all else in the process"),
-        "checkpoint": (newest and size_of(size_below(root / newest.directory)), "exact: the newest one"),
-        "kept checkpoints": (newest and size_of(size_below(root)), f"exact{sofar}"),
-        "record": (record and size_of(record), f"exact{sofar}"),
+    epoch, speed, shares = lines[-1].groups() if lines else (None, None, "")
+    return {
+        "facts": [
+            ("in epochs", span(marks.total) if marks.total else None),
+            ("an epoch", span(trained / epochs) if epochs and trained else None),
+            ("speed", rate),
+            ("most memory", memory),
+            ("verdict", verdicts[-1] if verdicts else None),
+        ],
+        "epoch": epoch,
+        "speed": speed,
+        "shares": [(name, {"share": min(int(share), 100)}) for name, share in _SHARES.findall(shares)],
+        "hint": trained and not profile,
     }
-    rows = [
-        [what, size_of(each["bytes"]) if "bytes" in each else span(each.get("seconds", 0)), each["how"], *found]
-        for what, each in forecast["values"].items()
-        if (found := happened.get(what)) and found[0]
-    ]
-    return joined(
-        [
-            tag("p", f"What emrun check has forecast ({forecast['made']}), and what happened:") if rows else None,
-            table(["", "forecast", "how it is known", "happened", "how it is known"], rows, label="Forecast"),
-        ]
-    )
 
 
-def _bar(share: int) -> Html:
-    bar = tag("rect", width=str(2 * min(share, 100)), height="10", class_="bar")
-    return joined(
-        [tag("span", f"{share} %", class_="share"), tag("svg", bar, width="200", height="10", aria_hidden="true")]
-    )
+def _overrides(trace: Mapping[str, Any]) -> list[str]:
+    command: Any = trace.get("command") or ()
+    return [str(word) for word in command if "=" in str(word) and not str(word).startswith("-")]
 
 
-def _pictures(run: StoredRun, most: int, shown: Mapping[str, Written]) -> Html:
-    found, left_out = pictures_of(run, most, shown)
-    pictures = [
-        tag("figure", tag("img", src=url, alt=path, loading="lazy"), tag("figcaption", path))
-        for path, url in found.items()
-    ]
-    more = f"{counted(left_out, 'more picture')} in the run directory." if left_out else None
-    return section(
-        "Pictures", tag("div", pictures, class_="pictures") if pictures else None, tag("p", more) if more else None
-    )
-
-
-def _texts(shown: Mapping[str, Written]) -> Html:
-    texts = [(name, listing(cut(each.text, _LONGEST_TEXT))) for name, each in shown.items() if isinstance(each, Text)]
-    return section("Texts", *(folded(name, text, is_open=True) for name, text in texts[:_MOST_TEXTS]))
-
-
-def _checkpoints(run: StoredRun) -> Html:
-    rows = checkpoints_of(run)
-    headers = ["checkpoint", "epoch", "iteration", "size", "names"]
-    resume = tag("p", "Resume with ", tag("code", shlex.join(["emrun", "resume", str(run.directory)])), ".")
-    may_resume = rows and run.status in ("interrupted", "killed", "failed")
-    return section(
-        "Checkpoints",
-        table(headers, rows, numeric=[1, 2, 3], label="Checkpoints"),
-        resume if may_resume else None,
-    )
-
-
-def _config(run: StoredRun, most: int) -> Html:
-    command: Any = run.trace.get("command") or ()
-    given = [str(word) for word in command if "=" in str(word) and not str(word).startswith("-")]
-    codes = Html(", ".join(tag("code", each) for each in given))
-    overrides = tag("p", "Given in the command: ", codes) if given else None
-    return section("Config", overrides, folded("config.yaml", listing(cut(config_text_of(run), most))))
-
-
-def _environment(run: StoredRun) -> Html:
-    trace, code = run.trace, code_of(run)
+def _environment(trace: Mapping[str, Any], code: Mapping[str, Any]) -> list[tuple[str, Any]]:
     git = []
     for each in code.get("repositories", ()):
         changes = "" if each["sha256"] is None else " with changes"
         git.append(f"{each['directory']} {'no commit' if each['commit'] is None else each['commit'][:12]}{changes}")
-    packages = [f"{name} {version}" for name, version in sorted(code.get("packages", {}).items())]
-    modules = sorted(code.get("modules", {}))
-    return section(
-        "Environment and code",
-        facts(
-            [
-                *((name, trace.get(name)) for name in ("emrun", "torch", "python")),
-                ("threads", trace.get("threads")),
-                ("git", ", ".join(git) or trace.get("git_commit")),
-            ]
-        ),
-        folded(f"{counted(len(modules), 'module')} of the run", listing("\n".join(modules))),
-        folded(counted(len(packages), "package"), listing("\n".join(packages))),
-    )
+    known = [(name, trace.get(name)) for name in ("emrun", "torch", "python", "threads")]
+    return [*known, ("git", ", ".join(git) or trace.get("git_commit"))]
 
 
-def _log(run: StoredRun, log: Sequence[LogLine]) -> Html:
+def _log(log: Sequence[LogLine]) -> dict[str, str]:
     lines = "\n".join(f"{each.level:8}{each.text}" for each in log).splitlines()
-    shown = cut("\n".join(lines[-_LAST_LINES:]), 20_000)
-    title = f"the last {len(lines[-_LAST_LINES:])} of {len(lines):,} lines" if len(lines) > _LAST_LINES else "train.log"
-    return section("Log", folded(title, listing(shown), is_open=run.status == "failed") if lines else None)
+    title = f"the last {_LAST_LINES} of {len(lines):,} lines" if len(lines) > _LAST_LINES else "train.log"
+    return {"title": title, "text": cut("\n".join(lines[-_LAST_LINES:]), _LONGEST_TEXT)}
 
 
 def _text(value: Any) -> str | None:

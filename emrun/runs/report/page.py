@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
-import json
 import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,11 +18,11 @@ from emrun.base.wording import counted, did_you_mean, from_here, in_one_line
 from emrun.epoch_data import LEARNING_RATE, MOST_CLASSES, RUNNING, is_rate, named
 from emrun.runs.columns import Row
 from emrun.runs.pruning import better
-from emrun.runs.report import several_runs
 from emrun.runs.report.curves import curves_of
-from emrun.runs.report.facts import log_of
-from emrun.runs.report.markup import Html, joined, listing, section, tag
-from emrun.runs.report.one_run import RunPart, head, key_class, sections
+from emrun.runs.report.facts import LogLine, log_of
+from emrun.runs.report.one_run import RunPart, shown
+from emrun.runs.report.several_runs import compared
+from emrun.runs.report.templates import rendered
 from emrun.runs.report.thinning import Curve, Point
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
@@ -80,9 +75,27 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
         near = did_you_mean(statistic[0], map("/".join, recorded))
         raise UsageError(f"--by: no run has recorded the statistic {statistic[0]!r}{near}")
     charts = list(_charts(parts))
-    body = _of_one(parts[0], charts) if len(parts) == 1 else _of_several(parts, charts)
-    heading = title or (parts[0].name if len(parts) == 1 else counted(len(parts), "run"))
-    return _whole(heading, body, _data(parts, charts), reloads)
+    logs = [log_of(run) if len(runs) <= _LOGS or run.status == "failed" else [] for run in runs]
+    each_run = [
+        shown(part, log=log, picture_bytes=_PICTURES // len(runs), most_config=_CONFIGS // len(runs))
+        for part, log in zip(parts, logs, strict=True)
+    ]
+    places = [_place(index, chart) for index, chart in enumerate(charts)]
+    is_one = len(parts) == 1
+    return rendered(
+        "page.html",
+        title=title or (parts[0].name if is_one else counted(len(parts), "run")),
+        run=each_run[0],
+        several=None if is_one else compared(parts, each_run),
+        plan=_plan(logs[0]),
+        charts=places,
+        curves=[place for place, chart in zip(places, charts, strict=True) if not is_rate(chart["name"])],
+        rates=[place for place, chart in zip(places, charts, strict=True) if is_rate(chart["name"])],
+        data=_data(parts, charts),
+        reload_seconds=_RELOAD if reloads else None,
+        version=__version__,
+        now=f"{now:%Y-%m-%d %H:%M}",
+    )
 
 
 def write_page(file: Path, runs: Sequence[StoredRun], *, overwrites: bool = False, **options: Any) -> int:
@@ -134,6 +147,12 @@ def complete(directory: Path) -> None:
         write_at_end(directory)
 
 
+def _plan(log: Sequence[LogLine]) -> str:
+    """Return the newest plan of a learning rate: the length of the run may be known late, or change."""
+    plans = [list(lines) for is_plan, lines in groupby(log, lambda each: each.source == "schedule_plan") if is_plan]
+    return "\n".join(each.text for each in plans[-1]) if plans else ""
+
+
 def _statistic(runs: Sequence[StoredRun], by: str | None) -> tuple[str, Which]:
     rows = [Row(run, "", Summaries(run), datetime.min) for run in runs]
     try:
@@ -150,58 +169,6 @@ def _names(runs: Sequence[StoredRun]) -> list[str]:
     if len(set(names)) < len(names):
         names = [str(run.directory) for run in runs]
     return [in_one_line(name, _LONGEST_NAME) for name in names]
-
-
-def _of_one(part: RunPart, charts: Sequence[Line]) -> Html:
-    log = log_of(part.run)
-    plans = [list(lines) for is_plan, lines in groupby(log, lambda each: each.source == "schedule_plan") if is_plan]
-    plan = [each.text for each in plans[-1]] if plans else []  # the length of the run may be known late, or change
-    rates = [index for index, each in enumerate(charts) if is_rate(each["name"])]
-    others = [index for index in range(len(charts)) if index not in rates]
-    return joined(
-        [
-            head(part),
-            section("Curves", _controls(), _places(charts, others)) if others else _nothing(part),
-            section("Learning rate", listing("\n".join(plan)), _places(charts, rates)),
-            sections(part, picture_bytes=_PICTURES, log=log, most_config=_CONFIGS),
-        ]
-    )
-
-
-def _nothing(part: RunPart) -> Html:
-    what = "It has not finished an epoch." if not part.run.epochs_done else "It recorded no statistics."
-    return section("Curves", tag("p", f"There is nothing to draw. {what}", class_="hint"))
-
-
-def _of_several(parts: Sequence[RunPart], charts: Sequence[Line]) -> Html:
-    differences = several_runs.differences_of(parts)
-    rest = []
-    for index, part in enumerate(parts):
-        log = log_of(part.run) if len(parts) <= _LOGS or part.run.status == "failed" else ()
-        sizes = {"picture_bytes": _PICTURES // len(parts), "most_config": _CONFIGS // len(parts)}
-        inside = joined([head(part), sections(part, log=log[-200:], **sizes)])
-        title = joined([tag("span", "", class_=key_class(index)), part.name])
-        rest.append(tag("details", tag("summary", title), inside, id=f"run{index}"))
-    toggles = [
-        tag(
-            "label", tag("input", type="checkbox", checked=True, data_run=str(index)),
-            tag("span", "", class_=key_class(index)), part.name,
-        )
-        for index, part in enumerate(parts)
-    ]  # fmt: skip
-    shown = tag(
-        "details", tag("summary", "Runs in the curves"), tag("div", toggles, class_="toggles"), open=len(parts) <= 8
-    )
-    return joined(
-        [
-            several_runs.summary(parts, differences),
-            several_runs.repeats(parts, differences),
-            several_runs.pictures(parts, differences),
-            section("Curves", _controls(), shown, _places(charts, range(len(charts)))) if charts else None,
-            several_runs.differing(parts, differences),
-            section("Each run", rest),
-        ]
-    )
 
 
 def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
@@ -253,42 +220,11 @@ def _same(curve: Curve, first: Curve | None) -> bool:
     return first is not None and curve is not first and curve.points(_MOST_POINTS) == first.points(_MOST_POINTS)
 
 
-def _controls() -> Html:
-    axes = [tag("option", name, value=value) for value, name in _AXES.items()]
-    return tag(
-        "form",
-        tag("label", "x axis ", tag("select", axes, id="axis")),
-        tag("label", tag("input", type="checkbox", id="log"), " log scale"),
-        tag(
-            "label", "smoothing ", tag("input", type="range", id="smooth", min="0", max="0.98", step="0.02", value="0")
-        ),
-        tag("button", "reset zoom", type="button", id="reset"),
-        tag("span", "Drag to zoom, double-click to reset; arrow keys move along a curve, + and - zoom.", class_="hint"),
-        class_="controls",
-    )
-
-
-_AXES = {"own": "epochs or iterations", "epoch": "epochs", "iteration": "iterations", "seconds": "time"}
-
-
-def _places(charts: Sequence[Line], indexes: Sequence[int]) -> Html:
-    figures = []
-    for index in indexes:
-        chart = charts[index]
-        of = "epochs" if chart["x"] == "epoch" else "iterations"
-        figures.append(
-            tag(
-                "figure",
-                tag("figcaption", tag("b", in_one_line(chart["title"], _LONGEST_NAME)), f" over {of}"),
-                tag(
-                    "div", class_="chart", data_chart=str(index), tabindex="0", role="img",
-                    aria_label=_spoken(chart, of),
-                ),
-                tag("p", class_="tip", aria_live="polite"),
-                _gaps(chart),
-            )
-        )  # fmt: skip
-    return tag("div", figures, class_="charts") if figures else Html("")
+def _place(index: int, chart: Line) -> dict[str, Any]:
+    """Return what the template shows of a chart, which the script draws."""
+    of = "epochs" if chart["x"] == "epoch" else "iterations"
+    title = in_one_line(chart["title"], _LONGEST_NAME)
+    return {"index": index, "title": title, "over": of, "spoken": _spoken(chart, of), "gaps": _gaps(chart)}
 
 
 def _spoken(chart: Line, of: str) -> str:
@@ -303,7 +239,7 @@ def _spoken(chart: Line, of: str) -> str:
     return f"{chart['title']} over {of}. {'; '.join(said)}{more}"
 
 
-def _gaps(chart: Line) -> Html:
+def _gaps(chart: Line) -> str:
     """Return how many values of a chart are not finite, and so not drawn."""
     said = []
     for line in chart["lines"]:
@@ -314,11 +250,11 @@ def _gaps(chart: Line) -> Html:
                 f"{line['label']}: {curve.not_finite:,} {are} not finite, the first at {curve.first_not_finite:g}"
             )
     more = [f"and {len(said) - 5} more lines"] if len(said) > 5 else []
-    return tag("p", "; ".join([*said[:5], *more]), class_="warning") if said else Html("")
+    return "; ".join([*said[:5], *more])
 
 
-def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> str:
-    """Return the numbers of the charts as JSON, without characters that HTML knows."""
+def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> dict[str, Any]:
+    """Return the numbers of the charts, for JSON."""
     curves = sum(len(chart["lines"]) for chart in charts)
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(1, curves)))
     runs = []
@@ -336,60 +272,8 @@ def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> str:
             xs, ys = [point[0] for point in points], [_short(point) for point in points]
             lines.append({**{key: line[key] for key in ("run", "label", "color")}, "x": xs, "y": ys})
         shown.append({"title": chart["title"], "x": chart["x"], "lines": lines})
-    text = json.dumps({"runs": runs, "charts": shown}, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return {"runs": runs, "charts": shown}
 
 
 def _short(point: Point) -> float | None:
     return None if point[1] is None else float(f"{point[1]:.6g}")
-
-
-def _whole(title: str, body: Html, data: str, reloads: bool) -> str:
-    style, script = _assets()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-    return "\n".join(
-        (
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            _GENERATOR,
-            *([tag("meta", http_equiv="refresh", content=str(_RELOAD))] if reloads else []),
-            tag("meta", http_equiv="Content-Security-Policy", content=policy),
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            tag("title", f"{title} - emrun"),
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            f"<main>{tag('h1', title)}{body}</main>",
-            tag("footer", f"Written by emrun {__version__}, {datetime.now().astimezone():%Y-%m-%d %H:%M}."),
-            f'<script type="application/json" id="data">{data}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        )
-    )
-
-
-@functools.cache
-def _assets() -> tuple[str, str]:
-    """Return the style and the script of all pages."""
-    files = resources.files("emrun.runs.report")
-    names = ("uplot.min.css", "page.css", "uplot.min.js", "page.js")
-    found = [files.joinpath(name).read_text(encoding="utf-8").strip() for name in names]
-    return "\n".join(found[:2]), "\n".join(found[2:])
-
-
-def _hash(content: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from emrun.runs.report.drawings import Axis, parallel, scatter
+from emrun.runs.report.templates import environment
 
 
 def test_numbers_lie_by_their_size_and_over_a_wide_range_by_their_logarithm():
@@ -27,13 +28,18 @@ def test_ticks_that_are_too_near_are_left_out():
     assert [text for _, text in Axis.of([0, 1, 2, 100, 1000]).ticks] == ["0", "1e+03"]
 
 
+def drawn(macro, found):
+    source = f'{{% from "drawings.html" import {macro} %}}{{{{ {macro}(found) }}}}'
+    return environment().from_string(source).render(found=found)
+
+
 def test_each_run_is_a_point_and_a_line_and_names_are_only_text():
     names = ["<a>", "b"]
-    picture = scatter("<key>", [1, 2], [0.5, 0.25], names, "lowest valid/loss")
+    picture = drawn("scatter", scatter("<key>", [1, 2], [0.5, 0.25], names, "lowest valid/loss"))
     assert picture.count("<circle") == 2
     assert "<title>&lt;a&gt;</title>" in picture
     assert "<key>" not in picture
-    lines = parallel(["<key>", "z", "loss"], [[1, "x", 0.5], [2, "y", 0.25]], names, True)
+    lines = drawn("parallel", parallel(["<key>", "z", "loss"], [[1, "x", 0.5], [2, "y", 0.25]], names, True))
     assert lines.count("<polyline") == 2
     assert "<key>" not in lines
     places = [float(each) for each in re.findall(r'c[xy]="([\d.]+)"', picture)]
