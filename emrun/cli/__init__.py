@@ -23,7 +23,6 @@ from emrun import __version__
 from emrun.base.censor import censored_standard_error
 from emrun.cli.completion import register
 from emrun.cli.failures import UsersCodeFailed, of_storage, report_and_end_by_signal
-from emrun.cli.habits import answer
 from emrun.cli.output import errors_as_json, print_json
 from emrun.cli.problems import problems_of
 from emrun.cli.ranks import tell_failure
@@ -136,11 +135,19 @@ def _run() -> int:
             register()
         try:
             return int(emrun.main(standalone_mode=False))
-        except click.ClickException as error:
-            answer(error)
+        except click.ClickException as raised:
+            error = _with_advice(raised) if isinstance(raised, click.NoSuchOption) else raised
             error.show()
             if "--json" in sys.argv[1:]:
                 print_json({"status": "failed", "exit_status": error.exit_code, "problems": problems_of(error)})
             return error.exit_code
         except (KeyboardInterrupt, click.Abort):
             report_and_end_by_signal(signal.SIGINT)
+
+
+def _with_advice(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Return an error that also says how to set a value of the config, and does not propose to delete a run."""
+    proposed = [each for each in error.possibilities or () if each != "--rm"]
+    takes_overrides = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    advice = " For a value of the config, write KEY=VALUE, such as model.optimizer.lr=0.1." if takes_overrides else ""
+    return click.NoSuchOption(error.option_name, f"{error.message}{advice}", proposed, error.ctx)

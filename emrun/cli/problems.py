@@ -17,7 +17,7 @@ from emrun.cli.output import arguments
 if TYPE_CHECKING:
     from emrun.config.yaml_tree import Node
 
-_MEANT = re.compile(r"'([^']+)'[^']*; did you mean (the top-level key )?'([^']+)'\?")
+_MEANT = re.compile(r"'([^']+)'[^']*; did you mean '([^']+)'\?")
 _BY_NAME = ("config.unknown-key", "config.unknown-class", "config.unknown-stream", "config.unknown-statistic",
             "config.type", "config.value")  # fmt: skip
 """The codes of the mistakes that go away if the name that the message proposes is written."""
@@ -100,7 +100,7 @@ def fix_of(problem: Problem, tree: Node | None) -> dict[str, list[str]] | None:
         name, arguments = (str(path[2]), node) if len(path) > 2 else (str(node.value), None)
         return {"overrides": _hook_at_end(path[1], name, arguments)}
     found = _MEANT.search(problem.message) if problem.code in _BY_NAME else None
-    overrides = _by_name(tree, path, node, found[1], found[3], is_whole=found[2] is not None) if found else None
+    overrides = _by_name(tree, path, node, found[1], found[2]) if found else None
     return None if overrides is None else {"overrides": overrides}
 
 
@@ -112,9 +112,7 @@ def _place(position: Position, tree: Node) -> tuple[tuple[Any, ...], Node] | Non
     return max(places, key=lambda each: len(each[0]), default=None)
 
 
-def _by_name(
-    tree: Node, path: tuple[Any, ...], node: Node, wrong: str, meant: str, *, is_whole: bool = False
-) -> list[str] | None:
+def _by_name(tree: Node, path: tuple[Any, ...], node: Node, wrong: str, meant: str) -> list[str] | None:
     """Return the overrides that write a name in place of a wrong one: of a key, of a value, or in a value.
 
     Args:
@@ -122,8 +120,7 @@ def _by_name(
         path: the path of the value, or of a mapping or a list that has it.
         node: what stands there.
         wrong: the wrong name.
-        meant: the name to write; with a dot, or if `is_whole`, it is the whole key.
-        is_whole: see `meant`.
+        meant: the name to write.
     """
     for key, child in node.entries():
         if key == wrong or (child.value == wrong and isinstance(key, int)):
@@ -132,10 +129,10 @@ def _by_name(
     if (corrected := _corrected(name, wrong, meant)) is not None:
         if path[0] == "hooks" and len(path) == 3:
             return _hook_at_end(path[1], corrected, node)
-        new = meant if is_whole or "." in meant else _key((*path[:-1], corrected))
         is_overridden = node.position.source.startswith("override ")  # then this value wins
-        there = tree.get(*path[:-1], corrected) is not None and new != meant and not is_overridden
-        return [f"~{_key(path)}", *([] if there else [f"{new}={_yaml(node)}"])]
+        if tree.get(*path[:-1], corrected) is not None and not is_overridden:
+            return [f"~{_key(path)}"]
+        return [f"~{_key(path)}", f"{_key((*path[:-1], corrected))}={_yaml(node)}"]
     text = _corrected(str(node.value), wrong, meant) if isinstance(node.value, str) else None
     if text is None:
         return None

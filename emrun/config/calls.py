@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from emrun.base.errors import Problem
-from emrun.base.wording import listed, nearest, sure
+from emrun.base.wording import did_you_mean, listed, nearest, sure
 from emrun.config.names import instead
 from emrun.config.signatures import Parameters
 from emrun.config.type_hints import form_in, mismatch, values_of_mapping
 from emrun.config.yaml_tree import Node
-
-Elsewhere = Callable[[str], str | None]
-"""Takes a key and returns where else in a config the key belongs, None when that is not known."""
-
-
-def nowhere(name: str) -> str | None:
-    """Return None: no other place is known."""
-    return None
 
 
 def check_call(
@@ -32,7 +24,6 @@ def check_call(
     first: int = 0,
     supplied: Collection[str] = (),
     own_keys: Collection[str] = (),
-    elsewhere: Elsewhere = nowhere,
     itself: str = "",
 ) -> Iterator[Problem]:
     """Yield the problems of a call in a config.
@@ -46,7 +37,6 @@ def check_call(
         first: how many positional arguments emrun passes before those.
         supplied: the keyword arguments that emrun supplies when there is a parameter of that name.
         own_keys: more keys that are allowed, such as `inputs` of a loss; messages list them too.
-        elsewhere: returns where else in the config a key belongs.
         itself: what the config may mean instead of the result of the call: the `class` or the `function`.
     """
     if parameters is None:
@@ -69,7 +59,7 @@ def check_call(
             yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
         elif name not in keywords and not parameters.takes_any:
             left_over = _left_over(value, key, name, node)
-            yield left_over or unknown(value, key, name, allowed, elsewhere)
+            yield left_over or unknown(value, key, name, allowed)
             misspelt |= {nearest(name, allowed)} if left_over is None else set()
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
@@ -121,16 +111,12 @@ def _value_meant(value: Node, wrong: str) -> str:
     return f"set {meant}" if meant is not None and value.spelling is None else ""
 
 
-def unknown(
-    node: Node, key: str, name: object, allowed: list[str], elsewhere: Elsewhere, word: str = "argument"
-) -> Problem:
+def unknown(node: Node, key: str, name: object, allowed: list[str], word: str = "argument") -> Problem:
     """Return the problem of a key that is not allowed, with a suggestion or the list of allowed keys."""
     text = str(name)
-    other = elsewhere(text) if (near := sure(text, allowed)) is None else None
-    advice = instead(text, "key") if near is None and other is None else None
-    near = near or nearest(text, allowed)
-    if other is not None:
-        hint = f"; did you mean {'' if '.' in other else 'the top-level key '}{other!r}?"
+    advice = instead(text, "key") if sure(text, allowed) is None else None
+    if advice is not None:
+        hint = f"; {advice}"
     else:
-        hint = f"; {advice}" if advice else f"; did you mean {near!r}?" if near else f"; allowed: {listed(allowed)}"
+        hint = did_you_mean(text, allowed) or f"; allowed: {listed(allowed)}"
     return Problem(node.key_position, key, f"unknown {word} {name!r}{hint}", "config.unknown-key")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.lazy import homes
-from emrun.base.wording import did_you_mean, nearest, normalised, sure
+from emrun.base.wording import did_you_mean, normalised
 
 _HOUSE = Path(__file__).parents[1]
 _MODELS = {
@@ -67,19 +67,6 @@ def instead(name: str, kind: str) -> str | None:
             or an argument, for its value.
     """
     return advice().get(kind, {}).get(normalised(name))
-
-
-def nearest_class(name: str, members: Iterable[str]) -> str | None:
-    """Return the class of a torch package that a name may mean: `AdamOptimizer` means Adam, `mse` means MSELoss."""
-    members = [each for each in members if each not in ("Module", "Optimizer", "LRScheduler")]
-    bare = normalised(name)
-    for ending in ("optimizer", "scheduler", "loss", "layer"):
-        bare = bare.removesuffix(ending) or bare
-    for ending in ("", "loss", "lr", "d"):
-        found = next((each for each in members if normalised(each) == f"{bare}{ending}"), None)
-        if found is not None:
-            return found
-    return sure(bare, members) or nearest(name, members)
 
 
 class NotThere(LookupError):

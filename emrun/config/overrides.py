@@ -141,8 +141,9 @@ class _Overriding:
     def _changed(self, base: Node, path: Sequence[Any], new: Node | None, above: tuple[str, ...]) -> Node:
         """Return `base`, the value at the path `above`, with a path below it set to `new`, or deleted."""
         is_list = isinstance(base.value, list)
-        part, *rest = path if is_list else self._with_dots(base, path, above)
+        part, *rest = path
         where = (*above, str(part))
+        self._check_dots(base, path, above)
         if not is_list and not isinstance(base.value, dict):
             if new is not None and base.position.source in self._earlier:
                 message = f"{'.'.join(above)} is also set to {base.shown()!r} by {base.position}; remove one of the two"
@@ -163,16 +164,14 @@ class _Overriding:
             entries[key] = self._laid(entries[key], new, where) if key in entries else new
         return replace(base, value=list(entries.values()) if is_list else entries)
 
-    def _with_dots(self, base: Node, path: Sequence[Any], above: tuple[str, ...]) -> Sequence[Any]:
-        """Return a path whose first part is the whole key if the mapping has a key with dots, such as `layers.0`."""
-        keys = {str(key): key for key in base.value} if isinstance(base.value, dict) else {}
-        for length in range(len(path), 1, -1):
-            if (whole := ".".join(map(str, path[:length]))) in keys:
-                if str(path[0]) in keys:
-                    mapping = f"{'.'.join(above)}={{{json.dumps(whole)}: ...}}"
-                    raise self._error(".".join(above), f"has the keys {path[0]!r} and {whole!r}; write {mapping}")
-                return [keys[whole], *path[length:]]
-        return path
+    def _check_dots(self, base: Node, path: Sequence[Any], above: tuple[str, ...]) -> None:
+        """Refuse a path that may mean a key with dots, such as `layers.0`: a dot separates keys."""
+        rest = f"{'.'.join(map(str, path))}."
+        meant = next((key for key in base.children() if "." in key and rest.startswith(f"{key}.")), None)
+        if meant is not None and len(path) > 1:
+            mapping = f"{'.'.join(above)}={{{json.dumps(meant)}: VALUE}}"
+            message = f"the key {meant!r} has a dot, which separates keys; write {mapping}, or change the file"
+            raise self._error(".".join(above), message)
 
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: tuple[str, ...]) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ConfigError, Problem
 from emrun.base.user_modules import find_user_modules
-from emrun.base.wording import NO_OPTIMIZER, meant_of, normalised, same
-from emrun.config.calls import Elsewhere
+from emrun.base.wording import NO_OPTIMIZER, meant_of
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
 from emrun.config.names import same_class
 from emrun.config.overrides import hook_entry, is_hook
 from emrun.config.planner import ADDED, Planner
 from emrun.config.recipe import Recipe
-from emrun.config.sections import DEFAULT_MODEL, SECTIONS, check_sections
+from emrun.config.sections import DEFAULT_MODEL, check_sections
 from emrun.config.source_finder import Unimported
 from emrun.config.yaml_tree import Node
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +48,8 @@ class Plan:
         """
         tree, finder = config.tree, finder or Imported()
         find_user_modules(*code_directories(tree))
-        elsewhere = _elsewhere(tree, finder)
-        planner = Planner(finder, elsewhere)
-        planner.problems += check_sections(tree, elsewhere)
+        planner = Planner(finder)
+        planner.problems += check_sections(tree)
         made = planner.config(tree, hook_entries(tree, "SaveLatest", *added), {})
         if made["dataset"] is not None:
             planner.problems += _check_streams(tree, made["dataset"].target, finder)
@@ -225,36 +219,3 @@ def _check_streams(config: Node, dataset: Any, finder: Imported) -> list[Problem
         for name, node in named_streams(config)
         if name not in there and (text := f"{kind} has no stream {name!r}{meant_of(name, there)}")
     ]
-
-
-def _elsewhere(config: Node, finder: Imported) -> Elsewhere:
-    """Return a function that finds where else in a config a key belongs; all paths are collected on its first call."""
-    paths = cache(partial(_paths, config, finder))
-
-    def elsewhere(name: str) -> str | None:
-        """Return the path of the key with this name, or with a name for the same thing; None when it is ambiguous.
-
-        Of several paths the shortest counts: `model.device`, not the `device` of a layer.
-        """
-        for each in (normalised(name), *same(name)):
-            found = sorted((path.count("."), path) for path in paths() if normalised(path.rpartition(".")[2]) == each)
-            if found and (len(found) == 1 or found[0][0] < found[1][0]):
-                return found[0][1]
-        return None
-
-    return elsewhere
-
-
-def _paths(config: Node, finder: Imported) -> set[str]:
-    """Return the paths of all keys that a config may have."""
-    planner = Planner(finder)
-    try:
-        planner.config(config, (), {"hooks": ()})
-        for entry in hook_entries(config, "StopAfter"):  # an override may add this hook
-            name, arguments = hook_entry(entry)
-            planner.hook(str(name), arguments, entry, f"hooks.{name}")
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # errors of an import are reported where the module is needed
-        _LOG.debug("cannot collect the keys that the config may have", exc_info=True)
-    return {*(re.sub(r"\[(\d+)\]", r".\1", f"{key}.{name}") for key, name in planner.places), *SECTIONS}

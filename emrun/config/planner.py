@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from emrun.base.errors import HookError, MissingExtra, Position, Problem
 from emrun.base.types import Factory, Form
 from emrun.base.wording import did_you_mean, listed, normalised, sure
-from emrun.config.calls import Elsewhere, check_call, nowhere
+from emrun.config.calls import check_call
 from emrun.config.import_finder import Imported, not_installed
 from emrun.config.names import (
     SUPPLIED,
@@ -19,7 +19,6 @@ from emrun.config.names import (
     dotted_path,
     instead,
     is_supplied,
-    nearest_class,
     short_names,
 )
 from emrun.config.overrides import hook_entry
@@ -35,7 +34,9 @@ SWEEP = "emrun.launch.settings.Sweep"
 """The class whose constructor is the schema of the section `sweep`."""
 ADDED = Position("emrun")
 """The position of a hook that emrun adds before those of the config."""
-_METRICS = ("accuracy", "errors", "top_k")  # the functions of `emrun.metrics`
+
+
+_BASES = ("Optimizer", "LRScheduler")  # of the classes of torch
 
 
 class Planner:
@@ -47,10 +48,9 @@ class Planner:
 
     Args:
         finder: finds classes by importing them or in their sources.
-        elsewhere: returns where else in the config a key belongs, for messages.
     """
 
-    def __init__(self, finder: Imported, elsewhere: Elsewhere = nowhere) -> None:
+    def __init__(self, finder: Imported) -> None:
         self.problems: list[Problem] = []
         self.defaults: list[tuple[str, Any, str]] = []
         self.lacks_module = False
@@ -58,7 +58,6 @@ class Planner:
         self.places: set[tuple[str, str]] = set()
         """All arguments that a config may have: (key of the call, name of the argument)."""
         self._finder = finder
-        self._elsewhere = elsewhere
 
     def config(self, tree: Node, hooks: Sequence[Node], known: Mapping[str, Any]) -> dict[str, Any]:
         """Prepare the sections of a config: section -> recipe, recipes or None.
@@ -72,7 +71,7 @@ class Planner:
         if "main_loop" not in made:
             self._main_loop(tree.get("main_loop"))
         if "sweep" not in made and tree.get("sweep") is not None:
-            self.problems += check_main_loop(tree.get("sweep"), self._parameters_of(SWEEP), self._elsewhere, "sweep")
+            self.problems += check_main_loop(tree.get("sweep"), self._parameters_of(SWEEP), "sweep")
         made |= {kind: self.section(tree.get(kind), kind) for kind in ("dataset", "model") if kind not in made}
         self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
@@ -94,7 +93,7 @@ class Planner:
 
     def _main_loop(self, section: Node | None) -> None:
         parameters = self._parameters_of("emrun.loop.main_loop.MainLoop")
-        self.problems += check_main_loop(section, parameters, self._elsewhere)
+        self.problems += check_main_loop(section, parameters)
         for name, parameter in (parameters.named if parameters is not None else {}).items():
             if name not in SUPPLIED_TO_LOOP:
                 self.places.add(("main_loop", name))
@@ -192,10 +191,10 @@ class Planner:
             }
         if form is not None and node.value is not None:
             named = node.value[0].value if isinstance(node.value, list) and node.value else node.value
-            example, what = self._written_as(named, form), "with 'class'"
-            if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):  # as `metrics`
-                example, what = f"{{{named if isinstance(named, str) else 'NAME'}: {example}}}", "from names to objects"
-            message = f"{node.shown()!r} is not a mapping {what}; write {example}"
+            what = f"with 'class'; write {self._written_as(named, form)}"
+            if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):
+                what = "from names to objects; write {NAME: {import: emrun.metrics.accuracy, inputs: [NAME, ...]}}"
+            message = f"{node.shown()!r} is not a mapping {what}"
             self._problem(node, key, message, "config.structure")
             return None
         if isinstance(node.value, list):
@@ -204,21 +203,13 @@ class Planner:
             ]
         return node.value
 
-    def _written_as(self, value: Any, form: Form) -> str:
-        """Return an example of a form for a message, with the class that a wrong value may mean."""
-        text = value if isinstance(value, str) else ""
-        rest = "inputs: [NAME, ...]" if "inputs" in form.keys else "argument: value"
-        if not form.package and text.lower() in _METRICS:
-            return f"{{import: emrun.metrics.{text.lower()}, {rest}}}"
-        members = [each for each in self._classes(form) if form.package or each.endswith("Loss")]
-        near = nearest_class(text, members)
-        name = "NAME" if near is None else near if form.package else f"torch.nn.{near}"
-        return f"{{class: {name}, {rest}}}"
-
-    def _classes(self, form: Form | None) -> list[str]:
-        """Return the classes that a name without a dot may mean: of the form's package, by default torch.nn."""
-        own = self._built_in(form) if form is not None else []
-        return own + (self._finder.classes((form and form.package) or "torch.nn.modules") or [])
+    @staticmethod
+    def _written_as(value: Any, form: Form) -> str:
+        """Return an example of a form for a message, with the value of the config as the class where it may be one."""
+        if "inputs" in form.keys:
+            return "{class: NAME, inputs: [NAME, ...]}"
+        name = value if isinstance(value, str) and value.isidentifier() else "NAME"
+        return f"{{class: {name}, argument: value}}"
 
     def _call(
         self,
@@ -279,7 +270,7 @@ class Planner:
         is_value = not kind and key != "model.module" if form is None else what == "function" and "inputs" in form.keys
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
-            own_keys=own_keys, elsewhere=self._elsewhere, itself=what if is_value else "",
+            own_keys=own_keys, itself=what if is_value else "",
         )  # fmt: skip
         taken = parameters.by_position(first + len(given or ())) if parameters is not None else []
         self.places |= {(key, name) for name in (*named, *own_keys) if name not in (*supplied, *taken)}
@@ -355,24 +346,21 @@ class Planner:
                 return found[0]
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
-            near = nearest_class(text, [each for _, each in homes])
+            names = [each for _, each in homes if each not in _BASES]
             both = f"neither emrun nor {form.package} has a", "they have"
             none, there = both if form.built_in else (f"{form.package} has no", "it has")
-            hint = f"; did you mean {near!r}?" if near else f"; {there} {listed(sorted(each for _, each in homes))}."
+            hint = did_you_mean(text, names) or f"; {there} {listed(sorted(names))}."
             raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
         if (path := dotted_path(text, kind)) is not None:
             return path
         if kind == "hook" and (advice := instead(text, "hook")) is not None:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
-        hint = did_you_mean(text, names) or (f"; built-in: {listed(names)}." if names else ".")
-        near = nearest_class(text, self._classes(None)) if kind in ("", "model") else None
-        if near is not None and not kind:
-            hint = f"; did you mean 'torch.nn.{near}'?"
-        elif near == text:
-            hint = f"; write a module of torch as model.module.class: torch.nn.{text}."
-        own = f"For your own class, write its dotted path: my_module.{text}"
-        raise NotThere(f"unknown {kind or 'class'} {text!r}{hint} {own}")
+        if not kind:
+            how = f"write its dotted path, such as torch.nn.{text} or my_module.{text}"
+            raise NotThere(f"unknown class {text!r}; {how}")
+        hint = did_you_mean(text, names) or f"; built-in: {listed(names)}."
+        raise NotThere(f"unknown {kind} {text!r}{hint} For your own class, write its dotted path: my_module.{text}")
 
     def _supplied(self, node: Node, key: str, name: str) -> None:
         self._problem(node, key, is_supplied(name, key), "config.supplied-key", "delete")

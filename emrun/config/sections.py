@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, Problem
-from emrun.config.calls import Elsewhere, check_type, nowhere, unknown
+from emrun.config.calls import check_type, unknown
 from emrun.config.overrides import hook_entry
 from emrun.config.signatures import Parameters
 from emrun.config.type_hints import mismatch
@@ -44,9 +44,9 @@ SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "see
 _WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a string"}
 
 
-def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> Iterator[Problem]:
+def check_sections(config: Node) -> Iterator[Problem]:
     """Yield the problems in the structure of a config: its sections, their types and the entries of lists."""
-    yield from _check_kinds(config, "", tuple(SECTIONS), elsewhere)
+    yield from _check_kinds(config, "", tuple(SECTIONS))
     for name in REQUIRED:
         if config.get(name) is None:
             yield Problem(config.position, "", f"missing section {name!r}", "config.missing-key")
@@ -63,22 +63,19 @@ def check_sections(config: Node, elsewhere: Elsewhere = nowhere) -> Iterator[Pro
     overlays = config.get("eval")
     for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
         if isinstance(overlay.value, dict):
-            yield from _check_kinds(overlay, f"eval.{stream}", OVERLAY, elsewhere)
+            yield from _check_kinds(overlay, f"eval.{stream}", OVERLAY)
             yield from check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
             message = f"{overlay.shown()!r} is not a mapping of sections"
             yield Problem(overlay.position, f"eval.{stream}", message, "config.structure")
 
 
-def check_main_loop(
-    section: Node | None, main_loop: Parameters | None, elsewhere: Elsewhere = nowhere, name: str = "main_loop"
-) -> Iterator[Problem]:
+def check_main_loop(section: Node | None, main_loop: Parameters | None, name: str = "main_loop") -> Iterator[Problem]:
     """Yield the problems of the section `main_loop` or `sweep`: unknown keys, and values of the wrong type.
 
     Args:
         section: the section, None when the config has none.
         main_loop: the parameters of its constructor.
-        elsewhere: returns where else in the config a key belongs.
         name: the name of the section.
     """
     if section is None or not isinstance(section.value, dict) or main_loop is None:
@@ -95,7 +92,7 @@ def check_main_loop(
                 wrong = check_type(node, main_loop.named[key], f"{name}.{key}")
                 yield from wrong or (_check_extra_streams(section, node) if key == "extra_streams" else [])
         elif not (lenient and isinstance(key, str) and key not in SUPPLIED_TO_LOOP):
-            yield unknown(node, name, key, allowed, elsewhere)
+            yield unknown(node, name, key, allowed)
 
 
 def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
@@ -108,11 +105,11 @@ def _check_extra_streams(section: Node, node: Node) -> list[Problem]:
     return []
 
 
-def _check_kinds(section: Node, prefix: str, allowed: Collection[str], elsewhere: Elsewhere) -> Iterator[Problem]:
+def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> Iterator[Problem]:
     for name, node in section.value.items():
         where = f"{prefix}.{name}" if prefix else str(name)
         if name not in allowed:
-            yield unknown(node, prefix, name, list(allowed), elsewhere, "key")
+            yield unknown(node, prefix, name, list(allowed), "key")
             continue
         kind = SECTIONS[name]
         wrong = not isinstance(node.value, kind) or (isinstance(node.value, bool) and kind is not bool)

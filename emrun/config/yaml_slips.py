@@ -41,8 +41,6 @@ class Slip:
             ("found character '\\t'", lambda: "a tab is not allowed here; indent with spaces"),
             ("found character", self._quotes_needed),
             (("found unknown escape", "expected escape sequence"), self._escape),
-            ("expected alphabetic", lambda: f"{self._at_start()!r} has a special meaning in YAML; use quotes"),
-            ("expected chomping", self._quotes_needed),
             ("found unexpected end of stream", lambda: (*self._start, "this quote is never closed")),
             ("expected ','", self._in_brackets),
             ("expected the node content", self._no_value),
@@ -123,7 +121,7 @@ class Slip:
         return f"is indented by {self._column}, the line above by {column}; {advice}"
 
     def _quotes_needed(self) -> str:
-        start = self._text[self._column - (1 if self._problem.startswith("expected chomping") else 0) :]
+        start = self._text[self._column :]
         word = re.split(r"\s*(?:[,\]}]|\s#|$)", start)[0]
         return f"a string that begins with {start[:1]!r} needs quotes: '{word}'"
 
@@ -166,8 +164,6 @@ class Slip:
 
     def _after_the_document(self) -> str | tuple[int, int, str] | None:
         first = next((index for index, each in enumerate(self._lines) if _is_meaningful(each)), 0)
-        if self._lines[first].startswith("%"):
-            return first, 0, "a line cannot begin with '%'; put the string in quotes"
         if _indent(self._lines[first]) > self._column:
             message = "is indented, but a line below is not; all top-level keys must begin in one column"
             return first, _indent(self._lines[first]), message

@@ -66,13 +66,6 @@ def test_other_errors_have_a_code_and_tell_whether_to_try_again():
     assert code_of(click.UsageError("no")) == "usage"
 
 
-def test_a_wrong_option_has_the_command_to_write(project, emrun):
-    done = emrun("train", "config.yaml", "--lr", "0.1", "--json")
-    (problem,) = json.loads(done.stdout)["problems"]
-    assert problem["fix"]["command"][:3] == ["emrun", "train", "config.yaml"]
-    assert "model.optimizer.lr=0.1" in problem["fix"]["command"]
-
-
 def test_a_problem_without_a_config_has_no_fix(tmp_path):
     from emrun.base.errors import Position, Problem
 

@@ -66,7 +66,7 @@ def test_names_are_found_without_importing_torch_or_a_hook():
 
 
 def test_former_names_are_written_as_they_are_compared_and_are_free():
-    assert names.advice().keys() == {"hook", "key", "schedule", "precision", "option", "command", "no_command"}
+    assert names.advice().keys() == {"hook", "key", "schedule", "precision"}
     for table in names.advice().values():
         assert list(table) == [normalised(name) for name in table]
     assert not [name for name in names.advice()["hook"] if names.dotted_path(name, "hook")]

@@ -145,14 +145,15 @@ def test_a_key_that_is_not_a_string_is_found_by_its_text():
     assert changed("a: {10: x, 20: y}", "~a.10") == {"a": {20: "y"}}
 
 
-def test_a_key_with_dots_or_blanks_is_found_as_a_whole():
-    text = "a: {layers.0: x, layers.0.b: {c d: 1}, layers: 2}"
-    assert changed("a: {layers.0: x}", "a.layers.0=y") == {"a": {"layers.0": "y"}}
-    assert changed("a: {layers.0.b: {c d: 1}}", "a.layers.0.b.c d=2") == {"a": {"layers.0.b": {"c d": 2}}}
-    assert changed("a: {layers.0: x, b: 1}", "~a.layers.0") == {"a": {"b": 1}}
-    assert changed("a: {0.5: x}", "a.0.5=y") == {"a": {0.5: "y"}}
-    assert "'layers' and 'layers.0'; write a={\"layers.0\": ...}" in override_problem(text, "a.layers.0=y").message
-    assert changed(text, 'a={"layers.0": y}') == {"a": {"layers.0": "y", "layers.0.b": {"c d": 1}, "layers": 2}}
+@pytest.mark.parametrize("text", ["a.layers.0=y", "~a.layers.0", "a.layers.0.b=y"])
+def test_a_key_with_a_dot_is_set_by_a_mapping(text):
+    message = override_problem("a: {layers.0: x}", text).message
+    assert message.startswith("the key 'layers.0' has a dot, which separates keys; write a={\"layers.0\": VALUE}, or ")
+    assert changed("a: {layers.0: x, layers: 2}", 'a={"layers.0": y}') == {"a": {"layers.0": "y", "layers": 2}}
+
+
+def test_a_key_with_a_blank_is_found():
+    assert changed("a: {c d: 1}", "a.c d=2") == {"a": {"c d": 2}}
 
 
 @pytest.mark.parametrize("text", ["a.b =1", "a. b=1", " a.b=1", "~a.b "])

@@ -45,7 +45,10 @@ from emrun.training.create import create_training
         ("{class: 'mine..Point'}", "is not a dotted path such as my_module.MyClass"),
         ("{class: 'a b.C'}", "c.yaml:1:6: it: 'a b.C' is not a dotted path"),
         ('{class: "a\\0.B"}', "is not a dotted path"),
-        ("{class: Point}", "it: unknown class 'Point'. For your own class, write its dotted path: my_module.Point"),
+        (
+            "{class: Point}",
+            "it: unknown class 'Point'; write its dotted path, such as torch.nn.Point or my_module.Point",
+        ),
         ("{class: mine.Pointt}", "has no 'Pointt'; did you mean 'Point'?"),
         ("{class: mine.Outer.Iner}", "c.yaml:1:6: it: mine.Outer.Iner: Outer has no 'Iner'; did you mean 'Inner'?"),
         (
