@@ -206,7 +206,7 @@ def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[s
 
 def _reason_for_nothing(module: torch.nn.Module, fit: Fit, there: Mapping[str, Tensor]) -> str:
     """Return why no tensor is loaded: shapes if names are the same, else the names of both sides."""
-    same: tuple[Any, ...] = ("another shape", "another dtype", "lazy")
+    same: tuple[Any, ...] = ("another shape", "another dtype")
     found = [f"{reason}: {few(fit.left[reason].values(), 200)}" for reason in same if reason in fit.left]
     kind = type(module).__name__
     return "; ".join([*found, f"the file has {few(there)}, {kind} has {few(own_tensors(module))}"])
