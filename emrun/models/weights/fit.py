@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from emrun.models.weights.saving import own_tensors, same_tensors
-from emrun.ranks.pieces import whole
 from emrun.storage.checkpoints.shards import whole_of
 
 Reason = Literal["another shape", "another dtype", "tied here", "not in the file", "only in the file"]
@@ -118,20 +117,3 @@ def _converts(there: Tensor, here: Tensor) -> bool:
     except (RuntimeError, NotImplementedError):  # such as two numbers in a byte
         return False
     return True
-
-
-def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of loaded tensors that had values too large for their dtype in the module."""
-    here = own_tensors(module)
-    differ = [name for name, each in sources.items() if each.dtype != here[name].dtype]
-    return [name for name in differ if _has_overflowed(whole_of(sources[name]), here[name])]
-
-
-def _has_overflowed(there: Tensor, here: Tensor) -> bool:
-    if there.is_floating_point():
-        return _finite(whole(here)) != _finite(there)
-    return not (there.is_complex() or torch.equal(whole(here).to(there.device, there.dtype), there))
-
-
-def _finite(tensor: Tensor) -> int:
-    return int((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().sum())

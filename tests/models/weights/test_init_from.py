@@ -146,12 +146,6 @@ def test_a_conversion_of_the_dtype_is_in_the_table(tmp_path):
     assert torch.equal(module[0].weight, net()[0].weight.bfloat16().float())
 
 
-def test_values_that_are_too_large_for_the_dtype_are_an_error(tmp_path):
-    save_file({"w": torch.tensor(1e30), "b": torch.tensor(1.0)}, tmp_path / "a.safetensors")
-    with pytest.raises(ArgumentError, match="values too large for the dtype of the module: w; use another dtype"):
-        load(Affine().half(), str(tmp_path / "a.safetensors"))
-
-
 def test_floats_are_not_loaded_into_whole_numbers(tmp_path):
     state = net().state_dict()
     save_file({**state, "1.num_batches_tracked": torch.tensor(1.5)}, tmp_path / "a.safetensors")
@@ -174,7 +168,7 @@ def test_a_match_of_nothing_is_an_error(path):
 
 def test_names_of_a_file_are_shown_without_control_characters(tmp_path):
     torch.save({"\x1b[31mw\n": torch.ones(())}, tmp_path / "a.pt")
-    assert r"the file has \x1b[31mw\n, Affine has" in refused(Affine(), str(tmp_path / "a.pt"))
+    assert r"only in the file: \x1b[31mw\n;" in refused(Affine(), str(tmp_path / "a.pt"))
 
 
 class Own(nn.Linear):
