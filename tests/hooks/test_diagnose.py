@@ -346,7 +346,7 @@ MECHANICS = {
     "accumulate": {"accumulate": 2},
     "micro batches": {"micro_batch_size": 5},
     "fp16": {"precision": "fp16"},
-    "recompute": {"recompute": "^middle$|^act"},
+    "recompute": {"recompute": r"^middle\.1$|^act"},
     "several": {
         "optimizer": {
             "one": Factory(torch.optim.AdamW, options={"match": "^(first|middle)"}, lr=0.01),
