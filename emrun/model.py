@@ -53,9 +53,6 @@ class AbstractModel(ABC):
     """Whether each of several ranks has only a part of the weights, and writes its part of a checkpoint: what `stage`
     returns then returns what `emrun.storage.checkpoints.shards.write_shard` returns."""
 
-    is_lazy: bool = False
-    """Whether the model has parts that take their shapes from the first batch and have not got a batch yet."""
-
     is_loaded: bool = False
     """Whether the model gets its weights from runs when it is built, by the argument `load_model`; an attribute of the
     class. Such a model has no checkpoints and cannot be trained."""
@@ -98,12 +95,6 @@ class AbstractModel(ABC):
         Returns:
             Output name -> value: a sequence or tensor with one entry per example, or a scalar for the whole batch. An
             output must not have the name of a source.
-        """
-
-    def materialise(self, batch: Batch) -> None:  # noqa: B027 - most models are not lazy
-        """Give the parts of a lazy model their shapes, from a batch of an evaluation pass, without training on it.
-
-        The loop calls this before the training begins. A model that was loaded has the shapes of its checkpoint.
         """
 
     def begin_alike(self) -> None:  # noqa: B027 - most models are built alike

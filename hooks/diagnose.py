@@ -88,7 +88,7 @@ class Diagnose(AbstractHook):
         """Begin a look if it is time for one."""
         loop = self.main_loop
         update = loop.updates_done + 1
-        if update < self._next or not loop.training or loop.model.is_accumulating or loop.model.is_lazy:
+        if update < self._next or not loop.training or loop.model.is_accumulating:
             return
         self._drop()
         if not self._next:

@@ -135,7 +135,7 @@ class Freeze(AbstractHook):
         others = [each for each in self.main_loop.hooks if isinstance(each, Freeze) and each is not self]
         kept = {id(part) for each in others if each._is_due() for part in (*each._parameters, *each._modules)}
         for parameter in self._parameters:
-            parameter.requires_grad = not is_frozen and id(parameter) not in kept  # also of one without a shape yet
+            parameter.requires_grad = not is_frozen and id(parameter) not in kept
             parameter.grad = None
         if self._is_frozen and not is_frozen:
             module.train(module.training)  # which may keep some parts in evaluation mode

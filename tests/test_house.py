@@ -249,7 +249,7 @@ def test_every_file_has_a_test():
         "loop/evaluation_pass": "hooks/test_average_weights",
         "loop/dispatch": "test_hook",
         "loop/failures": "storage/test_capsules",
-        "loop/first_batch": "models/test_laziness",
+        "models/modes": "models/test_torch_model",
         "loop/session": "loop/test_endings",
         "loop/whole_training": "training/test_ends",
         "loop/rank_states": "training/test_ranks",

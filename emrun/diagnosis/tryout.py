@@ -164,9 +164,6 @@ def _build_model(plan: Plan, training: Training) -> tuple[AbstractModel, Mapping
     supplied["load_model"] = partial(load_model, supplied, [])
     model: AbstractModel = plan.model.build(supplied)
     initial = model.load_initial() if model.load_initial is not None else None
-    may_fail = any(map(may_change_batches, (*training.hooks, model)))  # as in a run
-    for each in (training.model, model):
-        training.main_loop.session.first_batch.show(each, may_fail=may_fail)
     begin(model, training.main_loop)
     return model, initial
 

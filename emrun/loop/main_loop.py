@@ -27,7 +27,6 @@ from emrun.loop.epoch_rows import EpochRows
 from emrun.loop.epochs import Epochs
 from emrun.loop.evaluation_pass import evaluation_pass
 from emrun.loop.failures import Failures
-from emrun.loop.first_batch import FirstBatch
 from emrun.loop.first_digests import FirstDigests
 from emrun.loop.horizon import RunLength
 from emrun.loop.loss_watch import LossWatch
@@ -226,7 +225,7 @@ class MainLoop(Loop):
         self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
         prefetches = prefetch_to_device and streams.reading.ahead > 0
         log = run.log if run is not None else rank_log
-        ends = FirstBatch(self, events, checks), prefetches, preempt_exit_code, log
+        ends = prefetches, preempt_exit_code, log
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)

@@ -13,7 +13,6 @@ from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
 from emrun.loop.batch_calls import Calls
 from emrun.loop.epochs import Epochs
-from emrun.loop.first_batch import FirstBatch
 from emrun.loop.hangs import HangWatch
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.outcome import Outcome
@@ -34,7 +33,6 @@ class Session:
         run: the run; None without a run directory.
         steps: the step record.
         loss: knows whether the loss was finite.
-        first_batch: gives a lazy model its shapes.
         prefetches: whether batches may be prepared for the model ahead of their turn.
         preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
         log: the log of this process; None for none.
@@ -44,7 +42,6 @@ class Session:
     run: Run | None
     steps: StepRecord
     loss: LossWatch
-    first_batch: FirstBatch
     prefetches: bool
     preempt_exit_code: int | None
     log: RunLog | None
@@ -73,14 +70,12 @@ class Session:
             if self.log is not None and epochs.events.of_ranks is not None:
                 self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path.parent)
                 self._hangs.start()
-            self.first_batch.show(epochs.loop.model, may_fail=bool(epochs.events.changes.by))
             if epochs.events.of_ranks is not None:
                 epochs.loop.model.begin_alike()
             self.prefetch = self._find_prefetch()
             epochs.loop.rows.sinks.clear()  # of an earlier session
             epochs.loop.rows.listeners.clear()
             epochs.events.notify("before_training")
-            self.first_batch.show(epochs.loop.model)  # now the hooks that change batches are ready
         except TrainingTerminated as error:
             epochs.endings.defer(error)
         except BaseException as error:

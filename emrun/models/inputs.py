@@ -137,7 +137,7 @@ class Passing:
         self._named = list(named.items())
         self._only = self._positional[0] if len(self._positional) == 1 and not named else None
 
-    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor], *, is_lazy: bool = False) -> Any:
+    def call(self, module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
         """Call the module's forward with its sources; an error in forward gets a note with these inputs."""
         try:
             if self._only is not None:
@@ -151,8 +151,8 @@ class Passing:
             if (advice := self._about_bytes(module, error)) is not None:
                 raise StreamError(advice, first_batch=True) from error
             names = [*self._positional, *(source for _, source in self._named)]
-            what = f"forward of {type(module).__name__}{', which is lazy,' if is_lazy else ''}"
-            add_inputs(error, what, [describe(name, tensors[name]) for name in names if name in tensors])
+            there = [describe(name, tensors[name]) for name in names if name in tensors]
+            add_inputs(error, f"forward of {type(module).__name__}", there)
             raise
 
     def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:

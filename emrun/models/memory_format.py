@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
@@ -40,8 +39,7 @@ class MemoryFormat:
         Raises:
             ArgumentError: there are none.
         """
-        found = [each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each)]
-        found = [each for each in found if each.dim() == self._rank]
+        found = [each for each in (*module.parameters(), *module.buffers()) if each.dim() == self._rank]
         if not found:
             kind = f"{self._rank - 2}d"
             message = (

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from emrun.base.encoding import random_state
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Prefetch
 from emrun.hook import Loop
@@ -20,8 +19,8 @@ from emrun.models.alike import copy_from_first
 from emrun.models.compilation import Compilation
 from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
-from emrun.models.laziness import end_laziness, give_shapes, modes, set_modes, uninitialised
 from emrun.models.memory_format import MemoryFormat
+from emrun.models.modes import modes, set_modes
 from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision, in_float32
 from emrun.models.prefetching import Prefetcher, can_prefetch
@@ -68,7 +67,7 @@ class ModuleModel(AbstractModel):
                 "module", f"{type(module).__name__} is not a torch.nn.Module; write module: {{class: ...}}"
             )
         self.device = _find_device(device)
-        self._random_of_lazy = random_state() if uninitialised(module) else None  # for its first values
+        _refuse_lazy(module)
         self.module = module.to(self.device)
         self.frozen_parts = FrozenParts(module)
         module.train()  # also the parts that an evaluation before the first batch would set to training mode
@@ -79,7 +78,7 @@ class ModuleModel(AbstractModel):
         if recompute is not None:
             make_recompute(module, recompute)
         self._memory_format = MemoryFormat(memory_format) if memory_format is not None else None
-        if self._memory_format is not None and self._random_of_lazy is None:
+        if self._memory_format is not None:
             self._memory_format.apply(module)
         self.precision = precision
         self._autocast = Autocast.of(precision, module, self.device)
@@ -102,8 +101,7 @@ class ModuleModel(AbstractModel):
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
             self._call = partial(self._compilation.call, self._inputs.passing.call)
-            if self._random_of_lazy is None:
-                self._compilation.begin(module)
+            self._compilation.begin(module)
         self._sharding = None if strategy is None else self._shard(strategy)
 
     def _shard(self, strategy: object) -> Sharding:
@@ -119,7 +117,6 @@ class ModuleModel(AbstractModel):
         refused = {
             "compile": self._compilation is not None,
             "memory_format": self._memory_format is not None,
-            f"a lazy module ({type(self.module).__name__})": self.is_lazy,
             f"a loss that gets the module ({taken})": taken is not None,
         }
         if found := next((each for each, is_there in refused.items() if is_there), None):
@@ -182,7 +179,7 @@ class ModuleModel(AbstractModel):
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-        whole = {name: each for name, each in tensors if not (is_lazy(each) or is_in_pieces(each))}
+        whole = {name: each for name, each in tensors if not is_in_pieces(each)}
         copy_from_first(whole, ranks())
 
     def before_training(self) -> None:
@@ -230,29 +227,6 @@ class ModuleModel(AbstractModel):
     def loss_terms(self) -> Mapping[str, Any]:
         """Name -> a loss, with its `function` and, in a sum of several, its `scale`; a single one is called `loss`."""
         return self._outputs.terms
-
-    @property
-    def is_lazy(self) -> bool:  # type: ignore[override]
-        """Whether parts of the module have no shapes yet."""
-        return self._random_of_lazy is not None
-
-    def materialise(self, batch: Batch) -> None:
-        """Give the lazy parts of the module their shapes and first values.
-
-        The values are drawn as if the parts had been initialised when the module was built. The module runs on the
-        batch in evaluation mode, without gradients; its other buffers and all random states are restored afterwards.
-
-        Raises:
-            ArgumentError: `forward` does not use a lazy part in an evaluation.
-            StreamError: the batch does not fit the module.
-        """
-        if self._random_of_lazy is None:
-            return
-        inputs = self._inputs.tensors(batch)
-        forward = partial(self._inputs.passing.call, self.module, inputs, is_lazy=True)
-        give_shapes(self.module, forward, self._random_of_lazy)
-        self._end_laziness()
-        self.begin_alike()
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run the module and calculate losses and metrics.
@@ -321,33 +295,35 @@ class ModuleModel(AbstractModel):
     def _evaluates(self) -> bool:
         return self._main_loop is not None and self._main_loop.evaluating
 
-    def _end_laziness(self) -> None:
-        """Finish the initialisation of the lazy parts once the module has all shapes."""
-        self._random_of_lazy = None
-        end_laziness(self.module)
-        own_memory(self.module)
-        if self._memory_format is not None:
-            self._memory_format.apply(self.module)
-        if self._compilation is not None:
-            self._compilation.begin(self.module)
-        self._build_optimizers()
-        self.list_work()
-
-    def _build_optimizers(self) -> None:
-        """Build the optimizers once all parameters have shapes."""
-
     def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
         """Return a function that also changes the memory format of what a function makes of a batch."""
         return tensors if self._memory_format is None else partial(self._memory_format.tensors, tensors)
 
     def _prefetch(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        if self.is_lazy or not can_prefetch(self.device):
+        if not can_prefetch(self.device):
             return None
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._inputs, self.device)
             self._tensors = self._formatted(self._prefetcher.tensors)
         return self._prefetcher.pin
+
+
+def _refuse_lazy(module: torch.nn.Module) -> None:
+    """Refuse a module of which a part has no shapes before its first batch.
+
+    Raises:
+        ArgumentError: it has such a part.
+    """
+    for name, part in module.named_modules():
+        tensors = *part.parameters(recurse=False), *part.buffers(recurse=False)
+        if any(map(is_lazy, tensors)):
+            kind = type(part).__name__
+            raise ArgumentError(
+                "module",
+                f"{name or 'the module'} is a {kind}, which has no shapes before its first batch; in __init__, write "
+                f"{kind.removeprefix('Lazy')} with its sizes, or run the module once on zeros of the shape of a batch",
+            )
 
 
 def _find_device(name: str) -> torch.device:

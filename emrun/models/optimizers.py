@@ -70,13 +70,8 @@ class Optimizers:
         """Name of the optimizer -> its schedule."""
         return {each.name or "optimizer": each.scheduler for each in self.members if each.scheduler is not None}
 
-    @property
-    def is_configured(self) -> bool:
-        """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
-        return any(each.is_configured for each in self.members)
-
     def build(self) -> None:
-        """Build optimizers and schedulers from their forms, once all parameters have shapes.
+        """Build optimizers and schedulers from their forms.
 
         Raises:
             ArgumentError: they cannot be built, or two optimizers train the same parameter.
@@ -88,7 +83,7 @@ class Optimizers:
 
     def warn_of_untrained(self) -> None:
         """Warn once of each parameter that no optimizer has, also of those that replace others in the training."""
-        if not self.is_configured:
+        if not self.optimizers:
             return
         named = dict(self._model.module.named_parameters())
         beside = set(map(id, parameters_beside(list(named.values()), *self.optimizers.values())))
@@ -163,7 +158,6 @@ class Optimizers:
         """
         loop = self._model._main_loop
         if loop is None or not self.schedulers:
-            self.is_plan_due = any(each.is_scheduled for each in self.members)  # of a lazy module: not built yet
             return None
         found = [(each.name, *each.plan(loop)) for each in self.members if each.scheduler is not None]
         self.is_plan_due = any(is_due for _, _, is_due in found)

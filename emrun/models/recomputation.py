@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from emrun.base.encoding import digest
 from emrun.base.errors import ArgumentError
 from emrun.base.patterns import patterns
 from emrun.base.wording import did_you_mean, listed
@@ -20,13 +18,14 @@ from emrun.base.wording import did_you_mean, listed
 _KEY = "recompute"
 _MOST = 8  # names in a message
 _OF_INSTANCE = "_forward_before_recompute"  # the attribute of a part whose forward was set on the instance
+_IS_CHECKED = "_keeps_buffers"  # the attribute of a part whose first forward has changed no buffer
 
 
 def recompute(module: torch.nn.Module, value: object) -> list[str]:
     """Make the parts of a module that match compute their activations again, instead of keeping them for the gradients.
 
-    Outputs, gradients, buffers and random numbers stay the same, bit for bit. Of parts within each other, only the
-    outermost ones do so. Evaluations are not affected, and the names of the module's tensors stay.
+    This is `torch.utils.checkpoint`. Of parts within each other, only the outermost ones do so. Evaluations are not
+    affected, and the names of the module's tensors stay.
 
     Args:
         module: the module.
@@ -106,51 +105,26 @@ def _has_forward(part: torch.nn.Module) -> bool:
 
 
 def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
-    """Call the forward of a part; its activations are computed again for the gradients."""
+    """Call the forward of a part; its activations are computed again for the gradients.
+
+    Raises:
+        ArgumentError: the first such forward has changed a buffer, which the second computation would change again.
+    """
     forward = self.__dict__.get(_OF_INSTANCE) or type(self).forward.__get__(self)
     if not (self.training and torch.is_grad_enabled()):
         return forward(*arguments, **keywords)
-    if torch.compiler.is_compiling():  # a compiled graph changes buffers once, and has random numbers of its own
-        return checkpoint(forward, *arguments, use_reentrant=False, **keywords)
-    return checkpoint(
-        forward, *arguments, use_reentrant=False, context_fn=lambda: (nullcontext(), _AsBefore(self)), **keywords
-    )
+    is_checked = torch.compiler.is_compiling() or _IS_CHECKED in self.__dict__  # what is compiled changes buffers once
+    before = {} if is_checked else _buffers(self)
+    outputs = checkpoint(forward, *arguments, use_reentrant=False, **keywords)
+    if not is_checked:
+        now = _buffers(self)
+        for name in [name for name in now if now[name] != before.get(name)]:
+            message = f"the forward of {type(self).__name__} changes its buffer {name!r}, and would change it once more"
+            raise ArgumentError(_KEY, f"{message} when it is computed again; match parts without it")
+        self.__dict__[_IS_CHECKED] = True
+    return outputs
 
 
-class _AsBefore:
-    """Within the block, a part has copies of the buffers that it had when this object was made.
-
-    So do the global random states of Python and NumPy; `checkpoint` restores those of torch.
-    """
-
-    def __init__(self, part: torch.nn.Module) -> None:
-        self._buffers = [
-            (each, name, buffer.detach().clone())
-            for each in part.modules()
-            for name, buffer in each._buffers.items()
-            if buffer is not None
-        ]
-        self._before = self._now = _states()
-        self._outside: list[Tensor | None] = []
-
-    def __enter__(self) -> None:
-        self._outside = [part._buffers[name] for part, name, _ in self._buffers]
-        for part, name, buffer in self._buffers:
-            part._buffers[name] = buffer.clone()  # the version of the original must not change: gradients may need it
-        self._now = _states()
-        _set_states(self._before)
-
-    def __exit__(self, *error: object) -> None:
-        for (part, name, _), buffer in zip(self._buffers, self._outside, strict=True):
-            part._buffers[name] = buffer
-        self._outside = []
-        _set_states(self._now)
-
-
-def _states() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _set_states(states: tuple[Any, Any]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+def _buffers(part: torch.nn.Module) -> dict[str, str]:
+    """Return name of a buffer -> a checksum; BatchNorm changes some without a new version of the tensor."""
+    return {name: digest(buffer) for name, buffer in part.named_buffers()}

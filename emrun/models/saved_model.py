@@ -18,7 +18,6 @@ from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.types import Batch
 from emrun.base.wording import listed
 from emrun.hook import Loop
-from emrun.models.laziness import uninitialised
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers import Optimizers
 from emrun.models.sharding import Sharding
@@ -167,8 +166,6 @@ class SavedModel(ModuleModel):
         self.evaluation_weights = self.restored_weights = None
         self._loaded_from = directory
         load_weights(self.module, directory)
-        if self.is_lazy:
-            self._end_laziness()
         if extra_state(self.module):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
@@ -185,7 +182,7 @@ class SavedModel(ModuleModel):
         super().load_state_dict(state)
 
     def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
-        """Load other weights to begin with; lazy parts get their shapes from them.
+        """Load other weights to begin with.
 
         Returns:
             Where they are from, and what was loaded and what was not; see `InitFrom.load`.
@@ -196,8 +193,6 @@ class SavedModel(ModuleModel):
         self.load_initial = None
         loaded: dict[str, str] = {}
         found = [each.load(self.module, loaded) for each in init_from]
-        if self.is_lazy and not uninitialised(self.module):
-            self._end_laziness()
         if len(found) == 1:
             return found[0]
         rows = [{**row, "what": f"{i}: {row['what']}"} for i, each in enumerate(found, 1) for row in each["rows"]]

@@ -66,16 +66,6 @@ class ScheduledOptimizer:
         self._empty: torch.optim.Optimizer | None = None  # has the groups that a resume has when it loads the state
 
     @property
-    def is_configured(self) -> bool:
-        """Whether there is an optimizer, or will be one when a lazy module has its shapes."""
-        return self._forms[0] is not None or self.optimizer is not None
-
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether there is a schedule, or will be one."""
-        return self._forms[1] is not None
-
-    @property
     def metric(self) -> str | None:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
         metric: str | None = getattr(self._forms[1], "options", {}).get("metric")

@@ -79,11 +79,8 @@ class TorchModel(SavedModel):
     `loss_weight` of shape (B,) weights the loss that is minimised instead, and no statistic of an example.
 
     Args:
-        module: its `forward` returns a mapping of outputs, or values that `outputs` names. A lazy module, such as
-            `torch.nn.LazyLinear`, gets its shapes from a checkpoint, or from the first batch of an evaluation pass,
-            after the `before_batch` of the hooks. This happens before `before_training`, or after it if a hook needs
-            `before_training` for its `before_batch`. The stream must then return a new iterator for each pass, or one
-            with a state.
+        module: its `forward` returns a mapping of outputs, or values that `outputs` names. It has all shapes when it is
+            built: a lazy module, such as `torch.nn.LazyLinear`, is an error.
         inputs: the sources that `forward` gets. A list is passed by name if all its names are parameters of `forward`,
             or `forward` takes `**kwargs` and the list has all that it needs, else by position; a mapping `{parameter:
             source}` is passed by name. `{parameter: {source: image, dtype:
@@ -156,8 +153,7 @@ class TorchModel(SavedModel):
 
     Attributes:
         module: the `torch.nn.Module`, on `device`.
-        optimizer: the `torch.optim.Optimizer`; None without an optimizer, as long as a lazy module has no shapes, or if
-            there are several.
+        optimizer: the `torch.optim.Optimizer`; None without an optimizer, or if there are several.
         optimizers: name -> optimizer; an optimizer without a name is called `optimizer`.
         scheduler: the schedule of emrun, or a wrapper of torch's scheduler, which is `scheduler.scheduler`; None
             without a scheduler, or if there are several optimizers.
@@ -227,8 +223,8 @@ class TorchModel(SavedModel):
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
-        if not self.is_lazy:
-            self._build_optimizers()
+        self._optimizers.build()
+        self._updates.list_optimizers()
         if strategy is not None:
             check_by_rows(self._optimizers.members)
         self._loadable = Loadable(self)
@@ -288,8 +284,6 @@ class TorchModel(SavedModel):
     def list_work(self) -> None:
         """Note what is done before and after a batch; called when something is added or removed."""
         before: list[Callable[[Batch, bool, str], None]] = []
-        if self.is_lazy:  # if no loop has given the shapes before
-            before.append(self._begin_lazy)
         if self._optimizers.has_modes:
             before.append(self._optimizers.prepare)
         if self._synchronised is not None:
@@ -304,11 +298,6 @@ class TorchModel(SavedModel):
             after.append(self._summed.take_mean)
         self._after = after if self._stream_metrics is None else [*after, self._measure]
         self._forward = self._in_precision
-
-    def _begin_lazy(self, batch: Batch, train: bool, stream: str) -> None:
-        self.materialise(batch)  # lists the work anew
-        for prepare in self._before:
-            prepare(batch, train, stream)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -328,7 +317,7 @@ class TorchModel(SavedModel):
 
     @property
     def optimizer_names(self) -> Sequence[str]:
-        """The names of several optimizers, also as long as a lazy module has none yet; else empty."""
+        """The names of several optimizers; else empty."""
         return [each.name for each in self._optimizers.members if each.name]
 
     @property
@@ -395,7 +384,7 @@ class TorchModel(SavedModel):
         warn_of_unused(self.module)
         if ranks().several and self._synchronised is None:
             warn_of_batch_norm(self.module)
-        if not self._optimizers.is_configured and type(self).train_step is TorchModel.train_step:
+        if not self.optimizers and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self._is_own_scheme:
             for name, each in self.optimizers.items():
@@ -660,7 +649,3 @@ class TorchModel(SavedModel):
             _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")
         self._trained = state["trained"]
         super().load_state_dict(state)
-
-    def _build_optimizers(self) -> None:
-        self._optimizers.build()
-        self._updates.list_optimizers()

@@ -106,12 +106,6 @@ def test_values_that_cannot_be_read_are_left_out_and_others_are_not():
         assert [name for name in state(module) if "Net" in name] == ["module Net, attribute 'other'"]
 
 
-def test_lazy_buffers_are_left_out():
-    module = Net()
-    module.register_buffer("later", nn.parameter.UninitializedBuffer(), persistent=False)
-    assert not [name for name in state(module) if "later" in name]
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_is_read():
     module = Net(0)

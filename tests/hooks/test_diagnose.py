@@ -203,7 +203,7 @@ class Sound(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.lazy = nn.LazyLinear(16)
+        self.first = nn.Linear(8, 16)
         self.rnn = nn.LSTM(16, 16)
         self.act = nn.ReLU(inplace=True)
         self.norm = nn.BatchNorm1d(16)
@@ -213,7 +213,7 @@ class Sound(nn.Module):
         self.spread = nn.Parameter(torch.ones(()))
 
     def forward(self, x, y):
-        x = self.act(self.lazy(x))
+        x = self.act(self.first(x))
         x = x + self.act(self.norm(self.fixed(x)))
         x = self.rnn(x.expand(3, -1, -1))[0][-1]
         logits = self.mask(self.head(x))
@@ -346,7 +346,7 @@ MECHANICS = {
     "accumulate": {"accumulate": 2},
     "micro batches": {"micro_batch_size": 5},
     "fp16": {"precision": "fp16"},
-    "recompute": {"recompute": "^middle$|^act"},
+    "recompute": {"recompute": r"^middle\.1$|^act"},
     "several": {
         "optimizer": {
             "one": Factory(torch.optim.AdamW, options={"match": "^(first|middle)"}, lr=0.01),

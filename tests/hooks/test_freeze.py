@@ -155,22 +155,6 @@ def test_evaluations_between_do_not_end_it():
     assert not torch.equal(model.module.head[1].running_mean, before["head.1.running_mean"])
 
 
-def test_a_lazy_module():
-    class Lazy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.LazyLinear(4), nn.LazyLinear(1)
-
-        def forward(self, x):
-            return {"loss": self.head(self.body(x)).squeeze(1) ** 2}
-
-    states, model = States(), TorchModel(Lazy(), optimizer=SGD)
-    run(model, vectors(4), Freeze("^body", until="2 updates"), states)
-    weights = [state["body.weight"] for state in states.states]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[1], weights[2])
-
-
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [

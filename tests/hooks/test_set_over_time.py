@@ -268,20 +268,6 @@ def test_two_hooks_for_one_number_are_an_error():
         MainLoop(model_with(), Data(), hooks)
 
 
-def test_a_lazy_module_gets_its_optimizer_later():
-    class Lazy(Net):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.LazyLinear(1)
-
-        def forward(self, x):
-            return {"loss": self.layer(x[:, None]) ** 2}
-
-    model = TorchModel(Lazy(), optimizer=Factory(torch.optim.SGD, lr=0.1, momentum=0.8), device="cpu")
-    watch = values(model, lambda m: m.optimizer.param_groups[0]["momentum"], SetOverTime("optimizer.momentum", LINEAR))
-    assert watch.trained == pytest.approx([0.8, 0.6, 0.4, 0.2])
-
-
 def test_compiled_code_has_the_numbers_too():
     class Scaled(Net):
         def __init__(self):

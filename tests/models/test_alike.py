@@ -2,12 +2,8 @@
 
 import pytest
 import torch
-from doubles import SGD, Streams, vectors
 from in_ranks import in_ranks, results_of
-from torch import nn
 
-from emrun import MainLoop, TorchModel
-from emrun.hooks import StopAfter
 from emrun.models.alike import check_alike, copy_from_first
 from emrun.ranks.group import join
 
@@ -23,29 +19,6 @@ def copied():
 
 def test_buffers_become_those_of_rank_0():
     assert in_ranks(3, copied) == [[[0, 0], 0.5, [], [[0, 2], [1, 3]], [True]]] * 3
-
-
-class Lazy(nn.Module):
-    """Draws its weights with its first batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.LazyLinear(2)
-
-    def forward(self, x):
-        return {"loss": self.layer(x).square().sum(1)}
-
-
-def weights_of_lazy():
-    torch.manual_seed(join().rank)
-    model = TorchModel(Lazy(), optimizer=SGD)
-    MainLoop(model, Streams(train=vectors(3)), [StopAfter(epochs=1)], skip_zeroth_epoch=True).run_training()
-    return model.module.layer.weight.tolist()
-
-
-def test_lazy_parts_begin_alike():
-    first, second = in_ranks(2, weights_of_lazy)
-    assert first == second
 
 
 def compared(changed, dtype):

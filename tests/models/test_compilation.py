@@ -97,14 +97,6 @@ def test_a_copy_of_the_model_is_compiled_too():
     assert counters["stats"]["unique_graphs"] > 0
 
 
-def test_a_lazy_module_is_compiled_when_it_has_its_shapes():
-    module = nn.Sequential(nn.LazyLinear(2), nn.Flatten(0))
-    found = TorchModel(module, ["x"], ["loss"], optimizer=SGD, device="cpu", compile=EAGER)
-    trained(found)
-    assert counters["stats"]["unique_graphs"] > 0
-    assert list(found.module.state_dict()) == ["0.weight", "0.bias"]
-
-
 def test_the_time_of_compiling_is_logged_and_is_not_in_the_time_of_a_batch(caplog):
     caplog.set_level(logging.INFO, "emrun")
     waits = []

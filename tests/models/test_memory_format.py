@@ -13,10 +13,10 @@ LAST = torch.channels_last
 
 
 class Net(nn.Module):
-    def __init__(self, lazy=False):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.LazyConv2d(4, 3) if lazy else nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
         self.head = nn.Linear(4, 1)
         self.seen = []
 
@@ -58,11 +58,6 @@ def test_a_checkpoint_is_loaded_into_the_format(tmp_path):
     model.load(tmp_path)
     assert model.module.layers[0].weight.is_contiguous(memory_format=LAST)
     assert close(trained(), model)
-
-
-def test_a_lazy_module_gets_the_format_with_its_shapes():
-    model = trained(Net(lazy=True), "channels_last")
-    assert model.module.layers[0].weight.is_contiguous(memory_format=LAST)
 
 
 def test_volumes_have_a_format_of_their_own():

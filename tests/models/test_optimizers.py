@@ -108,13 +108,3 @@ def test_what_cannot_be_known_is_said(scheduler, stop, note):
 def test_a_model_without_a_schedule_has_no_plan():
     assert model_of(None).schedule_plan() is None
     assert TorchModel(Affine(), optimizer=SGD, scheduler=Factory(Cosine)).schedule_plan() is None  # without a loop
-
-
-def test_the_plan_of_a_lazy_module_is_logged_before_its_first_update(caplog):
-    caplog.set_level(logging.INFO)
-    module = torch.nn.LazyLinear(1)
-    model = TorchModel(module, ["x"], ["loss"], optimizer=SGD, scheduler=Factory(Constant, warmup="50%"), device="cpu")
-    loop = MainLoop(model, Streams(train=[{"x": [[1.0]]}] * 3), [StopAfter(updates=4)])
-    assert model.schedule_plan() is None
-    loop.run_training()
-    assert "learning rate over 4 updates: Constant, warm-up 2 updates" in caplog.text

@@ -170,7 +170,6 @@ class Normed(nn.Sequential):
         (TorchModel, Net, {"micro_batch_size": 2}, "strategy: cannot be used with micro_batch_size"),
         (TorchModel, Net, {"compile": True}, "strategy: cannot be used with compile yet"),
         (TorchModel, Pictures, {"memory_format": "channels_last"}, "strategy: cannot be used with memory_format yet"),
-        (TorchModel, lambda: nn.Sequential(nn.LazyLinear(2)), {}, "cannot be used with a lazy module (Sequential) yet"),
         (
             TorchModel,
             Net,

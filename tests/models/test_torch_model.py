@@ -226,3 +226,16 @@ def test_a_copy_of_a_model_evaluates_with_weights_of_its_own():
     twin.run(XY[0], True, "train")
     assert same_state(model.module, before)
     assert not same_state(twin.module, before)
+
+
+def test_a_lazy_module_is_an_error_until_it_has_its_shapes():
+    module = nn.Sequential(nn.LazyConv2d(2, 3), nn.Flatten(), nn.LazyLinear(1))
+    message = (
+        "module: 0 is a LazyConv2d, which has no shapes before its first batch; in __init__, write Conv2d with its "
+        "sizes, or run the module once on zeros of the shape of a batch"
+    )
+    with pytest.raises(ArgumentError) as caught:
+        TorchModel(module, optimizer=SGD)
+    assert str(caught.value) == message
+    module(torch.zeros(1, 3, 8, 8))
+    assert TorchModel(module, optimizer=SGD).optimizer is not None

@@ -67,7 +67,7 @@ MECHANICS = {
     },
     "optimizer of two modes": {"optimizer": {"class": "schedulefree.AdamWScheduleFree", "lr": 0.05, "warmup_steps": 2}},
     "compile": {"compile": {"backend": "aot_eager"}},
-    "recompute": {"recompute": "layers"},
+    "recompute": {"recompute": r"layers\.[023]"},
     "bf16": {"precision": "bf16"},
     "fp16": {
         "precision": "fp16",

@@ -62,7 +62,6 @@ def measure_on_ranks(job: Job) -> None:
     place = Path(job.place)
     plan = Plan.of(load_config(job.config, job.overrides), Imported())
     training = assemble(plan, place, Run(place))
-    training.main_loop.session.first_batch.show(training.model)
     step = Step.of(training)
     step.model.load(place / _WEIGHTS)
     batch = pickle.loads((place / _BATCH).read_bytes())

@@ -27,7 +27,6 @@ from emrun.diagnosis.numerics.ways import WAYS, way
 from emrun.diagnosis.round_trip import RoundTrip
 from emrun.diagnosis.run_verification import without_frames
 from emrun.diagnosis.tryout import Tryout, apart, call_event
-from emrun.events import may_change_batches
 from emrun.loop.determinism import DeterministicKernels
 from emrun.storage.run import CONFIG, Run
 from emrun.training.build import assemble
@@ -64,7 +63,6 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
         if plan.get("deterministic", False):
             stack.callback(partial((kernels := DeterministicKernels()).after_training, success=True))
             kernels.before_training()
-        loop.session.first_batch.show(model, may_fail=any(map(may_change_batches, (*training.hooks, model))))
         step, tryout = Step.of(training), Tryout(training, model, RoundTrip(model, model), [])
         stack.callback(partial(call_event, model, "after_training", success=True))
         stack.enter_context(tryout.hooks_called())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.models.laziness import without_traces
+from emrun.base.randomness import preserved_randomness
+from emrun.models.modes import in_mode
 from emrun.models.outputs import mean_loss
 from emrun.ranks import gather
 from emrun.ranks.group import ranks
@@ -67,3 +69,17 @@ def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool
             advice,
         )
     return gathers
+
+
+@contextmanager
+def without_traces(module: torch.nn.Module) -> Iterator[None]:
+    """A block in which a module runs in evaluation mode, without gradients; its buffers and random states come back."""
+    before = {name: each.clone() for name, each in module.named_buffers()}
+    try:
+        with in_mode(module, train=False), preserved_randomness(), torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in before and before[name].shape == buffer.shape:
+                    buffer.copy_(before[name])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Batch
-from emrun.models.laziness import in_mode
+from emrun.models.modes import in_mode
 from emrun.models.optimizer import parameters_of
 from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure

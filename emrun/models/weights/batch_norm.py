@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from emrun.models.laziness import in_mode
+from emrun.models.modes import in_mode
 
 
 @contextmanager

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from emrun.models.weights.saving import own_tensors, same_tensors
-from emrun.ranks.pieces import whole
 from emrun.storage.checkpoints.shards import whole_of
 
-Reason = Literal["another shape", "another dtype", "tied here", "lazy", "not in the file", "only in the file"]
+Reason = Literal["another shape", "another dtype", "tied here", "not in the file", "only in the file"]
 """Why a tensor that should be loaded is not loaded."""
 
 
@@ -43,15 +41,14 @@ class Fit:
         """Find which tensors fit.
 
         Args:
-            module: the module. Its lazy parts take any shape that their sizes allow.
+            module: the module.
             there: name, as the module would call it -> tensor, which may be `Stored`.
             selects: returns whether a name is to be loaded.
         """
         found = cls()
         here = own_tensors(module)
         for names in same_tensors(module, here):
-            found._fit_one([each for each in names if selects(each)], names, here, there, module)
-        found._leave_incomplete(module, here)
+            found._fit_one([each for each in names if selects(each)], names, here, there)
         beside = [each for each in there if each not in here]
         found.values |= {name: there[name].numel() for name in beside}
         found.only_there = [name for name in beside if not selects(name)]
@@ -60,17 +57,12 @@ class Fit:
         return found
 
     def _fit_one(
-        self,
-        selected: list[str],
-        names: list[str],
-        here: Mapping[str, Tensor],
-        there: Mapping[str, Tensor],
-        module: torch.nn.Module,
+        self, selected: list[str], names: list[str], here: Mapping[str, Tensor], there: Mapping[str, Tensor]
     ) -> None:
         """Fit a tensor of the module, which has several names if it is tied."""
         self.values.update(dict.fromkeys(names, 0))
-        self.values[names[0]] = 0 if is_lazy(here[names[0]]) else here[names[0]].numel()
-        found = {each: _mismatch(module, each, here[each], there[each]) for each in selected if each in there}
+        self.values[names[0]] = here[names[0]].numel()
+        found = {each: _mismatch(here[each], there[each]) for each in selected if each in there}
         for name, wrong in found.items():
             if wrong is not None:
                 self._leave(wrong[0], name, f"{name} is {wrong[1]} in the file, {wrong[2]} in the module")
@@ -82,7 +74,6 @@ class Fit:
             self.not_selected += [each for each in names if each not in selected]
             return
         self.sources[first] = there[first]
-        self.values[first] = self.values[first] or (there[first].numel() if is_lazy(here[first]) else 0)
         for name in [each for each in fitting if each != first]:
             if there[name] is not there[first] and not torch.equal(whole_of(there[name]), whole_of(there[first])):
                 self._leave("tied here", name, f"{name} and {first} are one tensor here, but differ in the file")
@@ -92,40 +83,14 @@ class Fit:
     def _leave(self, reason: Reason, name: str, text: str = "") -> None:
         self.left.setdefault(reason, {})[name] = text or name
 
-    def _leave_incomplete(self, module: torch.nn.Module, here: Mapping[str, Tensor]) -> None:
-        """Leave out what would give shapes to only some of the tensors of a lazy part, which then has no way on."""
-        lazy = [name for name, tensor in here.items() if is_lazy(tensor)]
-        lacking = {_part(name) for name in lazy if name not in self.sources}
-        for name in [each for each in lazy if each in self.sources and _part(each) in lacking]:
-            del self.sources[name]
-            self._leave("lazy", name, f"{name}: other tensors of its lazy part are not loaded")
 
-
-def _part(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
-def _mismatch(module: torch.nn.Module, name: str, here: Tensor, there: Tensor) -> tuple[Reason, str, str] | None:
+def _mismatch(here: Tensor, there: Tensor) -> tuple[Reason, str, str] | None:
     """Return why a tensor cannot be loaded, and what it is in the file and in the module; None if it can be loaded."""
-    if is_lazy(here):
-        size = _size_of_lazy(module.get_submodule(_part(name)), there)
-        if size is not None:
-            return "another shape", str(tuple(there.shape)), f"of a lazy part of size {size}"
-    elif here.shape != there.shape:
+    if here.shape != there.shape:
         return "another shape", str(tuple(there.shape)), str(tuple(here.shape))
     if not _converts(there, here):
         return "another dtype", kind_of(there), kind_of(here)
     return None
-
-
-def _size_of_lazy(part: Any, there: Tensor) -> int | None:
-    """Return the output size of a lazy part if it contradicts the shape of a tensor, None if the tensor may fit."""
-    size = getattr(part, "out_features", None) or getattr(part, "out_channels", None)
-    axis = 1 if getattr(part, "transposed", False) and there.dim() > 1 else 0
-    groups = getattr(part, "groups", 1) if axis else 1
-    if not isinstance(size, int) or (there.dim() > axis and there.shape[axis] * groups == size):
-        return None
-    return size
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -152,20 +117,3 @@ def _converts(there: Tensor, here: Tensor) -> bool:
     except (RuntimeError, NotImplementedError):  # such as two numbers in a byte
         return False
     return True
-
-
-def overflowing(module: torch.nn.Module, sources: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of loaded tensors that had values too large for their dtype in the module."""
-    here = own_tensors(module)
-    differ = [name for name, each in sources.items() if each.dtype != here[name].dtype]
-    return [name for name in differ if _has_overflowed(whole_of(sources[name]), here[name])]
-
-
-def _has_overflowed(there: Tensor, here: Tensor) -> bool:
-    if there.is_floating_point():
-        return _finite(whole(here)) != _finite(there)
-    return not (there.is_complex() or torch.equal(whole(here).to(there.device, there.dtype), there))
-
-
-def _finite(tensor: Tensor) -> int:
-    return int((tensor.float() if tensor.dtype.itemsize == 1 else tensor).isfinite().sum())

@@ -18,7 +18,7 @@ from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageErr
 from emrun.base.patterns import compiled, patterns
 from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
-from emrun.models.weights.fit import Fit, kind_of, overflowing
+from emrun.models.weights.fit import Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
 
@@ -112,7 +112,7 @@ class InitFrom:
 
         Raises:
             ArgumentError: the file cannot be read, nothing fits, or something does not fit and is not to be skipped.
-                The module is only changed if it is the module that refuses, or a value is too large for its dtype.
+                The module is only changed if it is the module that refuses.
             ReadTimeout: the file system does not return a file in time.
         """
         try:
@@ -130,12 +130,13 @@ class InitFrom:
                 where = f"{self.where}.match" + f"[{index}]" * (len(self.match) > 1)
                 raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
         fit = Fit.of(module, there, lambda name: not self.match or any(each.search(name) for each in self.match))
-        if not fit.sources:
-            raise self._refused(f"nothing of {saved.source} is loaded: {_reason_for_nothing(module, fit, there)}")
+        kind = type(module).__name__
         if fit.left and not self.skips:
             reasons = "; ".join(f"{reason}: {few(left.values(), 200)}" for reason, left in fit.left.items())
-            kind = type(module).__name__
             raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}")
+        if not fit.sources:
+            both = f"the file has {few(there)}, {kind} has {few(own)}"
+            raise self._refused(f"nothing of {saved.source} is loaded: {both}")
         before, loaded = {} if before is None else before, [*fit.sources, *fit.tied]
         if twice := [name for name in loaded if name in before]:
             others = listed(list(dict.fromkeys(before[name] for name in twice)))
@@ -188,8 +189,6 @@ class InitFrom:
             raise self._refused(f"{kind} does not load these weights: {error}") from error
         if unknown:
             raise self._refused(f"{kind} does not load what its state dict has: {few(unknown)}")
-        if large := overflowing(module, fit.sources):
-            raise self._refused(f"values too large for the dtype of the module: {few(large)}; use another dtype")
 
 
 def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[str]], ...]:
@@ -202,14 +201,6 @@ def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[s
     ):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
     return tuple((compiled(key, pattern), replacements) for pattern, replacements in several)
-
-
-def _reason_for_nothing(module: torch.nn.Module, fit: Fit, there: Mapping[str, Tensor]) -> str:
-    """Return why no tensor is loaded: shapes if names are the same, else the names of both sides."""
-    same: tuple[Any, ...] = ("another shape", "another dtype", "lazy")
-    found = [f"{reason}: {few(fit.left[reason].values(), 200)}" for reason in same if reason in fit.left]
-    kind = type(module).__name__
-    return "; ".join([*found, f"the file has {few(there)}, {kind} has {few(own_tensors(module))}"])
 
 
 def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:

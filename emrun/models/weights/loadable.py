@@ -10,24 +10,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import listed
 from emrun.models.weights.fit import kind_of
 from emrun.models.weights.saving import own_tensors
 
-Structure = Mapping[str, tuple[tuple[int, ...] | None, torch.dtype]]
-"""Name of a parameter or buffer -> its shape (None as long as a lazy module has not seen a batch) and its dtype."""
+Structure = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Name of a parameter or buffer -> its shape and its dtype."""
 
 
 def structure(tensors: Mapping[str, Tensor]) -> Structure:
     """Return names, shapes and dtypes of tensors, those of a module that are saved."""
-    return {name: (None if is_lazy(each) else tuple(each.shape), each.dtype) for name, each in tensors.items()}
+    return {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
-    """Return the differences of two structures in words: new, missing or different tensors; an unknown shape fits any.
+    """Return the differences of two structures in words: new, missing or different tensors.
 
     Args:
         before: the structure that a checkpoint is loaded into.
@@ -38,7 +37,7 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
     found += [f"{name!r} is missing" for name in before if name not in now]
     for name, (shape, dtype) in now.items():
         old_shape, old_dtype = before.get(name, (shape, dtype))
-        if old_shape not in (None, shape):
+        if old_shape != shape:
             found.append(f"{name!r} had shape {old_shape}, has {shape}")
         elif of_dtypes and old_dtype != dtype:
             found.append(f"{name!r} was {_shown(old_dtype)}, is {_shown(dtype)}")
@@ -50,7 +49,7 @@ def what_cannot_be_held(tensors: Mapping[str, Tensor]) -> list[str]:
     return [
         f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
         for name, each in tensors.items()
-        if not (is_lazy(each) or _is_held(each))
+        if not _is_held(each)
     ]
 
 
@@ -120,8 +119,8 @@ class Loadable:
         if self._before_update is not None:
             self._compared(
                 self._before_update,
-                "forward or a hook changes parameters or buffers: {}; create them in __init__, or use lazy modules "
-                "such as torch.nn.LazyLinear; the optimizer would not train parameters that are created later",
+                "forward or a hook changes parameters or buffers: {}; create them in __init__; the optimizer would not "
+                "train parameters that are created later",
             )
 
     def _compared(self, before: Structure, refusal: str, *, of_dtypes: bool = True) -> Structure:

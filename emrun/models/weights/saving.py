@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import StateError
-from emrun.base.wording import few, listed
-from emrun.models.laziness import uninitialised
+from emrun.base.wording import few
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, piece, rows_of
 from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, Collected
@@ -46,13 +44,7 @@ def collect_weights(
         module: the module.
         copied: copy the tensors, so that later changes of the module do not change them.
         replaced: id of a parameter or buffer -> the tensor to collect instead.
-
-    Raises:
-        StateError: a lazy module has not seen a batch.
     """
-    without_shape = uninitialised(module)
-    if without_shape:
-        raise StateError(f"{listed(without_shape)}: a lazy module has no weights to save before its first batch")
     weights: dict[str, Any] = {}
     tied: dict[str, str] = {}
     storages: set[int] = set()
@@ -81,7 +73,7 @@ def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list
         place: object = name
         if is_in_pieces(each):
             place = id(parameters[name])  # this rank may have none of its rows
-        elif not is_lazy(each) and each.numel() and each.layout is torch.strided and not each.is_meta:
+        elif each.numel() and each.layout is torch.strided and not each.is_meta:
             place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
         found.setdefault(place, []).append(name)
     return list(found.values())
@@ -108,7 +100,7 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
     wrong = [
         f"{each} is {tuple(state[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
         for each, tensor in expected.items()
-        if each in state and not is_lazy(tensor) and state[each].shape != tensor.shape
+        if each in state and state[each].shape != tensor.shape
     ]
     lists = {
         "": wrong,
@@ -133,7 +125,7 @@ def own_memory(module: torch.nn.Module) -> None:
     for part in module.modules():
         tensors = {**part._parameters, **part._buffers}
         for name, tensor in tensors.items():
-            if tensor is None or name in part._non_persistent_buffers_set or is_lazy(tensor):
+            if tensor is None or name in part._non_persistent_buffers_set:
                 continue
             axes = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
             if any(stride == 0 and size > 1 for stride, size in axes):

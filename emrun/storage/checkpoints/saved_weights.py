@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StorageError, UsageError, reason_of
-from emrun.base.wording import in_one_line, listed, nearest
+from emrun.base.wording import few, in_one_line
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import FILE as MANIFEST, SHARDS, verify
 from emrun.storage.checkpoints.shards import read_tensors
@@ -30,8 +30,6 @@ from emrun.storage.run import CHECKPOINTS, holds_run
 
 _INDEX_ENDING = ".index.json"
 _LARGEST_INDEX = 100_000_000  # bytes, as safetensors limits its headers
-_NESTED = ("state_dict", "model_state_dict", "model", "module")  # where other programs keep the weights in a file
-_MOST = 8  # names in a message
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 _ALONE = "save the state dict alone: torch.save(module.state_dict(), PATH)"
 
@@ -61,14 +59,16 @@ def read_saved(path: Path) -> SavedWeights:
             writes; or a file: safetensors, an index of files (`.index.json`), or a state dict that `torch.save` wrote.
 
     Raises:
-        UsageError: there is nothing at the path, or the directory holds no weights; the message lists what is there.
+        UsageError: there is nothing at the path, or the directory holds no weights.
         StateError: a field of a checkpoint's manifest has an invalid value.
         StorageError: a file cannot be read, is damaged, or is not what its name says.
     """
     try:
         is_directory = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:
-        raise _missing(path) from error
+        raise UsageError(
+            f"{path} does not exist; write the path of a run, a checkpoint or a file on this machine"
+        ) from error
     except (OSError, ValueError) as error:  # ValueError: a null character
         raise StorageError(errno.EIO, f"cannot read {path}: {reason_of(error)}") from error
     if not is_directory:
@@ -81,13 +81,8 @@ def read_saved(path: Path) -> SavedWeights:
             raise UsageError(f"checkpoint {path} has no {FILE}: its model saves its weights in another way")
     found = _weights_in(path)
     if not found.exists():
-        with storing(path, "read"):
-            there = sorted(each.name for each in path.iterdir())
-        files = [each for each in there if each.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt"))]
-        advice = "; write the path of one of its files" if files else ""
         raise UsageError(
-            f"{path} is neither a run nor a checkpoint, and has no {FILE} or {INDEX}{advice} (it has "
-            f"{_first(files or there)})"
+            f"{path} is neither a run nor a checkpoint, and has no {FILE} or {INDEX}; write the path of a file"
         )
     return _of_file(found)
 
@@ -95,27 +90,6 @@ def read_saved(path: Path) -> SavedWeights:
 def _weights_in(directory: Path) -> Path:
     """Return the file that has or lists the weights; `model.safetensors` if neither is there."""
     return next((directory / name for name in (FILE, INDEX, SHARDS) if (directory / name).exists()), directory / FILE)
-
-
-def _first(names: list[str]) -> str:
-    return f"{listed([in_one_line(each) for each in names[:_MOST]])}{', ...' * (len(names) > _MOST)}"
-
-
-def _missing(path: Path) -> UsageError:
-    """Return the error for a path that does not exist, with the nearest name in the directory that does."""
-    if path.is_symlink():
-        return UsageError(f"{path} is a link to {path.readlink()}, which does not exist")
-    lost = next(each for each in (path, *path.parents) if each.parent.is_dir())
-    with storing(lost.parent, "read"):
-        near = nearest(lost.name, [each.name for each in lost.parent.iterdir()])
-    meant = lost.parent / near if near is not None else None
-    if meant is not None:
-        whole = meant / path.relative_to(lost)
-        lack = f"; {lost} is missing" if not whole.exists() else ""
-        return UsageError(f"{path} does not exist{lack}; did you mean {str(meant if lack else whole)!r}?")
-    is_name = not path.is_absolute() and not path.suffix and len(path.parts) <= 2
-    hub = "; for a model of a hub, download it first, and write its directory" if is_name else ""
-    return UsageError(f"{path} does not exist{f'; {lost} is missing' * (lost != path)}{hub}")
 
 
 def _of_run(path: Path) -> SavedWeights:
@@ -176,7 +150,7 @@ def _of_index(path: Path) -> dict[str, Tensor]:
         files[file] = _of_file(path.parent / file).tensors
     lacking = [name for name, file in names.items() if name not in files[file]]
     if lacking:
-        wrong = f"{in_one_line(names[lacking[0]])} has no {_first(lacking)}"
+        wrong = f"{in_one_line(names[lacking[0]])} has no {few(lacking)}"
         raise StorageError(errno.EINVAL, f"cannot read {path}: {wrong}; the files are of different models")
     return {name: files[file][name] for name, file in names.items()}
 
@@ -204,23 +178,10 @@ def _load(path: Path) -> Any:
 
 
 def _state_dict(path: Path, content: Any) -> SavedWeights:
-    """Return the state dict in what `torch.save` wrote, which may be an entry in a mapping with other things."""
-    if not isinstance(content, Mapping):
-        kind = type(content).__name__
-        raise StorageError(errno.EINVAL, f"cannot read {path}: it holds a {kind}, not a state dict; {_ALONE}")
-    inner = [name for name, each in content.items() if isinstance(each, Mapping) and _has_tensors(each)]
-    name = next((each for each in _NESTED if each in inner), None)
-    if name is None and not _has_tensors(content):
-        if len(inner) != 1:
-            keys = [str(each) for each in content]
-            what = "several state dicts" if inner else "no state dict"
-            raise StorageError(errno.EINVAL, f"cannot read {path}: it has {what} (its keys: {_first(keys)}); {_ALONE}")
-        name = inner[0]
-    found = content if name is None else content[name]
-    tensors = {key: each for key, each in found.items() if isinstance(key, str) and isinstance(each, Tensor)}
-    source = str(path) if name is None else f"{path} (entry {in_one_line(str(name))})"
-    return SavedWeights(source, tensors, [str(key) for key in found if key not in tensors])
-
-
-def _has_tensors(content: Mapping[Any, Any]) -> bool:
-    return any(isinstance(key, str) and isinstance(each, Tensor) for key, each in content.items())
+    """Return the state dict that `torch.save` wrote."""
+    entries = content if isinstance(content, Mapping) else {}
+    tensors = {key: each for key, each in entries.items() if isinstance(key, str) and isinstance(each, Tensor)}
+    if not tensors:
+        what = f"a mapping of {few(map(str, entries))}" if entries else f"a {type(content).__name__}"
+        raise StorageError(errno.EINVAL, f"cannot read {path}: it holds {what}, not a state dict; {_ALONE}")
+    return SavedWeights(str(path), tensors, [str(key) for key in entries if key not in tensors])

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from doubles import SGD, XY, Affine, Streams
+from doubles import Affine, Streams
 from safetensors.torch import save_file
 from torch import nn
 
@@ -146,12 +146,6 @@ def test_a_conversion_of_the_dtype_is_in_the_table(tmp_path):
     assert torch.equal(module[0].weight, net()[0].weight.bfloat16().float())
 
 
-def test_values_that_are_too_large_for_the_dtype_are_an_error(tmp_path):
-    save_file({"w": torch.tensor(1e30), "b": torch.tensor(1.0)}, tmp_path / "a.safetensors")
-    with pytest.raises(ArgumentError, match="values too large for the dtype of the module: w; use another dtype"):
-        load(Affine().half(), str(tmp_path / "a.safetensors"))
-
-
 def test_floats_are_not_loaded_into_whole_numbers(tmp_path):
     state = net().state_dict()
     save_file({**state, "1.num_batches_tracked": torch.tensor(1.5)}, tmp_path / "a.safetensors")
@@ -174,7 +168,7 @@ def test_a_match_of_nothing_is_an_error(path):
 
 def test_names_of_a_file_are_shown_without_control_characters(tmp_path):
     torch.save({"\x1b[31mw\n": torch.ones(())}, tmp_path / "a.pt")
-    assert r"the file has \x1b[31mw\n, Affine has" in refused(Affine(), str(tmp_path / "a.pt"))
+    assert r"only in the file: \x1b[31mw\n;" in refused(Affine(), str(tmp_path / "a.pt"))
 
 
 class Own(nn.Linear):
@@ -207,56 +201,6 @@ def test_what_a_module_refuses_is_an_error(tmp_path):
 def test_a_wrong_form_is_an_error_when_the_model_is_built(form, message):
     with pytest.raises(ArgumentError, match=message):
         TorchModel(Affine(), init_from=form)
-
-
-class Lazy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.LazyLinear(2)
-        self.second = nn.LazyLinear(1)
-
-    def forward(self, x):
-        return {"loss": self.second(self.first(x[:, None]))[:, 0] ** 2}
-
-
-def test_a_lazy_module_gets_its_shapes_from_the_weights(tmp_path):
-    parts = {"first": nn.Linear(1, 2), "second": nn.Linear(2, 1)}
-    path = saved(nn.ModuleDict(parts), tmp_path / "a.safetensors")
-    model = TorchModel(Lazy(), optimizer=SGD, init_from=path)
-    assert model.optimizer is None
-    model.load_initial()
-    assert not model.is_lazy
-    assert model.optimizer is not None
-    assert model.module.first.in_features == 1
-    assert equal(model.module, nn.ModuleDict(parts))
-
-
-def test_a_lazy_part_that_is_not_loaded_gets_its_shapes_from_the_first_batch(tmp_path):
-    first = nn.Linear(1, 2)
-    path = saved(nn.ModuleDict({"first": first}), tmp_path / "a.safetensors")
-    model = TorchModel(Lazy(), optimizer=SGD, init_from={"path": path, "on_mismatch": "skip"})
-    loop = MainLoop(model, Streams(train=XY), on_unused_sources="ignore")
-    assert model.is_lazy
-    model.run(XY[0], False, "train")
-    assert not model.is_lazy
-    assert equal(model.module.first, first)
-    with loop:
-        loop.epoch(["train"])
-    assert not equal(model.module.first, first)
-
-
-def test_lazy_parts_that_would_get_only_some_tensors_or_another_size_are_left_as_they_are(tmp_path):
-    state = {"first.weight": torch.ones(2, 1), "second.weight": torch.ones(3, 2), "second.bias": torch.ones(1)}
-    torch.save(state, tmp_path / "a.pt")
-    message = refused_of_lazy(Lazy(), str(tmp_path / "a.pt"))
-    assert "lazy: first.weight: other tensors of its lazy part are not loaded" in message
-    assert "another shape: second.weight is (3, 2) in the file, of a lazy part of size 1 in the module" in message
-
-
-def refused_of_lazy(module, init_from):
-    with pytest.raises(ArgumentError) as caught:
-        load(module, init_from)
-    return str(caught.value)
 
 
 def test_a_loop_in_python_loads_once(path, caplog):

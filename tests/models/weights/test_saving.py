@@ -269,19 +269,6 @@ def test_an_expanded_buffer_that_is_not_saved_stays_as_it_is():
     assert module.mask.stride() == (0,)
 
 
-def test_a_lazy_module_takes_the_shapes_of_the_file(tmp_path):
-    module, lazy = nn.Linear(3, 2), nn.LazyLinear(2)
-    save_weights(module, tmp_path)
-    load_weights(lazy, tmp_path)
-    x = torch.ones(1, 3)
-    assert torch.equal(module(x), lazy(x))
-
-
-def test_a_lazy_module_without_a_batch_cannot_be_saved():
-    with pytest.raises(StateError, match="weight, bias: a lazy module has no weights to save"):
-        collect_weights(nn.LazyLinear(2))
-
-
 class Replaces(AbstractHook):
     """Puts another module in the place of the model's."""
 

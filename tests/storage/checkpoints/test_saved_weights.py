@@ -159,37 +159,23 @@ def test_an_index_of_tensors_that_its_files_lack_is_an_error(tmp_path):
         read_saved(index)
 
 
-@pytest.mark.parametrize(
-    ("content", "entry"),
-    [
-        (WEIGHTS, None),
-        ({"state_dict": WEIGHTS, "epoch": 3, "best": torch.ones(1)}, "state_dict"),
-        ({"model": WEIGHTS, "ema": WEIGHTS, "optimizer": {"state": {0: {"step": torch.ones(1)}}}}, "model"),
-        ({"net": WEIGHTS, "epoch": 3}, "net"),
-    ],
-)
-def test_a_state_dict_is_found_in_what_torch_save_wrote(tmp_path, content, entry):
-    torch.save(content, tmp_path / "a.pt")
-    found = read_saved(tmp_path / "a.pt")
-    assert same(found.tensors)
-    assert found.source == f"{tmp_path / 'a.pt'}{f' (entry {entry})' if entry else ''}"
-
-
 def test_entries_that_are_not_tensors_are_listed(tmp_path):
     torch.save({**WEIGHTS, "_extra_state": {"n": 1}}, tmp_path / "a.pt")
-    assert read_saved(tmp_path / "a.pt").others == ["_extra_state"]
+    found = read_saved(tmp_path / "a.pt")
+    assert same(found.tensors)
+    assert found.others == ["_extra_state"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (torch.ones(1), "it holds a Tensor, not a state dict"),
-        ({"epoch": 3}, r"no state dict \(its keys: epoch\)"),
-        ({"teacher": WEIGHTS, "student": WEIGHTS}, r"several state dicts \(its keys: teacher, student\)"),
+        ({"state_dict": WEIGHTS, "epoch": 3}, "it holds a mapping of state_dict, epoch, not a state dict"),
+        ({}, "it holds a dict, not a state dict"),
         (nn.Linear(1, 1), "it needs torch.nn.modules.linear.Linear, .* nothing was called"),
     ],
 )
-def test_a_file_without_one_state_dict_is_an_error(tmp_path, content, message):
+def test_a_file_without_a_state_dict_is_an_error(tmp_path, content, message):
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(StorageError, match=f"{message}.*torch.save\\(module.state_dict\\(\\), PATH\\)"):
         read_saved(tmp_path / "a.pt")
@@ -284,7 +270,7 @@ def test_pipes_devices_and_links_without_an_end_are_errors(tmp_path):
         "pipe.safetensors": "not a regular file",
         "zero.safetensors": "not a regular file",
         "loop": "too many levels of symbolic links",
-        "broken": "is a link to nowhere, which does not exist",
+        "broken": "does not exist",
     }.items():
         with pytest.raises((StorageError, UsageError), match=message):
             read_saved(tmp_path / name)
@@ -293,17 +279,12 @@ def test_pipes_devices_and_links_without_an_end_are_errors(tmp_path):
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("log/digit", r"log/digit does not exist; did you mean 'log/digits'\?"),
-        ("lgo/digits", r"lgo/digits does not exist; did you mean 'log/digits'\?"),
-        ("lgo/other", r"lgo/other does not exist; lgo is missing; did you mean 'log'\?"),
-        ("google/bert", "google is missing; for a model of a hub, download it first"),
-        ("log", r"neither a run nor a checkpoint, .* \(it has digits\)"),
-        ("log/digits", r"write the path of one of its files \(it has pytorch_model.bin\)"),
+        ("google/bert", "google/bert does not exist; write the path of a run, a checkpoint or a file on this machine"),
+        ("log", "log is neither a run nor a checkpoint, and has no .*; write the path of a file"),
     ],
 )
-def test_a_path_with_nothing_says_what_is_there(tmp_path, monkeypatch, path, message):
-    (tmp_path / "log" / "digits").mkdir(parents=True)
-    (tmp_path / "log" / "digits" / "pytorch_model.bin").touch()
+def test_a_path_without_weights_is_an_error(tmp_path, monkeypatch, path, message):
+    (tmp_path / "log").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
         read_saved(Path(path))
