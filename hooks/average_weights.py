@@ -39,10 +39,10 @@ class AverageWeights(AbstractHook):
 
     An exponential average (`ema`) of each parameter follows `average += (1 - decay) * (weight - average)` after each
     update; after the half-life, older weights count half. The first average is the first weights that are averaged.
-    `kind: swa` is the mean of all weights since `not_before` (https://arxiv.org/abs/1803.05407). The functions are
-    those of `torch.optim.swa_utils`. Floating-point buffers, such as the statistics of BatchNorm, are averaged in the
-    same way; other buffers are copied. With several optimizers, the weights are averaged after the update of the last
-    one in the config.
+    `kind: swa` is the mean of all weights (https://arxiv.org/abs/1803.05407); to average only those of the last epochs,
+    train without this hook, and resume with it. The functions are those of `torch.optim.swa_utils`. Floating-point
+    buffers, such as the statistics of BatchNorm, are averaged in the same way; other buffers are copied. With several
+    optimizers, the weights are averaged after the update of the last one in the config.
 
     Averages of the statistics of BatchNorm are not the statistics of the averaged module. With `kind: swa`, whose
     weights lie further apart, they are therefore calculated anew before the evaluations of each epoch, as
@@ -55,7 +55,6 @@ class AverageWeights(AbstractHook):
         decay: the same as a factor: 0.999; `half_life: H updates` is `decay: 0.5 ** (n / H)` with `every: n updates`.
         kind: `ema`, or `swa` for the mean with equal weights.
         every: how often the weights are averaged: `1 updates`, or `1 epochs`, after the train stream of an epoch.
-        not_before: the first weights that are averaged are those after this interval: `500 updates` or `5 epochs`.
         batch_norm: whether to `average` the statistics of BatchNorm, or to `recompute` them before evaluations; by
             default the latter with `kind: swa`, except on several ranks, as a warning says.
 
@@ -73,7 +72,6 @@ class AverageWeights(AbstractHook):
         decay: float | None = None,
         kind: Kind = "ema",
         every: Annotated[int | str, Units(("updates", "epochs"))] = "1 updates",
-        not_before: Annotated[int | str, Units(("updates", "epochs"))] | None = None,
         batch_norm: BatchNorm | None = None,
     ) -> None:
         super().__init__()
@@ -83,9 +81,7 @@ class AverageWeights(AbstractHook):
         self._batch_norm = batch_norm
         self._recomputes = batch_norm == "recompute" or (batch_norm is None and kind == "swa")
         self._is_recomputed = False  # whether the statistics are those of the averages
-        units = ("updates", "epochs")
-        self._every = Interval.parse("every", every, units)
-        self._not_before = None if not_before is None else Interval.parse("not_before", not_before, units)
+        self._every = Interval.parse("every", every, ("updates", "epochs"))
         self._average = self._function(half_life, decay, kind)
         self._averaged = 0
         self._last_update = 0
@@ -147,7 +143,7 @@ class AverageWeights(AbstractHook):
         several = list(model.optimizers.values())
         if self._every.unit == "updates" and (not several or optimizer is several[-1]):
             done = self.main_loop.updates_done + 1  # this update is counted after the batch
-            if done % self._every.count == 0 and self._has_begun(done) and done != self._last_update:
+            if done % self._every.count == 0 and done != self._last_update:
                 self._last_update = done
                 self._add(model)
 
@@ -156,7 +152,7 @@ class AverageWeights(AbstractHook):
         loop = self.main_loop
         if self._every.unit == "epochs" and stream_name == loop.train_stream_name and not loop.evaluating:
             done = loop.training_epochs_done + 1
-            if loop.iterations_done and done % self._every.count == 0 and self._has_begun(loop.updates_done):
+            if loop.iterations_done and done % self._every.count == 0:
                 self._add(loop.model)
 
     def before_evaluation(self) -> None:
@@ -184,12 +180,6 @@ class AverageWeights(AbstractHook):
             self._averaged = 0
             return
         self._begin(model, restored)
-
-    def _has_begun(self, updates: int) -> bool:
-        if self._not_before is None:
-            return True
-        done = updates if self._not_before.unit == "updates" else self.main_loop.training_epochs_done
-        return done >= self._not_before.count
 
     def _begin(self, model: Any, values: dict[str, Tensor] | None = None) -> None:
         """Give the model tensors for evaluations, with these values, or those that are trained."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
@@ -22,10 +23,9 @@ class Flatten(OfStreams):
           - Flatten: {variables: {label: label_flat}}
           - AccumulateVariables: {variables: [label_flat]}
 
-    For example, the lists of different lengths `[[1, 2], [], [3]]` become `[1, 2, 3]`. Tensors and arrays of any shape
-    get one axis, and so do nested tensors of torch; lists of numbers become an array, and lists with strings remain
-    lists. The order of the entries is kept. A hook that needs one value for each example, such as `ComputeStats`,
-    cannot read the sequence.
+    For example, the lists of different lengths `[[1, 2], [], [3]]` become an array of `[1, 2, 3]`, and a tensor or an
+    array of any shape gets one axis. The order of the entries is kept. A hook that needs one value for each example,
+    such as `ComputeStats`, cannot read the sequence.
 
     Args:
         variables: source or output -> the name for its entries.
@@ -34,7 +34,8 @@ class Flatten(OfStreams):
     Raises:
         ArgumentError: an argument has another form, or two variables would get the same name.
         HookError: the dataset does not have one of `streams`.
-        StreamError: a batch does not have a variable, has something under the new name, or the variable is a mapping.
+        StreamError: a batch does not have a variable, has something under the new name, or the variable is a mapping or
+            a nested tensor.
     """
 
     every_rank = True
@@ -63,6 +64,8 @@ class Flatten(OfStreams):
                 message = f"a batch has a variable {new!r} already; choose another name"
             elif isinstance(batch_data[name], Mapping):
                 message = f"{name!r} is a mapping, which has no order"
+            elif is_nested(batch_data[name]):
+                message = f"{name!r} is a nested tensor; return its values() or unbind()"
             else:
                 batch_data[new] = _flat(batch_data[name])
                 continue
@@ -70,22 +73,8 @@ class Flatten(OfStreams):
 
 
 def _flat(value: Any) -> Any:
-    """Return the entries of a value: a tensor or an array with one axis, or a list with strings."""
-    found = _entries(value)
-    if isinstance(found, list):
-        array = np.asarray(found) if not any(isinstance(each, str | bytes) for each in found) else None
-        return array if array is not None and array.dtype.kind in "biufc" else found
-    return found
-
-
-def _entries(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.cat([each.reshape(-1) for each in value.unbind()]) if is_nested(value) else value.reshape(-1)
-    if isinstance(value, np.ndarray):
-        return value.reshape(-1)
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        return [value]
-    parts = [_entries(each) for each in value]
-    if parts and all(isinstance(each, Tensor) for each in parts):
-        return torch.cat(parts)
-    return [entry for part in parts for entry in (part.tolist() if isinstance(part, Tensor) else part)]
+    """Return the entries of a tensor, an array or lists of these: a tensor or an array with one axis."""
+    parts = tree_leaves(value) or [np.zeros(0)]
+    if all(isinstance(each, Tensor) for each in parts):
+        return torch.cat([each.reshape(-1) for each in parts])
+    return np.concatenate([np.ravel(each) for each in parts])

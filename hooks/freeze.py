@@ -28,8 +28,8 @@ class Freeze(AbstractHook):
 
     A frozen parameter has `requires_grad` False and no gradient, so the optimizer skips it: it does not change, neither
     by weight decay nor by momentum, and its state in the optimizer is kept. BatchNorm whose parameters are all frozen
-    runs in evaluation mode, so that its statistics do not change; BatchNorm without parameters, if the names of its
-    buffers match. Dropout still drops.
+    runs in evaluation mode, so that its statistics do not change; BatchNorm without parameters is not frozen. Dropout
+    still drops.
 
     Parameters that do not require gradients when the run begins are never trained. What several of these hooks match is
     frozen until the last of them ends. The run begins with the weights of the module or of `model.init_from`. A resume
@@ -63,8 +63,7 @@ class Freeze(AbstractHook):
             raise ArgumentError("match", "give a regular expression for the names of the parameters")
         self._until = None if until is None else Interval.parse("until", until, ("updates", "epochs", "passes"))
         self._updates: int | None = None  # the limit in updates, if it is not in epochs
-        self._is_frozen = False  # since the last train batch, perhaps one of an earlier process
-        self._is_set = False  # whether there was a train batch in this process
+        self._is_frozen = False
         self._parameters: list[torch.nn.Parameter] = []
         self._modules: list[torch.nn.Module] = []
         if model is not None:
@@ -82,7 +81,6 @@ class Freeze(AbstractHook):
     def before_training(self) -> None:
         """Find out when the parameters begin to be trained."""
         loop, until = self.main_loop, self._until
-        self._is_set = False
         if loop.evaluating:
             return
         if until is not None:
@@ -93,35 +91,33 @@ class Freeze(AbstractHook):
                     raise ArgumentError("until", f"{until}: the length of a pass is not known; give updates or epochs")
                 self._updates = int(until.count) * of_pass
         if self._is_due():
+            self._is_frozen = True
             how_long = f"for the first {until}" if until is not None else "always"
             _LOG.info("Freeze: %s frozen %s", counted(len(self._parameters), "parameter"), how_long)
-        if self._is_frozen or (self._is_due() and not loop.model.is_accumulating):
-            for each in self._parameters:
-                each.requires_grad = False  # checkpoints before the first batch have the files of later ones
+        if self._is_frozen:
+            self._hold()
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
-        """Freeze the parameters, or end that; only between updates, so that no update has half of the gradients."""
+        """Keep BatchNorm in evaluation mode, or end the freezing; only between updates, which have whole gradients."""
         loop = self.main_loop
-        if not loop.training or loop.model.is_accumulating:
+        if not (self._is_frozen and loop.training) or loop.model.is_accumulating:
             return
-        is_frozen = self._is_due()
-        if is_frozen is not self._is_frozen or not self._is_set:
-            self._set(is_frozen)
-        if is_frozen and self._modules:
-            module: torch.nn.Module = loop.model.module  # type: ignore[attr-defined]
+        module = module_of("Freeze", loop.model)
+        if not self._is_due():
+            self._end(module)
+        elif self._modules:
             if not module.training:
                 module.train()  # before its parts, else the model would do it
             for part in self._modules:
-                if part.training:
-                    part.eval()
+                part.eval()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether the parameters are frozen, so that modules are in evaluation mode."""
+        """Return whether the parameters are frozen; the checkpoint has the modes of modules too."""
         return {"frozen": self._is_frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._is_frozen, self._is_set = state["frozen"], False
+        self._is_frozen = state["frozen"]
 
     def _is_due(self) -> bool:
         if self._until is None:
@@ -130,41 +126,35 @@ class Freeze(AbstractHook):
             return self.main_loop.updates_done < self._updates
         return self.main_loop.training_epochs_done < self._until.count
 
-    def _set(self, is_frozen: bool) -> None:
-        module = module_of("Freeze", self.main_loop.model)
-        others = [each for each in self.main_loop.hooks if isinstance(each, Freeze) and each is not self]
-        kept = {id(part) for each in others if each._is_due() for part in (*each._parameters, *each._modules)}
+    def _hold(self) -> None:
         for parameter in self._parameters:
-            parameter.requires_grad = not is_frozen and id(parameter) not in kept
+            parameter.requires_grad = False
             parameter.grad = None
-        if self._is_frozen and not is_frozen:
-            module.train(module.training)  # which may keep some parts in evaluation mode
-            for part in (part for each in others if each._is_due() for part in each._modules):
-                part.eval()
-            _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
-        self._is_frozen, self._is_set = is_frozen, True
+        for part in self._modules:
+            part.eval()
+
+    def _end(self, module: torch.nn.Module) -> None:
+        self._is_frozen = False
+        for parameter in self._parameters:
+            parameter.requires_grad = True
+        module.train()  # which may keep some parts in evaluation mode
+        for other in self.main_loop.hooks:
+            if isinstance(other, Freeze) and other._is_frozen:
+                other._hold()
+        _LOG.info("Freeze: %s trained from now on", counted(len(self._parameters), "parameter"))
 
     def _find(self, model: Any) -> None:
-        """Find the parameters, and the parts with running statistics whose parameters, or else buffers, all match.
+        """Find the parameters, and the parts with running statistics whose parameters all match.
 
         Raises:
             ArgumentError: see the class.
         """
-
-        def is_meant(name: str) -> bool:
-            return any(regex.search(name) for regex in self._match)
-
         module = module_of("Freeze", model)
         check_matches("match", self._match, module)
         named = module.named_parameters(remove_duplicate=False)
-        matched = {id(each): each for name, each in named if is_meant(name)}
+        matched = {id(each): each for name, each in named if any(regex.search(name) for regex in self._match)}
         if not any(each.requires_grad and id(each) not in matched for each in module.parameters()):
             raise ArgumentError("match", f"all {len(matched)} parameters match; nothing is left to train")
         self._parameters = [each for each in matched.values() if each.requires_grad]
-        self._modules = []
-        for name, part in module.named_modules():
-            if isinstance(part, _NormBase) and part.track_running_stats:
-                own = list(part.parameters(recurse=False))
-                buffers = [f"{name}.{each}".lstrip(".") for each, _ in part.named_buffers(recurse=False)]
-                if all(id(each) in matched for each in own) if own else all(map(is_meant, buffers)):
-                    self._modules.append(part)
+        norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.track_running_stats]
+        self._modules = [each for each in norms if each.affine and matched.keys() >= set(map(id, each.parameters()))]

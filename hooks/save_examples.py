@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from emrun.base.arguments import check_choice, check_count, check_names
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, needing
 from emrun.base.sources import length
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
@@ -21,15 +21,14 @@ from emrun.hooks._parts.aside import Aside
 from emrun.hooks._parts.columns import csv_of, names_of_classes, plain
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import check_matplotlib, png
-from emrun.hooks._pictures import Cell, Pixels, picture_of, sheet
-from emrun.shown import Picture
+from emrun.hooks._parts.figures import png
 from emrun.storage.files import storing
 
 Select = Literal["worst", "first"]
+Pixels = np.ndarray[Any, Any]
 
 _LOG = logging.getLogger(__name__)
-_MOST = 256  # examples in a sheet
+_CHANNELS = (1, 3, 4)
 
 
 class _Kept(NamedTuple):
@@ -47,10 +46,9 @@ class SaveExamples(SavesExamples):
         hooks:
           - SaveExamples: {show: image, label: label, prediction: logits, streams: [valid]}
 
-    The folder `examples/epoch_3/valid` in the run directory has `examples.csv`, with the ids and values; `sheet.png`, a
-    picture of all examples; and each picture at its own size, such as `01_17.png` of the worst example, whose id is 17.
-    Trackers such as `WriteTensorBoard` get the sheet. The folder appears when it is complete; an evaluation that is
-    repeated replaces it.
+    The folder `examples/epoch_3/valid` in the run directory has `examples.csv`, with the ids and values, and the
+    pictures, such as `01_17.png` of the worst example, whose id is 17. The folder appears when it is complete; an
+    evaluation that is repeated replaces it.
 
     Only the examples that are saved are kept in memory. A loss that is NaN is the worst; of equal losses the one that
     comes first in the stream is worse. Batches that the model is trained on are left out; to look at the examples of
@@ -59,14 +57,14 @@ class SaveExamples(SavesExamples):
     Pictures are arrays (H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels: uint8; floats from 0 to 1 or whole
     numbers from 0 to 255; or other numbers, whose smallest becomes black and whose largest white in each picture.
 
-    Needs matplotlib (`pip install 'emrun[plots]'`).
+    Needs Pillow (`pip install 'emrun[data]'`).
 
     Args:
         show: a variable with a picture or a text for each example.
         select: `worst`, the examples with the largest `by`; `first`, those that come first in the stream.
         by: the variable with a number for each example, by default `loss`; only with `select: worst`. A loss for each
             example needs `reduction: none` in `model.loss`.
-        count: the number of examples, at most 256.
+        count: the number of examples.
         label: the variable with the true classes.
         prediction: the variable with class numbers, or with a number for each class, of which the largest counts.
         variables: more variables whose values are written.
@@ -79,7 +77,7 @@ class SaveExamples(SavesExamples):
     Raises:
         ArgumentError: an argument has a value that is not allowed.
         HookError: the dataset does not have one of `streams`, or two hooks write to one folder.
-        MissingExtra: matplotlib is not installed.
+        MissingExtra: Pillow is not installed.
         StreamError: a batch lacks a variable, the variable has no value for each example, or is not a picture or text.
         StorageError: a file cannot be written.
     """
@@ -103,8 +101,6 @@ class SaveExamples(SavesExamples):
     ) -> None:
         check_choice("select", select, Select)
         check_count("count", count, minimum=1)
-        if count > _MOST:
-            raise ArgumentError("count", f"{count} is more than {_MOST}; SavePredictions writes all examples")
         if by is not None and select == "first":
             raise ArgumentError(
                 "by", f"`select: first` does not compare examples; to write {by!r}, add it to variables"
@@ -113,7 +109,8 @@ class SaveExamples(SavesExamples):
         by = (by or "loss") if select == "worst" else None
         wanted = needed(show, by, label, prediction, *variables, id_variable)
         super().__init__(streams, every, wanted, root_dir, dataset, output_dir)
-        check_matplotlib(type(self).__name__)
+        with needing(type(self).__name__, "pillow", "data"):
+            import PIL  # noqa: F401 - the package, without its heavy parts
         self._show, self._by, self._most = show, by, count
         self._label, self._prediction, self._id = label, prediction, id_variable
         self._variables = [name for name in needed(*variables) if name not in (show, by, label, prediction)]
@@ -156,16 +153,9 @@ class SaveExamples(SavesExamples):
                     if isinstance(each.shown, np.ndarray):
                         (path / _file(number, each)).write_bytes(png(each.shown))
                 (path / "examples.csv").write_bytes(self._table(kept).encode())
-                which = "first" if self._by is None else f"highest {self._by}"
-                cells = [self._cell(each) for each in kept]
-                picture = png(sheet(cells, f"{stream_name}, epoch {self._epoch}: {which}"))
-                (path / "sheet.png").write_bytes(picture)
             folder.finish()
         finally:
             folder.drop()
-        self.main_loop.show(
-            f"{stream_name}/examples_{'first' if self._by is None else self._by}", Picture(picture, has_file=True)
-        )
         shown = counted(len(kept), "example"), stream_name, from_here(place)
         _LOG.info("saved %s of stream %r in %s", *shown, extra={"once": f"{self.root}/{stream_name}"})
 
@@ -203,18 +193,6 @@ class SaveExamples(SavesExamples):
         table = [[name for name, _ in rows[0]], *([value for _, value in row] for row in rows)]
         return csv_of(table, quoting=csv.QUOTE_NONNUMERIC)
 
-    def _cell(self, each: _Kept) -> Cell:
-        """Return what the sheet has of an example."""
-        values, classes = each.values, {"is": self._label, "predicted": self._prediction}
-        lines = [f"id {each.id}"]
-        if self._by is not None:
-            lines.append(f"{self._by} {values[self._by]:.4g}")
-        lines += [f"{word} {self._called(values[name])}" for word, name in classes.items() if name is not None]
-        for name in self._variables:
-            lines.append(f"{name} {values[name]:.4g}" if isinstance(values[name], float) else f"{name} {values[name]}")
-        is_wrong = len({values[name] for name in classes.values() if name is not None}) > 1
-        return Cell(each.shown, lines, is_wrong=is_wrong)
-
     def _called(self, number: Any) -> str:
         """Return the name of a class, or its number."""
         names = self._classes or ()
@@ -247,3 +225,36 @@ def _class_of(examples: Examples, name: str, value: Any) -> Any:
     if isinstance(value, list):
         raise examples.error(f"{name!r} is neither a class nor a number for each class")
     return int(value) if isinstance(value, bool | float) and math.isfinite(value) and value == int(value) else value
+
+
+def picture_of(image: Any) -> Pixels:
+    """Return an image as pixels: uint8 of shape (H, W), (H, W, 3) or (H, W, 4).
+
+    Args:
+        image: an array of shape (H, W), (C, H, W) or (H, W, C), with 1, 3 or 4 channels. uint8 stays as it is. Other
+            numbers are taken as 0 to 1 if they are floats in this range, and as 0 to 255 if they are whole numbers in
+            that range; otherwise the smallest becomes black and the largest white. What is not finite becomes black.
+
+    Raises:
+        ValueError: the array is not an image.
+    """
+    if not isinstance(image, np.ndarray) or image.dtype.kind not in "biuf" or 0 in image.shape:
+        raise ValueError("not an image")
+    if image.ndim == 3 and image.shape[0] in _CHANNELS:
+        image = np.moveaxis(image, 0, -1)
+    if image.ndim == 3 and image.shape[2] == 1:
+        image = image[..., 0]
+    if image.ndim != 2 and not (image.ndim == 3 and image.shape[2] in _CHANNELS):
+        raise ValueError(
+            f"shape {image.shape}, but an image has the shape (H, W), (C, H, W) or (H, W, C), C of 1, 3, 4"
+        )
+    if image.dtype == np.uint8:
+        return np.ascontiguousarray(image)
+    is_whole = image.dtype.kind in "iu"
+    values = image.astype(np.float64)
+    finite = np.isfinite(values)
+    low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 1.0)
+    if low >= 0 and high <= (255 if is_whole else 1):
+        low, high = 0.0, 255.0 if is_whole else 1.0
+    values = np.where(finite, values, low)
+    return np.ascontiguousarray(np.rint((values - low) / ((high - low) or 1.0) * 255).astype(np.uint8))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,19 +13,13 @@ from emrun.base.arguments import check_choice, check_flag, check_names
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
+from emrun.hooks._parts.parameters import dense
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole
 
 UnknownType = Literal["error", "warn", "ignore"]
 
 _LOG = logging.getLogger(__name__)
-_FLOATS = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}  # dtype -> the dtype of its sum
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class StopOnNaN(AbstractHook):
@@ -41,7 +34,8 @@ class StopOnNaN(AbstractHook):
           - StopOnNaN: {variables: [loss], after_batch: true}
 
     List this hook before the hooks that save, so that nothing of the epoch with the NaN is saved. A batch whose
-    `example_weight` is 0 everywhere has no loss. This is not a fault.
+    `example_weight` is 0 everywhere has no loss. This is not a fault. Numbers are looked at wherever they are, in lists
+    and mappings too, but for outputs that are sparse or nested tensors: `on_unknown_type` says what happens then.
 
     Args:
         variables: which variables are checked; by default all. With `after_batch`, every batch must have them; without
@@ -114,7 +108,7 @@ class StopOnNaN(AbstractHook):
         looked_at = {
             name: value for name, value in variables.items() if self._variables is None or name in self._variables
         }
-        if not _are_finite(looked_at.values()):
+        if not _are_finite(list(looked_at.values())):
             lacks_means = weighs_nothing(variables)
             for name, value in looked_at.items():
                 if not (lacks_means and isinstance(value, torch.Tensor) and not value.dim()):
@@ -124,7 +118,7 @@ class StopOnNaN(AbstractHook):
         groups = getattr(optimizer, "param_groups", None)
         own = None if groups is None else {id(each) for group in groups for each in group["params"]}
         named = [
-            (name, _values(each.grad))
+            (name, dense(each.grad.detach()))
             for name, each in module.named_parameters()
             if each.grad is not None and (own is None or id(each) in own)  # those of others may still be scaled
         ]
@@ -137,61 +131,37 @@ class StopOnNaN(AbstractHook):
         if isinstance(value, Mapping):
             for key, entry in value.items():
                 self._check_value(f"{address}/{key}", entry, iteration)
-            return
-        found = _not_finite(value)
-        if found is None:
-            message = f"StopOnNaN: {address} is {type(value).__name__}, not a number (see on_unknown_type)"
-            if self._on_unknown_type == "error":
-                raise HookError(message)
-            if self._on_unknown_type == "warn" and address not in self._warned:
-                self._warned.add(address)
-                _LOG.warning("%s", message)
-            return
-        nan, inf = found
-        if nan or (inf and self._stop_on_inf):
+        elif isinstance(value, list | tuple):
+            for entry in value:
+                self._check_value(address, entry, iteration)
+        elif isinstance(value, torch.Tensor) and _is_dense(value):
+            self._judge(address, value.isnan().any(), value.isinf().any(), iteration)
+        elif isinstance(value, torch.Tensor) or (array := np.asarray(value)).dtype.kind not in "biufc":
+            self._tell_of_type(address, value)
+        else:
+            self._judge(address, np.isnan(array).any(), np.isinf(array).any(), iteration)
+
+    def _judge(self, address: str, has_nan: Any, has_inf: Any, iteration: int | None) -> None:
+        if has_nan or (self._stop_on_inf and has_inf):
             done = self.main_loop.iterations_done if iteration is None else iteration
-            raise TrainingAborted(f"{address} is {'NaN' if nan else 'infinite'} at iteration {done} (StopOnNaN)")
+            raise TrainingAborted(f"{address} is {'NaN' if has_nan else 'infinite'} at iteration {done} (StopOnNaN)")
+
+    def _tell_of_type(self, address: str, value: Any) -> None:
+        message = f"StopOnNaN: {address} is {type(value).__name__}, not a number (see on_unknown_type)"
+        if self._on_unknown_type == "error":
+            raise HookError(message)
+        if self._on_unknown_type == "warn" and address not in self._warned:
+            self._warned.add(address)
+            _LOG.warning("%s", message)
 
 
-def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers in a tensor of any layout, in a dtype that can be tested for NaN."""
-    values = tensor.detach()
-    if values.is_nested:
-        values = torch.cat([each.flatten() for each in values.unbind()])
-    elif values.is_sparse:
-        values = values.coalesce().values()
-    elif values.layout in _COMPRESSED:
-        values = values.values()
-    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
+def _is_dense(value: torch.Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_nested
 
 
-def _are_finite(values: Iterable[Any]) -> bool:
-    """Return whether all values are tensors of finite numbers, by their sums; False if unsure. Waits once."""
-    totals: dict[torch.device, torch.Tensor] = {}
-    for value in values:
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-            return False
-        if value.dtype in _FLOATS:
-            found = value.detach().sum(dtype=_FLOATS[value.dtype])
-            totals[value.device] = totals[value.device] + found if value.device in totals else found
-        elif value.is_floating_point() or value.is_complex():
-            return False
-    return all(math.isfinite(total) for total in totals.values())
-
-
-def _not_finite(value: Any) -> tuple[bool, bool] | None:
-    """Return whether a value has NaNs and whether it has infinities; None if the value is not a number."""
-    if isinstance(value, torch.Tensor):
-        values = _values(value)
-        return bool(values.isnan().any()), bool(values.isinf().any())
-    if isinstance(value, list | tuple) and any(isinstance(each, torch.Tensor | list | tuple) for each in value):
-        found = [_not_finite(each) for each in value]
-        known = [each for each in found if each is not None]
-        return (any(nan for nan, _ in known), any(inf for _, inf in known)) if len(known) == len(found) else None
-    try:
-        array = np.asarray(value)
-    except ValueError:  # rows of different lengths
-        return None
-    if array.dtype.kind not in "biufc":
-        return None
-    return bool(np.isnan(array).any()), bool(np.isinf(array).any())
+def _are_finite(values: Sequence[Any]) -> bool:
+    """Return whether all values are dense tensors of finite numbers, by their norm; False if unsure. Waits once."""
+    if not all(isinstance(each, torch.Tensor) and _is_dense(each) and each.itemsize > 1 for each in values):
+        return False
+    floats = [each.detach() for each in values if each.is_floating_point() or each.is_complex()]
+    return bool(torch.nn.utils.get_total_norm(floats).isfinite())

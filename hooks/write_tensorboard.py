@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from emrun.base.arguments import check_choice
-from emrun.base.errors import ArgumentError, HookError, needing
+from emrun.base.errors import HookError, needing
 from emrun.base.types import Policy
 from emrun.record.facts import Facts
 from emrun.record.record import Record
@@ -20,8 +20,6 @@ from emrun.shown import Counts, Picture, Written
 from emrun.storage.files import append
 
 _LOG = logging.getLogger(__name__)
-
-Axis = Literal["updates", "examples", "epochs"]
 
 _SECTIONS = ("model", "dataset", "main_loop", "seed", "hooks")  # in the order of the page HParams
 _NOT_SHOWN = ("eval.", "sweep.", "code_directory")
@@ -40,7 +38,7 @@ class WriteTensorBoard(FileSink):
           - ComputeStats: {variables: [loss, accuracy]}
           - WriteTensorBoard: {every: 50 updates}
 
-    `tensorboard --logdir log` shows all runs in `log`. They have:
+    `tensorboard --logdir log` shows all runs in `log`. The x axis is the number of updates. They have:
 
     - after each epoch, the statistics as `STREAM/VARIABLE` for means and plain numbers, and
       `STREAM/VARIABLE/AGGREGATION` for others;
@@ -55,7 +53,6 @@ class WriteTensorBoard(FileSink):
 
     Args:
         every: how often means are written: `50 updates`, `500 iterations` or `1 minutes`; by default never.
-        axis: the x axis: `updates`, `examples` that the model was trained on, or `epochs`, without such means.
         on_unknown_type: what to do with a statistic that is not a number: `error`, `warn` or `ignore`. It is left out.
 
     Raises:
@@ -68,19 +65,13 @@ class WriteTensorBoard(FileSink):
     def __init__(
         self,
         every: str | None = None,
-        axis: Axis = "updates",
         on_unknown_type: Policy = "warn",
         output_dir: str | Path | None = None,
     ) -> None:
-        check_choice("axis", axis, Axis)
         check_choice("on_unknown_type", on_unknown_type, Policy)
-        if axis == "epochs" and every is not None:
-            raise ArgumentError("every", "means between epochs have no place on the axis `epochs`; use `updates`")
         with needing("WriteTensorBoard", "tensorboard", "tensorboard"):
             import tensorboard.summary.writer.record_writer  # noqa: F401 - takes a second
         super().__init__("tensorboard/", every, output_dir)
-        self.counts_examples = axis == "examples"
-        self._axis = axis
         self._policy = on_unknown_type
         self._waiting = io.BytesIO()  # what is not written yet
         self._facts: Facts | None = None  # until the config is written
@@ -120,11 +111,10 @@ class WriteTensorBoard(FileSink):
         if row.every is None and self._facts is not None:
             self._write_config(self._facts, values, row.time)
             self._facts = None
-        step = {"updates": row.updates, "examples": row.examples, "epochs": row.epoch}[self._axis]
-        if step is None:
-            return  # nothing has counted the examples
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add_values(step, row.time, scalars + [_value_of(name, shown) for name, shown in row.shown.items()])
+        if row.updates is None:
+            return  # the record has lost what was known of this epoch
+        self._add_values(row.updates, row.time, scalars + [_value_of(name, shown) for name, shown in row.shown.items()])
 
     def _complain(self, place: tuple[str, str], kind: str) -> None:
         message = f"WriteTensorBoard: {'/'.join(place)} is {kind}, not a number"

@@ -20,18 +20,14 @@ class IntervalRows:
     """Collects the values of the train stream and makes a row at each interval, without waiting for the device before.
 
     Args:
-        add: gets interval, means, number of examples, and the main loop for each row that is due.
+        add: gets interval, means, and the main loop for each row that is due.
         flush: called at the end of a train stream, because the next row may be far away.
     """
 
-    def __init__(
-        self, add: Callable[[str, dict[str, float], int | None, Loop], None], flush: Callable[[], None]
-    ) -> None:
+    def __init__(self, add: Callable[[str, dict[str, float], Loop], None], flush: Callable[[], None]) -> None:
         self.main_loop: Loop
         self._add, self._flush = add, flush
         self._asked: dict[str, _Means] = {}
-        self._counts = False
-        self._examples = 0
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
         self.before_training: Any = None
@@ -46,7 +42,6 @@ class IntervalRows:
         owner: str,
         every: Every | None,
         variables: Mapping[str, Sequence[str]] | Iterable[str] | None = None,
-        counts: bool = False,
     ) -> str:
         """Ask for rows; to be called when a hook is registered.
 
@@ -55,13 +50,10 @@ class IntervalRows:
             every: when a row is due; None for no rows.
             variables: which variables, or variable -> its aggregations beside the mean; by default those of which hooks
                 write statistics. An aggregation has the name `VARIABLE/AGGREGATION` in the rows.
-            counts: whether to count examples.
 
         Returns:
             The interval as the rows have it.
         """
-        self._counts |= counts
-        self.after_batch = self._take if self._counts else self.after_batch
         if every is None or not every.is_within_epochs:
             return ""
         self.before_training, self.after_batch, self.after_stream = self._start, self._take, self._end
@@ -82,7 +74,6 @@ class IntervalRows:
         loop = self.main_loop
         if not loop.training or stream_name != loop.train_stream_name:
             return
-        self._examples += loop.batch_length
         for means in self._asked.values():
             means.add(loop, batch_data, self.recorded)
             if means.every.is_batch_due(loop):
@@ -103,24 +94,17 @@ class IntervalRows:
     def _make(self, means: _Means) -> None:
         loop = self.main_loop
         values = {**learning_rates(loop.model), **means.take()}
-        self._add(str(means.every.interval), values, self.examples, loop)
-
-    @property
-    def examples(self) -> int | None:
-        """The number of examples that the model was trained on; None if nobody asks for it."""
-        return self._examples if self._counts else None
+        self._add(str(means.every.interval), values, loop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values since the last rows."""
-        means = {interval: each.state_dict() for interval, each in self._asked.items()}
-        return {"means": means, "examples": self._examples}
+        return {interval: each.state_dict() for interval, each in self._asked.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values since the last rows."""
-        self._examples = state["examples"]
         self.recorded.clear()
         for interval, means in self._asked.items():
-            means.load_state_dict(state["means"].get(interval, {}))
+            means.load_state_dict(state.get(interval, {}))
 
 
 class _Means:

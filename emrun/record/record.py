@@ -84,7 +84,7 @@ class Record:
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         line |= {"at_end": True} if at_end else {}
-        about: dict[str, Any] = {"updates": updates, "examples": self.intervals.examples, "time": round(time(), 3)}
+        about: dict[str, Any] = {"updates": updates, "time": round(time(), 3)}
         if unknown := list(_unknown(epoch_data)):
             about["unknown"] = unknown
         own: list[dict[str, Any]] = [{"about": about}]
@@ -113,9 +113,9 @@ class Record:
         self.flush()
         self._add_rows([{"left_out": dict(left_out), "stream": stream, "epoch": epoch, "iteration": iteration}])
 
-    def _add_means(self, every: str, means: dict[str, float], examples: int | None, loop: Loop) -> None:
+    def _add_means(self, every: str, means: dict[str, float], loop: Loop) -> None:
         """Add a row of means, and write it if no row was written in the last second."""
-        counts = loop.iterations_done, loop.updates_done, examples, loop.training_epochs_done + 1
+        counts = loop.iterations_done, loop.updates_done, loop.training_epochs_done + 1
         row = Row(*counts, every, loop.train_stream_name, round(time(), 3), means, is_new=True)
         self._held.append(row)
         for listen in self.listeners:

@@ -22,7 +22,7 @@ from emrun.storage.run import METRICS, ROWS, STEPS
 
 _LOG = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
-_OF_MEANS = ("every", "stream", "epoch", "iteration", "updates", "examples", "time")
+_OF_MEANS = ("every", "stream", "epoch", "iteration", "updates", "time")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Row:
     Args:
         iteration: the number of batches that the model was trained on; rows come in its order.
         updates: the number of updates of the weights; None if it is not known.
-        examples: the number of examples that the model was trained on; None if no sink asks for it.
         epoch: the number of the epoch.
         every: the interval of a row of means, such as `50 updates`; None for an epoch.
         stream: the train stream, of a row of means.
@@ -48,7 +47,6 @@ class Row:
 
     iteration: int
     updates: int | None
-    examples: int | None
     epoch: int
     every: str | None = None
     stream: str = ""
@@ -185,7 +183,6 @@ def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:
     return Row(
         line.get("iteration", 0),
         about.get("updates"),
-        about.get("examples"),
         line["epoch"],
         time=about.get("time", 0.0),
         seconds=line.get("seconds", 0.0),

@@ -34,8 +34,6 @@ class AbstractSink(AbstractHook):
     """
 
     reads = ()
-    counts_examples = False
-    """Whether the rows need the number of examples."""
 
     def __init__(self, every: str | None = None, output_dir: str | Path | None = None) -> None:
         super().__init__(output_dir=output_dir)
@@ -58,7 +56,7 @@ class AbstractSink(AbstractHook):
 
     def ask(self, record: Record) -> None:
         """Ask a record for the rows between epochs."""
-        self._interval = record.intervals.ask(type(self).__name__, self._every, counts=self.counts_examples)
+        self._interval = record.intervals.ask(type(self).__name__, self._every)
 
     def wants(self, row: Row) -> bool:
         """Return whether a row is one to write."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from emrun.base.arguments import check_choice
 from emrun.base.types import EpochData
-from emrun.epoch_data import check_address, named, number_at
+from emrun.epoch_data import number_at
 
 Condition = Literal["min", "max"]
 """Whether smaller or larger values are better."""
@@ -22,22 +22,13 @@ class Statistic:
         condition: `min` if smaller values are better, `max` if larger values are better.
         stream: the stream of the variable.
         aggregation: the aggregation; None or empty for the mean, or for the one plain number of the variable.
-        argument: the argument of the condition, for messages.
 
     Raises:
         ArgumentError: `condition` has another value.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        variable: str,
-        condition: str,
-        stream: str,
-        aggregation: str | None,
-        argument: str = "condition",
-    ) -> None:
-        check_choice(argument, condition, Condition)
+    def __init__(self, owner: str, variable: str, condition: str, stream: str, aggregation: str | None) -> None:
+        check_choice("condition", condition, Condition)
         self._owner = owner
         self._sign = 1.0 if condition == "max" else -1.0
         self.condition = condition
@@ -45,18 +36,6 @@ class Statistic:
         """`stream/variable/aggregation`, or `stream/variable`."""
         self.identity = [self.address, self._sign]
         """What must be equal for values to be comparable; plain types, for the state of a hook."""
-
-    @classmethod
-    def at(cls, owner: str, argument: str, address: Any, condition: Any) -> Statistic:
-        """Return the statistic at an address `stream/variable` (its mean) or `stream/variable/aggregation`.
-
-        Raises:
-            ArgumentError: the address has another form, or `condition` is neither `min` nor `max`.
-        """
-        check_address(argument, address)
-        stream, name = named(address)
-        variable, _, aggregation = name.rpartition("/")
-        return cls(owner, variable or name, condition, stream, aggregation if variable else "mean", argument)
 
     def read(self, epoch_data: EpochData) -> float | None:
         """Return the value in the data of an epoch; None if the stream was not evaluated.

@@ -20,9 +20,9 @@ from emrun.ranks.group import join
 class Averaged(AbstractHook):
     """Averages as a script would, with torch's class."""
 
-    def __init__(self, function, every=1, from_update=1):
+    def __init__(self, function, every=1):
         super().__init__()
-        self.function, self.every, self.first = function, every, from_update
+        self.function, self.every = function, every
         self.model = None
         self.count = 0
 
@@ -31,7 +31,7 @@ class Averaged(AbstractHook):
             self.model = AveragedModel(model.module, multi_avg_fn=self.function)
             self.statistics = []
         done = self.main_loop.updates_done + 1
-        if done % self.every == 0 and done >= self.first:
+        if done % self.every == 0:
             self.model.update_parameters(model.module)
             now = model.module.layers[1].running_mean
             if self.statistics:
@@ -42,20 +42,19 @@ class Averaged(AbstractHook):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "function", "every", "first"),
+    ("arguments", "function", "every"),
     [
-        ({"decay": 0.9}, get_ema_multi_avg_fn(0.9), 1, 1),
-        ({"half_life": "3 updates"}, get_ema_multi_avg_fn(0.5 ** (1 / 3)), 1, 1),
-        ({"half_life": "3 updates", "every": "2 updates"}, get_ema_multi_avg_fn(0.5 ** (2 / 3)), 2, 1),
-        ({"kind": "swa"}, get_swa_multi_avg_fn(), 1, 1),
-        ({"kind": "swa", "not_before": "3 updates"}, get_swa_multi_avg_fn(), 1, 3),
+        ({"decay": 0.9}, get_ema_multi_avg_fn(0.9), 1),
+        ({"half_life": "3 updates"}, get_ema_multi_avg_fn(0.5 ** (1 / 3)), 1),
+        ({"half_life": "3 updates", "every": "2 updates"}, get_ema_multi_avg_fn(0.5 ** (2 / 3)), 2),
+        ({"kind": "swa"}, get_swa_multi_avg_fn(), 1),
     ],
-    ids=["decay", "half-life", "every", "swa", "not before"],
+    ids=["decay", "half-life", "every", "swa"],
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_averages_equal_those_of_torch_to_the_last_bit(arguments, function, every, first, accumulate):
+def test_the_averages_equal_those_of_torch_to_the_last_bit(arguments, function, every, accumulate):
     torch.manual_seed(0)
-    own, theirs = AverageWeights(**arguments, batch_norm="average"), Averaged(function, every, first)
+    own, theirs = AverageWeights(**arguments, batch_norm="average"), Averaged(function, every)
     optimizer = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
     model = TorchModel(Net(nn.BatchNorm1d(4)), optimizer=optimizer, accumulate=accumulate, device="cpu")
     run(model, vectors(), own, theirs, epochs=2)
@@ -196,7 +195,6 @@ def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_p
         return hook.count
 
     assert passes(Net(nn.BatchNorm1d(4)), kind="swa") == 6
-    assert passes(Net(nn.BatchNorm1d(4)), kind="swa", not_before="50 updates") == 0
     assert passes(Net(nn.BatchNorm1d(4)), decay=0.9) == 0
     assert passes(Push(), kind="swa") == 0
     with pytest.raises(HookError, match="batch_norm: recompute: the module has no BatchNorm"):

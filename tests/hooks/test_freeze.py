@@ -13,7 +13,7 @@ from emrun.hooks import Freeze
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False))
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         self.head = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
     def forward(self, x):
@@ -48,7 +48,7 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
         assert all(torch.equal(value, before[name]) for name, value in state.items() if name.startswith("body"))
         assert not torch.equal(state["head.1.running_mean"], before["head.1.running_mean"])
     after = states.states[3]
-    assert not any(torch.equal(after[name], before[name]) for name in ("body.0.weight", "body.2.running_mean"))
+    assert not any(torch.equal(after[name], before[name]) for name in ("body.0.weight", "body.1.running_mean"))
 
     torch.manual_seed(0)
     net = Net()
@@ -57,7 +57,6 @@ def test_frozen_parameters_do_not_change_and_thaw_as_in_a_loop_by_hand(optimizer
         net.train()
         net.body.requires_grad_(index >= 3)
         net.body[1].train(index >= 3)
-        net.body[2].train(index >= 3)
         own.zero_grad()
         net(torch.from_numpy(batch["x"]))["loss"].mean().backward()
         own.step()
@@ -127,7 +126,6 @@ def test_what_two_of_them_freeze_thaws_with_the_last(is_turned):
         ("body.0.weight", 2),
         ("head.0.weight", 4),
         ("body.1.running_mean", 4),
-        ("body.2.running_mean", 2),
     ):
         is_frozen = [torch.equal(each[name], before[name]) for each in states.states]
         assert is_frozen == [True] * frozen + [False] * (6 - frozen), name

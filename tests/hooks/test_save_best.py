@@ -66,8 +66,7 @@ def best_epochs(scripted, numbers, write, run):
 
 def with_best(hook, value):
     """Return the state of a hook whose best value so far is this one, in the first epoch."""
-    state = hook.state_dict()["best"]
-    return {"best": {**state, "kept": [{"value": value, "epoch": 1}]}}
+    return {**hook.state_dict(), "kept": [{"value": value, "epoch": 1}]}
 
 
 def test_the_yaml_in_its_docstring_trains(train_digits, in_docstring):
@@ -130,21 +129,8 @@ def test_the_best_few_are_kept_under_their_epochs(scripted, numbers, write, run,
     assert len([path for path in run.checkpoints.iterdir() if not path.is_symlink()]) == len({*kept.values(), 4})
 
 
-def test_more_statistics_have_checkpoints_of_their_own(scripted, numbers, write, run):
-    also = {"train/loss": "min", "valid/score/std": "max"}
-    hooks = [
-        write([1, 2, 3]),
-        write([3, 1, 2], stream="train", variable="loss"),
-        SaveBest(variable="score", condition="max", also={"train/loss": "min"}),
-        StopAfter(epochs=2),
-    ]
-    MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
-    assert named(run) == {"best": 2, "best-train-loss": 1, "latest": 2}
-    assert SaveBest(also=also, keep=2).saves == ("best", "best-train-loss", "best-valid-score-std")
-
-
 def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, digits_config):
-    best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2, "also": {"train/loss": "max"}}}
+    best = {"SaveBest": {"variable": "accuracy", "condition": "max", "keep": 2}}
     config = digits_config([{"ComputeStats": {"variables": ["loss", "accuracy"]}}, best, {"StopAfter": {"epochs": 5}}])
     straight = create_training(config, output_dir=tmp_path / "straight")
     train(straight)
@@ -152,7 +138,7 @@ def test_a_resume_keeps_the_same_checkpoints_as_an_uninterrupted_run(tmp_path, d
     resumed = resume_training(tmp_path / "two", overrides=["hooks.StopAfter.epochs=5"])
     train(resumed)
     assert named(resumed.main_loop.run) == named(straight.main_loop.run)
-    assert len(named(straight.main_loop.run)) == 7
+    assert len(named(straight.main_loop.run)) == 4
 
 
 def test_another_stream_counts(best_epochs):
@@ -188,7 +174,7 @@ def test_an_evaluation_neither_saves_nor_counts(scripted, numbers, write, run):
     loop = MainLoop(scripted(), numbers, [write([1.0]), best], run=run)
     loop.run_evaluation("valid")
     assert not run.checkpoints.exists()
-    assert best.state_dict()["best"]["kept"] == []
+    assert best.state_dict()["kept"] == []
 
 
 @pytest.mark.parametrize("before", [{"variable": "loss"}, {"stream": "test"}, {"condition": "max"}], ids=str)
@@ -197,18 +183,6 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     best.load_state_dict(with_best(SaveBest(**{"variable": "score", **before}), 2.0))
     assert best.state_dict() == SaveBest(variable="score").state_dict()
     assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
-
-
-def test_another_name_or_another_condition_begins_anew_and_says_which(caplog):
-    state = with_best(SaveBest(variable="score"), 2.0)
-    for hook in (SaveBest("top", variable="score"), SaveBest(variable="score", condition="max")):
-        hook.load_state_dict(state)
-        assert next(iter(hook.state_dict().values()))["kept"] == []
-    assert [record.getMessage() for record in caplog.records] == [
-        "SaveBest has not saved checkpoints named top before; the next valid/score/mean counts as the best",
-        "SaveBest now compares another statistic, valid/score/mean (max); its next value counts as the best, and its "
-        "checkpoint replaces those named best",
-    ]
 
 
 def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_no_hook_saves_stay(tmp_path, digits_config, caplog):
@@ -240,7 +214,7 @@ def test_it_continues_from_the_best_value_of_its_state(scripted, numbers, write,
     hooks = [look, write([4, 3, 1]), best, StopAfter(epochs=2)]
     MainLoop(scripted(), numbers, hooks, extra_streams=["valid"], run=run).run_training()
     assert look.seen == [None, None, 2]
-    assert best.state_dict()["best"]["kept"] == [{"value": 1.0, "epoch": 2}]
+    assert best.state_dict()["kept"] == [{"value": 1.0, "epoch": 2}]
 
 
 def test_without_a_run_directory_it_is_an_error_at_the_start(scripted, numbers):
@@ -275,17 +249,6 @@ def test_the_training_continues_without_the_checkpoint(scripted, numbers, write,
         ({"model_name": ""}, "model_name", "'' is not a name"),
         ({"model_name": 3}, "model_name", "3 is not a name"),
         ({"keep": 0}, "keep", "0 is not a whole number of at least 1"),
-        ({"also": ["valid/loss"]}, "also", "['valid/loss'] is not a mapping of addresses to conditions"),
-        ({"also": {"loss": "min"}}, "also", "'loss' is not an address such as valid/loss or valid/loss/mean"),
-        ({"also": {"valid/loss": "less"}}, "also", "'less' is not one of min, max"),
-        ({"also": {"valid/loss/mean": "min"}}, "also", "'valid/loss/mean' is compared already; remove it from also"),
-        ({"also": {"train/loss": "min", "train/loss/mean": "min"}}, "also", "'train/loss/mean' is compared already"),
-        (
-            {"also": {"a-b/c": "min", "a/b-c": "min"}},
-            "also",
-            "checkpoints of a-b/c/mean and of a/b-c/mean would have the same name, 'best-a-b-c'",
-        ),
-        ({"keep": 2, "also": {"a/b-5": "min", "a/b": "min"}}, "also", "of a/b-5/mean and of a/b/mean would have"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
@@ -308,8 +271,6 @@ def test_wrong_arguments_are_refused_at_once(arguments, argument, message):
          "stream 'vaild' is not run; did you mean 'valid'?"),
         ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"condition": "less"}}],
          "hooks[1].SaveBest.condition: 'less' is not one of min, max"),
-        ([{"ComputeStats": {"variables": ["loss"]}}, {"SaveBest": {"also": {"valid/acuracy": "max"}}}],
-         "hooks[1].SaveBest: SaveBest monitors valid/acuracy/mean, but no hook writes 'acuracy/mean'"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_read_is_an_error_before_the_training(tmp_path, digits_config, hooks, message):
@@ -356,7 +317,7 @@ def test_what_is_not_a_number_is_an_error_that_names_it(best_epochs, value, told
 
 def test_a_variable_without_an_aggregation_is_its_mean(scripted, numbers, run):
     stats = ComputeStats([{"loss": ["mean", "std"]}])
-    best = SaveBest(aggregation=None, also={"valid/loss/std": "min"})
+    best = SaveBest(aggregation=None)
     MainLoop(scripted(), numbers, [stats, best, StopAfter(epochs=1)], extra_streams=["valid"], run=run).run_training()
 
     class Stats(ComputeStats):

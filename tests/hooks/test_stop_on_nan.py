@@ -33,7 +33,6 @@ NAN = float("nan")
         np.float32("nan"),
         np.array([[1.0, NAN]]),
         torch.tensor([1.0, NAN]),
-        torch.tensor([1.0, NAN]).to_sparse(),
         [1.0, NAN],
         {"mean": NAN},
         [[1.0], [NAN]],
@@ -51,14 +50,10 @@ ODD = {
     "bfloat16 in a tuple": lambda: (torch.tensor([NAN], dtype=torch.bfloat16),),
     "with gradients in a list": lambda: [torch.tensor([NAN], requires_grad=True)],
     "float8": lambda: torch.tensor([1.0, NAN]).to(torch.float8_e5m2),
-    "compressed": lambda: torch.tensor([[1.0, NAN]]).to_sparse_csr(),
-    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])]),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.tensor([NAN])], layout=torch.jagged),
 }
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:The PyTorch API of nested tensors")
 def test_a_nan_in_an_output_of_an_odd_kind_aborts(kind):
     hook = hook_of(after_batch=True)
     with pytest.raises(TrainingAborted, match="train/x is NaN at iteration 7"):
@@ -92,13 +87,14 @@ def test_batches_are_looked_at_only_when_asked_to():
 
 
 def test_a_list_with_a_string_is_not_a_number():
-    with pytest.raises(HookError, match="train/x is list, not a number"):
-        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"x": [torch.tensor([NAN]), "x"]}})
+    with pytest.raises(HookError, match="train/x is str, not a number"):
+        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"x": [torch.ones(1), "x"]}})
 
 
-def test_a_value_that_is_not_a_number_can_be_an_error():
-    with pytest.raises(HookError, match="train/name is str, not a number"):
-        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": "x"}})
+@pytest.mark.parametrize("value", ["x", None, torch.tensor([NAN]).to_sparse()], ids=["text", "None", "sparse"])
+def test_a_value_that_is_not_a_number_can_be_an_error(value):
+    with pytest.raises(HookError, match=f"train/name is {type(value).__name__}, not a number"):
+        hook_of(on_unknown_type="error").after_epoch(1, {"train": {"name": value}})
 
 
 def test_a_value_that_is_not_a_number_can_cause_one_warning(caplog):

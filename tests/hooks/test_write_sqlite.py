@@ -88,7 +88,7 @@ def test_means_are_there_within_the_epoch_at_most_once_a_second(tmp_path, monkey
     hook.before_training()
     for done, count in ((2, 1), (4, 1), (6, 3)):
         counts = {"training_epochs_done": 0, "iterations_done": done, "updates_done": done}
-        record._add_means("2 updates", {"loss": 0.5}, None, SimpleNamespace(train_stream_name="train", **counts))
+        record._add_means("2 updates", {"loss": 0.5}, SimpleNamespace(train_stream_name="train", **counts))
         assert query(tmp_path, "SELECT count(*) FROM step_values") == [(count,)]
 
 

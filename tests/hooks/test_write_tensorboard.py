@@ -71,16 +71,6 @@ def test_the_last_step_of_the_run_is_written_if_it_is_due(run_with):
     assert [step for step, _ in points(run, "steps/loss")] == [15, 30]
 
 
-@pytest.mark.parametrize(("axis", "ends", "due"), [
-    ("examples", [0, 1437, 2874], [1000, 2437]), ("epochs", [0, 1, 2], None)
-])  # fmt: skip
-def test_other_axes(run_with, axis, ends, due):
-    run, _ = run_with(STATS, {"WriteTensorBoard": {"axis": axis, **({"every": "10 updates"} if due else {})}})
-    assert [step for step, _ in points(run, "valid/loss")] == ends
-    if due:
-        assert [step for step, _ in points(run, "steps/loss")][:1] == due[:1]
-
-
 def test_what_hooks_show_is_written_wherever_they_stand(run_with):
     run, _ = run_with(STATS, "WriteTensorBoard", more=[Shows()])
     events = read(run)
@@ -154,8 +144,7 @@ def test_a_value_that_is_not_a_number_follows_the_policy(run_with, caplog, polic
 
 
 @pytest.mark.parametrize(("arguments", "argument"), [
-    ({"every": "2 epochs"}, "every"), ({"every": 5}, "every"), ({"axis": "steps"}, "axis"),
-    ({"axis": "epochs", "every": "5 updates"}, "every"), ({"on_unknown_type": "no"}, "on_unknown_type"),
+    ({"every": "2 epochs"}, "every"), ({"every": 5}, "every"), ({"on_unknown_type": "no"}, "on_unknown_type"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_an_error(arguments, argument):
     with pytest.raises(ArgumentError) as caught:

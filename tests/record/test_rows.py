@@ -25,7 +25,7 @@ def write(record, epochs=2):
     """Write two rows of means and a row of an epoch for each epoch."""
     for epoch in range(epochs):
         for step in (1, 2):
-            record._add_means("1 updates", {"loss": 1 / (2 * epoch + step)}, None, Loop(2 * epoch + step))
+            record._add_means("1 updates", {"loss": 1 / (2 * epoch + step)}, Loop(2 * epoch + step))
         record.add_epoch(epoch + 1, 2 * epoch + 2, 2 * epoch + 2, 0.5, {"valid": {"loss": {"mean": float("nan")}}})
 
 
@@ -58,7 +58,7 @@ def test_new_rows_are_read_while_they_are_written(tmp_path):
     assert list(reader.rows()) == []
     write(record, 1)
     assert places(reader.rows()) == [(1, False), (2, False), (2, True)]
-    record._add_means("1 updates", {"loss": 1.0}, None, Loop(3))
+    record._add_means("1 updates", {"loss": 1.0}, Loop(3))
     record.flush()
     with (tmp_path / METRICS).open("a") as file:
         file.write('{"epoch": 2, "iter')  # half a line
@@ -74,7 +74,7 @@ def test_means_are_written_together_once_a_second_and_before_anything_counts_on_
 
     def add(iteration, time):
         now[0] = time
-        record._add_means("1 updates", {"loss": 0.5}, None, Loop(iteration))
+        record._add_means("1 updates", {"loss": 0.5}, Loop(iteration))
         assert heard[-1] == iteration
         return [row.iteration for row in reader.rows()]
 
@@ -162,7 +162,7 @@ def test_rows_go_back_to_a_checkpoint_and_are_the_same_again(tmp_path):
     again = Record(tmp_path)
     again.load_state_dict(state, 1, 2)
     assert [(tmp_path / name).read_bytes() for name in (METRICS, ROWS)] == before
-    again._add_means("1 updates", {"loss": 0.0}, None, Loop(3))
+    again._add_means("1 updates", {"loss": 0.0}, Loop(3))
     assert json.loads((tmp_path / ROWS).read_text().splitlines()[-1])["epochs"] == 1
 
 
@@ -174,7 +174,7 @@ def test_rows_after_a_damaged_line_with_a_carriage_return_are_those_of_their_epo
     again = Record(tmp_path)
     again.load_state_dict(state, 1, 2)
     for epoch in (2, 3):
-        again._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch + 1))
+        again._add_means("1 updates", {"loss": 0.5}, Loop(epoch + 1))
         again.add_epoch(epoch, epoch + 1, epoch, 0.5, {})
     rows = list(Reader(tmp_path).rows())
     assert places(rows) == [(1, False), (2, False), (3, False), (3, True), (4, False), (4, True)]
@@ -187,7 +187,7 @@ def test_a_line_that_other_code_appends_moves_no_row_to_another_epoch(tmp_path):
     with (tmp_path / METRICS).open("a") as file:
         file.write("other\n")
     for epoch in (2, 3):
-        record._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch + 1))
+        record._add_means("1 updates", {"loss": 0.5}, Loop(epoch + 1))
         record.add_epoch(epoch, epoch + 1, epoch, 0.5, {})
     rows = list(Reader(tmp_path).rows())
     assert places(rows) == [(1, False), (2, False), (2, True), (3, False), (3, True), (4, False), (4, True)]
@@ -199,7 +199,7 @@ def test_a_line_that_other_code_appends_moves_no_row_to_another_epoch(tmp_path):
 def test_rows_after_epochs_that_other_code_has_removed_are_those_of_their_epochs(tmp_path, kept, with_means):
     def add(epoch):
         if with_means:
-            record._add_means("1 updates", {"loss": 0.5}, None, Loop(epoch))
+            record._add_means("1 updates", {"loss": 0.5}, Loop(epoch))
         record.add_epoch(epoch, epoch, epoch, 0.5, {}, {f"text {epoch}": Text("a")})
 
     record = Record(tmp_path)

@@ -119,7 +119,6 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     """Return path -> address of the newest pictures that hooks wrote or showed, and the number of those left out.
 
     Pictures are of one kind if they are in the same folder and, apart from the number of an epoch, have the same path.
-    Of a folder with several pictures and a `sheet.png`, only the sheet is taken.
 
     Args:
         run: the run.
@@ -134,8 +133,7 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     found: dict[str, str] = {}
     size = left_out = 0
     for paths in folders.values():
-        sheets = [each for each in paths if Path(each).name == "sheet.png"]
-        for path in sheets or paths[:_MOST_OF_FOLDER]:
+        for path in paths[:_MOST_OF_FOLDER]:
             try:
                 content = read_regular(run.directory / path, most - size, len(Path(path).parts))
             except StorageError:
@@ -143,7 +141,7 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
                 continue
             size += len(content)
             found[path] = _url(_PICTURES[Path(path).suffix.lower()], content)
-        left_out += 0 if sheets else len(paths[_MOST_OF_FOLDER:])
+        left_out += len(paths[_MOST_OF_FOLDER:])
     for name, each in shown.items():
         if isinstance(each, Picture) and (url := _url("image/png", each.png)) not in found.values():
             fits = size + len(each.png) <= most
