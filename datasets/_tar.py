@@ -1,7 +1,4 @@
-"""Rules for reading and unpacking the members of tar archives, which may be damaged or malicious.
-
-`extractall` is not used: its data filter can be bypassed (CVE-2025-4517), and Python 3.11.7 has this vulnerability.
-"""
+"""Rules for reading the members of tar archives, which may be damaged or malicious."""
 
 from __future__ import annotations
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import re
-from collections.abc import Iterator, Mapping
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from typing import Any
+from urllib.parse import urljoin
 
-from emrun.base.arguments import check_count, check_flag, expanded, safe_component
-from emrun.base.errors import ArgumentError, DownloadError, StreamError, needing
-from emrun.base.wording import listed
+from emrun.base.arguments import check_flag, check_seconds, expanded, safe_component
+from emrun.base.errors import ArgumentError, DownloadError, StreamError, needing, reason_of
 from emrun.dataset import AbstractDataset
-from emrun.datasets._archives import ENDINGS, folder_of, is_unpacked, unpack
-from emrun.storage.files import flush_directory, flush_file, storing
+from emrun.storage.files import flush_directory, flush_file, storing, written_aside
 from emrun.storage.sealed import describe
 
 _LOG = logging.getLogger(__name__)
-_MAX_REDIRECTS = 5
+_ENDINGS = (".tar.gz", ".tgz", ".tar", ".zip")
+_MARKER = ".emrun_sha256"  # in a folder that was unpacked completely: a file with the checksum of the archive
 _CHUNK = 2**18
-
-
-class _File(NamedTuple):
-    url: str
-    sha256: str
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+_ALLOWED = re.compile(r"https://[^/]|http://([^/@]*@)?(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
+_SECRET = re.compile(r"(?<=//)[^/]*@|[?#].*")  # user and password, and the query
 
 
 class DownloadableDataset(AbstractDataset):
@@ -45,9 +46,8 @@ class DownloadableDataset(AbstractDataset):
     subclass must not read the files, because the dataset is built before its files are downloaded.
 
     A file gets its name only when it is complete and its checksum is right; the checksum of an existing file is
-    compared too. An archive is refused if it has links, devices, paths that lead out of its folder, or far more content
-    than its size. The folder of an archive gets its name only when it is complete. Files that remain from an
-    interrupted attempt begin with `tmp` or a dot.
+    compared too. The folder of an archive gets its name only when it is complete. A tar archive with links, devices or
+    paths that lead out of its folder is refused; in a zip archive, such parts of paths are left out.
 
     Needs pooch (`pip install 'emrun[download]'`).
 
@@ -55,7 +55,6 @@ class DownloadableDataset(AbstractDataset):
         data_root: the folder for the files; `~` is the home directory.
         files: file name -> its `url`, https (http only from this machine), and the `sha256` of its content.
         unpack: unpack archives (zip, tar, tar.gz, tgz), each to a folder with its name without the ending.
-        max_bytes: the largest size of a download and of the content of an archive, in bytes.
         timeout: how many seconds to wait for the server to answer or to send more data.
 
     Raises:
@@ -63,22 +62,13 @@ class DownloadableDataset(AbstractDataset):
     """
 
     def __init__(
-        self,
-        data_root: str,
-        files: dict[str, dict[str, str]],
-        unpack: bool = False,
-        max_bytes: int = 64_000_000_000,
-        timeout: float = 30.0,
+        self, data_root: str, files: dict[str, dict[str, str]], unpack: bool = False, timeout: float = 30.0
     ) -> None:
         check_flag("unpack", unpack)
-        check_count("max_bytes", max_bytes, minimum=1)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
-            raise ArgumentError("timeout", f"must be a positive number of seconds, not {timeout!r}")
+        check_seconds("timeout", timeout)
         self._root = expanded(data_root)
         self._files = _checked(files)
         self._unpack = unpack
-        self._check_folders()
-        self._max_bytes = max_bytes
         self._timeout = timeout
 
     def download(self) -> str:
@@ -90,18 +80,18 @@ class DownloadableDataset(AbstractDataset):
             MissingExtra: pooch is not installed.
         """
         lines = []
-        for name, file in self._files.items():
+        for name, (url, sha256) in self._files.items():
             path = self._root / name
+            done = "already there"
             with storing(path, "write"):
-                self._root.mkdir(parents=True, exist_ok=True)
-                is_there = path.is_file() and describe(path)["sha256"] == file.sha256
-                if not is_there:
-                    self._fetch(name, file)
-            words = ["already there" if is_there else "downloaded"]
-            if self._is_archive(name) and not is_unpacked(path, file.sha256):
-                unpack(path, file.sha256, self._max_bytes)
-                words.append("unpacked")
-            lines.append(f"{path}: {', '.join(words)}")
+                if not path.is_file() or describe(path)["sha256"] != sha256:
+                    self._fetch(path, url, sha256)
+                    done = "downloaded"
+            folder = self._folder_of(path)
+            if folder is not None and not _is_unpacked(folder, sha256):
+                _unpack(path, folder, sha256)
+                done += ", unpacked"
+            lines.append(f"{path}: {done}")
         return "\n".join(lines)
 
     def path_of(self, name: str) -> Path:
@@ -112,92 +102,53 @@ class DownloadableDataset(AbstractDataset):
             StreamError: the file was not downloaded or not unpacked.
             DownloadError: the folder of an archive holds something else.
         """
-        file = self._files[name]
+        _, sha256 = self._files[name]
         path = self._root / name
-        is_there = is_unpacked(path, file.sha256) if self._is_archive(name) else path.is_file()
+        folder = self._folder_of(path)
+        is_there = path.is_file() if folder is None else _is_unpacked(folder, sha256)
         if not is_there:
             done = "unpacked" if path.is_file() else "downloaded"
             raise StreamError(f"{path} was not {done}; run `emrun dataset download CONFIG`", first_batch=True)
-        return folder_of(path) if self._is_archive(name) else path
+        return path if folder is None else folder
 
-    def _is_archive(self, name: str) -> bool:
-        return self._unpack and name.lower().endswith(ENDINGS)
+    def _folder_of(self, path: Path) -> Path | None:
+        """Return the folder that a file is unpacked to: its path without the ending; None if it is not unpacked."""
+        for ending in _ENDINGS:
+            if self._unpack and path.name.lower().endswith(ending):
+                return path.with_name(path.name[: -len(ending)])
+        return None
 
-    def _check_folders(self) -> None:
-        """Raise ArgumentError if an archive would be unpacked to the place of another file or folder of `files`."""
-        taken = {name.lower(): name for name in self._files}
-        for name in filter(self._is_archive, self._files):
-            folder = folder_of(Path(name)).name
-            other = taken.setdefault(folder.lower(), name)
-            if other != name:
-                raise ArgumentError(
-                    "files", f"{name!r} is unpacked to {folder!r}, which is also the place of {other!r}; rename one"
-                )
-
-    def _fetch(self, name: str, file: _File) -> None:
+    def _fetch(self, path: Path, url: str, sha256: str) -> None:
         with needing(type(self).__name__, "pooch", "download"):
             pooch = importlib.import_module("pooch")
+        requests = importlib.import_module("requests")  # pooch needs it
         pooch.get_logger().setLevel(logging.WARNING)  # its messages are not in a log of emrun
-        _LOG.info("downloading %s", _shown(file.url))
+        request = pooch.HTTPDownloader(
+            chunk_size=_CHUNK,
+            timeout=self._timeout,
+            headers={"Accept-Encoding": "identity"},
+            hooks={"response": _check_redirect},
+        )
+
+        def download(url: str, output: str, _: Any) -> None:
+            Path(output).unlink()  # pooch's file is for this user only; a new file follows the umask
+            request(url, output, None)
+
+        _LOG.info("downloading %s", _shown(url))
         try:
-            found = pooch.retrieve(
-                file.url, f"sha256:{file.sha256}", fname=name, path=self._root, downloader=self._download_to
-            )
-        except ValueError as error:
-            raise DownloadError(
-                f"{_shown(file.url)} does not have the sha256 of 'files'; the download was deleted"
-            ) from error
-        flush_file(Path(found))
+            pooch.retrieve(url, f"sha256:{sha256}", path.name, self._root, downloader=download)
+        except requests.RequestException as error:
+            answer = error.response
+            reason = type(error).__name__ if answer is None else f"{answer.status_code} {answer.reason}"
+            raise DownloadError(f"{_shown(url)} cannot be downloaded: {reason}") from error
+        except ValueError as error:  # the checksum is wrong
+            raise DownloadError(f"{_shown(url)}: {error}") from error
+        flush_file(path)
         flush_directory(self._root)
 
-    def _download_to(self, url: str, output: str, _: Any) -> None:
-        """Download to a file, which pooch renames if its checksum is right."""
-        requests = importlib.import_module("requests")
-        shown = _shown(url)
-        Path(output).unlink(missing_ok=True)  # pooch's file is for this user only; a new file follows the umask
-        try:
-            with requests.Session() as session, Path(output).open("xb") as file:
-                size = 0
-                for chunk in self._chunks(session, url):
-                    size += len(chunk)
-                    if size > self._max_bytes:
-                        raise DownloadError(f"{shown} has more than {self._max_bytes} bytes (max_bytes)")
-                    file.write(chunk)
-        except requests.Timeout as error:
-            raise DownloadError(f"{shown}: the server sent nothing for {self._timeout:g} seconds (timeout)") from error
-        except requests.exceptions.SSLError as error:
-            raise DownloadError(
-                f"{shown}: the server's certificate was not accepted; if you trust the server, set the environment "
-                "variable REQUESTS_CA_BUNDLE to the file of its certificate authority"
-            ) from error
-        except requests.RequestException as error:
-            raise DownloadError(f"{shown} cannot be downloaded: {type(error).__name__}") from error
-        except ValueError as error:
-            raise DownloadError(f"{shown}: the server's answer is not valid: {error}") from error
 
-    def _chunks(self, session: Any, url: str) -> Iterator[bytes]:
-        begin = url
-        for _ in range(_MAX_REDIRECTS + 1):
-            with session.get(
-                url,
-                stream=True,
-                allow_redirects=False,
-                timeout=self._timeout,
-                headers={"Accept-Encoding": "identity"},
-            ) as answer:
-                if answer.is_redirect:
-                    url = urljoin(url, answer.headers["location"])
-                    if not _is_allowed(url) or (_is_https(begin) and not _is_https(url)):
-                        raise DownloadError(f"{_shown(begin)} redirects to {_shown(url)}, which is not https")
-                    continue
-                if answer.status_code != 200:
-                    raise DownloadError(f"{_shown(url)}: the server answered {answer.status_code} {answer.reason}")
-                yield from answer.iter_content(_CHUNK)
-                return
-        raise DownloadError(f"{_shown(begin)} redirects more than {_MAX_REDIRECTS} times")
-
-
-def _checked(files: object) -> dict[str, _File]:
+def _checked(files: object) -> dict[str, tuple[str, str]]:
+    """Return file name -> its URL and sha256."""
     if not isinstance(files, Mapping) or not files:
         raise ArgumentError("files", f"{files!r} is not a mapping of file names to url and sha256")
     found = {}
@@ -206,38 +157,69 @@ def _checked(files: object) -> dict[str, _File]:
             raise ArgumentError("files", f"{name!r} is not a file name; use letters, digits, '.', '_' and '-'")
         if not isinstance(entry, Mapping) or set(entry) != {"url", "sha256"}:
             raise ArgumentError("files", f"{name!r} needs the keys url and sha256, and no others")
-        url, sha256 = str(entry["url"]), str(entry["sha256"]).lower()
-        if not _is_allowed(url):
+        url = str(entry["url"])
+        sha256 = str(entry["sha256"]).lower()
+        if not _ALLOWED.match(url):
             raise ArgumentError("files", f"{name!r}: {_shown(url)} is not an address that begins with https://")
         if not re.fullmatch("[0-9a-f]{64}", sha256):
             raise ArgumentError("files", f"{name!r}: {sha256!r} is not a sha256, which has 64 hexadecimal digits")
-        found[name] = _File(url, sha256)
-    folded = [name.lower() for name in found]
-    if len(set(folded)) < len(folded):
-        raise ArgumentError("files", f"two of the names {listed([*found])} differ only in capital letters; rename one")
+        found[name] = url, sha256
     return found
 
 
-def _is_https(url: str) -> bool:
-    return urlsplit(url).scheme == "https"
+def _check_redirect(answer: Any, **_: Any) -> None:
+    """Check the address to which a server redirects, before it is asked.
 
-
-def _is_allowed(url: str) -> bool:
-    """Return whether a file may be downloaded from an address: by https, or by http from this machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        return False
-    if parts.scheme == "https":
-        return bool(host)
-    return parts.scheme == "http" and host in ("localhost", "127.0.0.1", "::1")
+    Raises:
+        DownloadError: the address does not begin with https://, and is not one of this machine.
+    """
+    url = urljoin(answer.url, answer.headers.get("location", ""))
+    if not _ALLOWED.match(url):
+        raise DownloadError(f"{_shown(answer.url)} redirects to {_shown(url)}, which is not https")
 
 
 def _shown(url: str) -> str:
-    """Return an address without the parts that may be secret: user, password, query."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "its url"  # not shown, because it may contain a password
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.netloc else repr(url)
+    return _SECRET.sub("", url)
+
+
+def _is_unpacked(folder: Path, sha256: str) -> bool:
+    """Return whether an archive with this checksum was unpacked to a folder.
+
+    Raises:
+        DownloadError: the folder holds something else.
+    """
+    if not folder.exists():
+        return False
+    mark = folder / _MARKER
+    if not mark.is_file() or mark.read_bytes() != sha256.encode():
+        raise DownloadError(f"{folder} was not unpacked from the archive of 'files'; move it away")
+    return True
+
+
+def _unpack(archive: Path, folder: Path, sha256: str) -> None:
+    """Unpack an archive to a temporary folder, and rename the folder when it is complete.
+
+    Raises:
+        DownloadError: the archive is damaged, or refused.
+        StorageError: the folder cannot be written.
+    """
+    with storing(folder, "write"), written_aside(folder) as aside:
+        aside.mkdir()
+        try:
+            if archive.suffix.lower() == ".zip":
+                with zipfile.ZipFile(archive) as members:
+                    members.extractall(aside)
+            else:
+                with tarfile.open(archive) as members:
+                    members.extractall(aside, filter=_without_links)
+        except _DAMAGE as error:
+            raise DownloadError(f"{archive} cannot be unpacked: {reason_of(error)}") from error
+        (aside / _MARKER).write_bytes(sha256.encode())
+        os.sync()  # one call for all files
+
+
+def _without_links(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Refuse links and devices: with links, the data filter of Python 3.11.4 to 3.11.12 can be bypassed."""
+    if not member.isreg() and not member.isdir():
+        raise tarfile.TarError(f"{member.name!r} is a link or a device")
+    return tarfile.data_filter(member, folder)
