@@ -67,8 +67,7 @@ def check(
     With --nproc N and `model.strategy`, the forecast has the memory that each of N processes needs, and a hook of one
     process that runs the model is an error; none is started.
 
-    Without CONFIG, emrun checks the environment: versions, CPU, memory, the current directory, limits of the system,
-    and every device, with a small computation.
+    Without CONFIG, emrun shows versions, CPU, memory and devices, and says why a GPU cannot be used.
 
     Exit status: 0 no error, 1 the dataset or the model failed, or something is wrong with the data, the
     numerics or the environment, 2 the config is wrong.
@@ -127,7 +126,7 @@ def _check_environment(as_json: bool) -> int:
             from emrun.diagnosis.environment import inspect_environment
         except (ImportError, OSError) as error:  # also a shared library that torch does not find
             raise click.ClickException(f"{error}; install emrun and PyTorch again") from error
-        found = inspect_environment(Path.cwd())
+        found = inspect_environment()
     if as_json:
         nowhere = dict.fromkeys(("file", "line", "column", "key"))
         print_json({**asdict(found), "problems": [{**nowhere, "message": each} for each in found.problems]})

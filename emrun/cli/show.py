@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import textwrap
 
 import click
 
@@ -18,9 +16,6 @@ from emrun.config.catalogue import PLACES, explained, explanation, listing
 from emrun.config.import_finder import locate
 from emrun.config.names import NotThere, dotted_path
 
-_ITEM = r" *(?:[-*]|\d+\.) "
-"""The beginning of a list item in a docstring."""
-
 
 @click.command()
 @click.argument(
@@ -33,7 +28,8 @@ def show(name: str | None, as_json: bool) -> None:
     """List what a config can name: hooks, datasets, models, optimizers, schedules and metrics; with NAME, explain it.
 
     The lists have the names of emrun, of installed packages and, for optimizers and schedules, of PyTorch. NAME is one
-    of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory.
+    of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory. What is printed is
+    its docstring.
     """
     if as_json and (name is None or name in PLACES):
         kinds = PLACES if name is None else [name]
@@ -62,40 +58,9 @@ def show(name: str | None, as_json: bool) -> None:
                 text = explained(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
-    print_json({"name": name, "text": text}) if as_json else click.echo(_wrapped(text, _width()))
+    print_json({"name": name, "text": text}) if as_json else click.echo(text)
 
 
 def _width() -> int:
     """Return how long lines may be: in a pipe, each name has one line."""
     return width(sys.stdout) or 10_000
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Break lines that are longer than the terminal at words; indented blocks, such as YAML, stay as they are."""
-    blocks = text.split("\n\n")
-    return "\n\n".join(
-        block if block.startswith(" ") or max(map(len, block.split("\n"))) <= width else _filled(block, width)
-        for block in blocks
-    )
-
-
-def _filled(block: str, width: int) -> str:
-    """Fill a paragraph, the items of a list, or the entries of a section such as `Args:`."""
-    section = re.match(r"\w+:\n( +)", block)
-    begins = rf"{_ITEM}|{section[1]}\S" if section is not None else _ITEM
-    return "\n".join(_one_filled(entry, width) for entry in re.split(rf"\n(?={begins})", block))
-
-
-def _one_filled(entry: str, width: int) -> str:
-    first, *others = entry.split("\n")
-    indent = _indent(first)
-    by_default = "  " if re.match(_ITEM, first) else indent and "    "
-    rest = _indent(others[0]) if others else indent + by_default
-    return textwrap.fill(
-        " ".join(line.strip() for line in (first, *others)), width,
-        initial_indent=indent, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-
-
-def _indent(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]

@@ -23,9 +23,9 @@ def test_the_installed_command_prints_facts_and_devices(emrun, tmp_path):
 @pytest.fixture
 def faulty(monkeypatch):
     """Make the environment one with an error and a warning."""
-    row = {"device": "cpu", "computation": "failed"}
+    row = {"device": "cpu", "memory": ""}
     found = Environment({"emrun": "1"}, [row], ["cpu fails: no"], ["few files"])
-    monkeypatch.setattr(environment, "inspect_environment", lambda folder: found)
+    monkeypatch.setattr(environment, "inspect_environment", lambda: found)
     return found
 
 

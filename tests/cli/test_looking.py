@@ -287,36 +287,6 @@ def test_a_hook_is_explained_with_yaml_to_paste(name):
     assert done.stdout.splitlines()[1] == ""
 
 
-def test_an_explanation_is_wrapped_at_words_on_a_terminal_but_not_its_yaml(monkeypatch):
-    def shown(name):
-        return CliRunner().invoke(commands, ["show", name]).stdout
-
-    piped, schedule = shown("TorchModel"), shown("SequentialLR")
-    monkeypatch.setattr(sys.modules["emrun.cli.show"], "_width", lambda: 80)
-    wrapped = shown("TorchModel")
-    assert max(map(len, piped.splitlines())) > 80 >= max(map(len, wrapped.splitlines()))
-    assert wrapped.split() == piped.split()
-    assert "\n    loss: an object or function that is called with `inputs`, which names\n        outputs" in wrapped
-    assert "\n\n    model:\n      module: {class: my_models.ConvNet, channels: 32}\n" in wrapped
-    yaml = next(line for line in schedule.splitlines() if "milestones" in line)
-    assert len(yaml) > 80 and yaml in shown("SequentialLR").splitlines()
-
-
-@pytest.mark.parametrize(
-    ("text", "wrapped"),
-    [
-        ("a b c d e f", "a b c\nd e f"),
-        ("a b\nc d e f", "a b c\nd e f"),
-        ("a b\nc", "a b\nc"),
-        ("a abcdefgh b", "a\nabcdefgh\nb"),
-        ("- a b c d\n- e", "- a b\n  c d\n- e"),
-        ("A:\n  a: b\n   c d e\n  f: g\n\n  x y z 1", "A:\n  a: b\n   c d\n   e\n  f: g\n\n  x y z 1"),
-    ],
-)
-def test_paragraphs_lists_and_sections_are_wrapped(text, wrapped):
-    assert sys.modules["emrun.cli.show"]._wrapped(text, 6) == wrapped
-
-
 def test_a_hook_of_ones_own_is_explained(project, emrun):
     (project / "mine.py").write_text('class Mine:\n    """Does\n    it."""\n\n\nclass Silent:\n    pass\n')
     assert emrun("show", "mine.Mine").stdout == "Does\nit.\n"
@@ -370,80 +340,6 @@ def test_stream_info_shows_the_other_streams_when_one_is_broken(tmp_path, emrun)
     assert errors[0].endswith("half.py:8)")
     assert errors[1].startswith("error: stream 'valid' fails after 0 batches: FileNotFoundError: no such")
     assert len(errors) == 2
-
-
-OWN = '''
-import torch
-
-from emrun import AbstractHook, TorchModel
-
-
-class Halve(AbstractHook):
-    """Halves the learning rate.
-
-    Args:
-        patience: epochs without a better loss.
-
-    Raises:
-        HookError: never.
-    """
-
-    def __init__(self, patience, factor=0.5, model=None, name="halve"):
-        super().__init__(model=model)
-
-
-class Print(AbstractHook):
-    """Prints.
-
-        hooks:
-          - mine.Print: {every: 3}
-    """
-
-    def __init__(self, every=10):
-        super().__init__()
-
-
-class Data:
-    def __init__(self, batch_size=16, output_dir=None):
-        pass
-
-    def train_stream(self):
-        yield {}
-
-
-class Net(torch.nn.Module):
-    pass
-
-
-class Model(TorchModel):
-    """Mine."""
-
-    def __init__(self, module, width):
-        pass
-'''
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Halve", "Halves the learning rate.\n\n    hooks:\n      - mine.Halve: {patience: VALUE, factor: 0.5, name: "
-         "halve}\n\nArgs:\n    patience: epochs without a better loss.\n    factor (default 0.5)\n"
-         "    name (default halve)\n"),
-        ("Print", "Prints.\n\nhooks:\n  - mine.Print: {every: 3}\n\nArgs:\n    every (default 10)\n"),
-        ("Data", "mine.Data has no docstring\n\n    dataset: {class: mine.Data, batch_size: 16}\n\nArgs:\n"
-         "    batch_size (default 16)\n"),
-        ("Net", "mine.Net has no docstring\n\n    model:\n      module: {class: mine.Net}\n"),
-        ("Model", "Mine.\n\n    model: {class: mine.Model, module: VALUE, width: VALUE}\n\nArgs:\n"
-         "    module (required)\n    width (required)\n"),
-    ],
-)  # fmt: skip
-def test_a_class_of_ones_own_is_explained_with_yaml_and_arguments(tmp_path, monkeypatch, name, expected):
-    (tmp_path / "mine.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    assert CliRunner().invoke(commands, ["show", f"mine.{name}"]).stdout == expected
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
 def test_the_setting_to_choose_can_be_pasted_as_an_override():
