@@ -68,7 +68,7 @@ class Session:
         try:
             epochs.endings.begin()
             if self.log is not None and epochs.events.of_ranks is not None:
-                self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path.parent)
+                self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path)
                 self._hangs.start()
             if epochs.events.of_ranks is not None:
                 epochs.loop.model.begin_alike()

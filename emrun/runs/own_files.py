@@ -23,11 +23,11 @@ from emrun.storage.sealed import files_of
 from emrun.storage.trace import TRACE
 
 _FILES = re.compile(
-    r"config(-\d+)?\.yaml|trace\.yaml|\.(config|trace)\.yaml\.json|train(-\d+)?\.log|stacks-\d+\.txt"
+    r"config(-\d+)?\.yaml|trace\.yaml|\.(config|trace)\.yaml\.json|train(-\d+)?\.log"
     r"|(metrics|steps|rows)\.jsonl|report\.html|classes\.json"
     r"|code(-\d+)?/(record\.json|packages\.txt|batches\.jsonl|diff(-\d+)?\.patch|modules/.+\.py)"
     r"|(checkpoints|failures)/\.tmp-.+"
-    r"|\.files|(.+/)?\.[^/]+\.places"  # of runs of earlier versions
+    r"|stacks-\d+\.txt|\.files|(.+/)?\.[^/]+\.places"  # of runs of earlier versions
 )
 _FOLDERS = re.compile(
     r"checkpoints(/it-[\d-]+)?|failures(/\d+)?|(checkpoints|failures)/\.tmp-.+|eval|code(-\d+)?(/modules(/.+)?)?"

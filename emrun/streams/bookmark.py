@@ -36,7 +36,7 @@ class Bookmark:
     def state(self, name: str, batch: int) -> dict[str, Any]:
         """Return the bookmark of the stream `name`, after a batch of this number, as a state that can be saved."""
         if self.digested[0] != batch:
-            self.digested = batch, None if self.last is None else _digests(self.last)
+            self.digested = batch, None if self.last is None else json.dumps(digests_of(self.last))
         return {
             "began": self.began,
             "digest": self.digested[1],
@@ -50,11 +50,12 @@ def different(batch: Any, digests: str | None) -> list[str]:
     """Return the sources of a batch whose checksums differ from the saved ones."""
     if digests is None:
         return []
-    before, now = json.loads(digests), json.loads(_digests(batch))
+    before = json.loads(digests)
+    now = digests_of(batch)
     return [source for source in {**before, **now} if before.get(source) != now.get(source)]
 
 
-def _digests(batch: Any) -> str:
-    """Return a JSON string with a checksum of each source of a batch."""
+def digests_of(batch: Any) -> dict[str, str]:
+    """Return a checksum of each source of a batch."""
     sources = batch.items() if hasattr(batch, "items") else [("", batch)]
-    return json.dumps({str(source): digest(values) for source, values in sources})
+    return {str(source): digest(values) for source, values in sources}

@@ -412,11 +412,12 @@ class StreamWrapper:
         """
         timeout = self._reading.timeout
         if timeout is not None and seconds > timeout:
-            stacks = self._workers.stacks() if self._workers is not None else _stacks()
-            _LOG.error("stream %r hangs; the stacks of its threads:\n%s", self.name, stacks)
+            advice = "with `workers: 0` and a `buffer`, the log shows where it hangs"
+            if self._workers is None:
+                _LOG.error("stream %r hangs; the stacks of its threads:\n%s", self.name, _stacks())
+                advice = "the log shows where it hangs"
             raise StreamError(
-                f"stream {self.name!r} yielded no batch for {timeout:g} seconds (`main_loop.stream_timeout`); "
-                "the log shows where it hangs"
+                f"stream {self.name!r} yielded no batch for {timeout:g} seconds (`main_loop.stream_timeout`); {advice}"
             )
 
 

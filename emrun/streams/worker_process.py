@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -42,7 +41,7 @@ class Task:
         stream_pass: the pass; None for processes that are not forked, which read it from `pass_file`.
         count: the number of processes.
         ahead: the number of batches that each process may make before the loop takes the first one.
-        folder: a folder of the processes, for the files with their stacks and for their sockets.
+        folder: a folder of the processes, for `pass_file` and for their sockets.
         references: values of the environment -> their references, for processes that are not forked.
         path: the directories of the user's modules, for processes that are not forked.
         safe_path: the value of the environment variable `PYTHONSAFEPATH` in the process; None if it is not set.
@@ -61,10 +60,6 @@ class Task:
     def pass_file(self) -> Path:
         """The file with the pass, for processes that are not forked."""
         return self.folder / "pass.pickle"
-
-    def stacks_file(self, worker: int) -> Path:
-        """Return the file to which a process writes its stacks on SIGUSR2; the process creates it when it starts."""
-        return self.folder / str(worker)
 
 
 class Last(NamedTuple):
@@ -85,9 +80,9 @@ def work(task: Task, worker: int, pipe: Connection) -> None:
         pipe: the connection to the loop.
     """
     os.register_at_fork(after_in_child=pipe.close)  # so that the pipe ends with this process
-    stacks_file = _begin(task, worker)  # open as long as this process runs
+    _begin(task)
     waiting = 0  # messages
-    with stacks_file, contextlib.suppress(EOFError, ConnectionError):  # the loop has ended
+    with contextlib.suppress(EOFError, ConnectionError):  # the loop has ended
         for message in _messages(task, worker):
             pipe.send_bytes(message)
             waiting += 1
@@ -120,20 +115,9 @@ def _message(batch: Any) -> memoryview:
         raise
     except Exception as error:
         raise StreamError(
-            f"a batch cannot be sent from a worker process to the loop ({_unsendable(batch)}{type(error).__name__}: "
-            f"{error}); yield arrays, tensors, numbers and strings, or replace `workers` by `main_loop.buffer`, which "
-            "reads in a thread"
+            f"a batch cannot be sent from a worker process to the loop ({type(error).__name__}: {error}); yield "
+            "arrays, tensors, numbers and strings, or replace `workers` by `main_loop.buffer`, which reads in a thread"
         ) from error
-
-
-def _unsendable(batch: Any) -> str:
-    """Return which source of a batch cannot be pickled, for a message."""
-    for name, values in batch.items() if isinstance(batch, Mapping) else ():
-        try:
-            pickle.dumps(values)
-        except Exception:
-            return f"source {name!r}: "
-    return ""
 
 
 def _sendable(error: BaseException, worker: int) -> BaseException:
@@ -147,12 +131,8 @@ def _sendable(error: BaseException, worker: int) -> BaseException:
     return error
 
 
-def _begin(task: Task, worker: int) -> Any:
-    """Prepare a worker process: it writes its stacks on SIGUSR2, and runs until the loop ends it.
-
-    Returns:
-        The file to which it writes its stacks.
-    """
+def _begin(task: Task) -> None:
+    """Prepare a worker process, which runs until the loop ends it."""
     torch.set_num_threads(1)
     os.environ[SHARE] = "1"  # of the cores: the other workers have theirs
     StreamContext.allocate = staticmethod(shared_empty)
@@ -170,9 +150,6 @@ def _begin(task: Task, worker: int) -> Any:
     threading.Thread(target=_end_with_the_loop, args=(task.folder,), daemon=True).start()
     # the folder for sockets of shared memory; a worker is killed, so a folder that it creates itself would stay behind
     multiprocessing.current_process()._config["tempdir"] = str(task.folder)  # type: ignore[attr-defined]
-    file = task.stacks_file(worker).open("w")
-    faulthandler.register(signal.SIGUSR2, file=file)
-    return file
 
 
 def _end_with_the_loop(folder: Path) -> None:

@@ -23,7 +23,6 @@ from emrun.base.censor import references
 from emrun.base.errors import StreamError
 from emrun.base.temporary import TemporaryFolder
 from emrun.base.user_modules import user_directories
-from emrun.streams.pickling import what_cannot_be_pickled
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.worker_process import GROUP_SIGNALS, SAFE_PATH, Last, Task, set_environment, work
 
@@ -32,7 +31,6 @@ _STARTING = threading.Lock()  # held while `sys.path` and the environment are pr
 _PATIENCE = 10.0  # seconds to wait for the end of a process that was killed
 _LOOK_AGAIN = 0.05  # seconds
 _BEFORE_THEY_ARE_JOINED = 10  # at the end of Python, multiprocessing joins its processes with priority 0
-_FOR_STACKS = 5.0  # seconds to wait until a worker has written its stacks
 
 
 class Workers(Iterator[Any]):
@@ -133,23 +131,9 @@ class Workers(Iterator[Any]):
         process = self._processes[index]
         exitcode = _exitcode(process)
         if exitcode is not None:
-            how = _how_it_ended(exitcode, self._task.stacks_file(index).exists())
-            raise StreamError(f"stream {self._task.name!r}: worker process {index} (pid {process.pid}) {how}") from None
-
-    def stacks(self) -> str:
-        """Return the present stacks of the threads of all processes."""
-        parts = []
-        for index, process in enumerate(self._processes):
-            path = self._task.stacks_file(index)
-            if process.exitcode is None and path.exists():
-                before = size = path.stat().st_size
-                os.kill(process.pid, signal.SIGUSR2)
-                ends_at = time.monotonic() + _FOR_STACKS
-                # the stacks are written in parts, and nothing says which is the last
-                while (size != (size := path.stat().st_size) or size == before) and time.monotonic() < ends_at:
-                    time.sleep(0.2)
-                parts.append(f"worker process {index} (pid {process.pid}):\n{path.read_text()}")
-        return "\n".join(parts)
+            raise StreamError(
+                f"stream {self._task.name!r}: worker process {index} (pid {process.pid}) {_how_it_ended(exitcode)}"
+            ) from None
 
 
 def _end(processes: list[Any], name: str, folder: TemporaryFolder) -> None:
@@ -185,9 +169,8 @@ def _write(stream_pass: StreamPass, task: Task, start_method: str) -> None:
         raise
     except Exception as error:
         raise StreamError(
-            f"stream {task.name!r} cannot be sent to worker processes with start method {start_method}: "
-            f"{what_cannot_be_pickled(stream_pass.function)} cannot be pickled ({error}); create it inside the stream "
-            "function, use `start_method: fork`, or `workers: 0`",
+            f"stream {task.name!r} cannot be sent to worker processes with start method {start_method}: {error}; "
+            "create what cannot be pickled inside the stream function, use `start_method: fork`, or `workers: 0`",
             first_batch=True,
         ) from None
 
@@ -208,11 +191,9 @@ def _limit_named(name: str, count: int) -> Iterator[None]:
         ) from error
 
 
-def _how_it_ended(exitcode: int, began: bool) -> str:
-    if exitcode >= 0 and not began:
-        return f"could not start (exit status {exitcode}); see its output on standard error"
+def _how_it_ended(exitcode: int) -> str:
     if exitcode >= 0:
-        return f"ended by itself with exit status {exitcode}; the code of the stream ended the process"
+        return f"ended by itself with exit status {exitcode}; see its output on standard error"
     name = signal.Signals(-exitcode).name
     hints = {
         "SIGKILL": "; the system does this when memory runs out: use fewer workers, smaller batches, or a smaller "

@@ -122,7 +122,7 @@ def test_a_bit_of_the_first_batch_is_named_as_data(runs):
     shutil.copytree(runs / "one", runs / "first", symlinks=True)
     path = runs / "first" / "code" / "batches.jsonl"
     line = json.loads(path.read_text().splitlines()[0])
-    line["sources"]["x"] = "0" * 64
+    line["digests"]["x"] = "0" * 64
     path.write_text(json.dumps(line) + "\n")
     assert differing(runs, "one", "first") == {"data": [{"stream": "train", "pass": line["pass"], "sources": ["x"]}]}
 

@@ -1,66 +1,50 @@
-"""The stacks of all ranks in one file: when they wait too long, or on a signal; and which rank is elsewhere."""
+"""A rank that waits long for the others says so, and SIGUSR2 writes the stacks of a rank into its log."""
 
 import logging
-import os
 import signal
 import time
 
-import pytest
 from in_ranks import in_ranks
 
 from emrun.loop.hangs import HangWatch
 from emrun.ranks.group import join, ranks
 
 
-def wait_for(path, count):
-    while not path.exists() or path.read_text().count("rank ") < count:
-        time.sleep(0.01)
-
-
-def of_hang(directory, timeout, how):
+def of_hang(directory):
     join()
     ours, lines = ranks(), []
-    ours.limit_waits(timeout)
+    ours.limit_waits(2.0)
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
+    handler.emit = lambda record: (lines.append(record.getMessage()), (directory / "said").touch())
     logging.getLogger("emrun.loop.hangs").addHandler(handler)
-    watch = HangWatch(ours, directory)
+    watch = HangWatch(ours, directory / f"train-{ours.rank}.log")
     watch.start()
-    ours.all_gathered(None)  # files from before a watch has started are not its concern
-    path = directory / "stacks-1.txt"
-    if how == "waits":
-        ours.rank and wait_for(path, 2)
-    elif ours.is_first:
-        os.kill(os.getpid(), signal.SIGUSR2)
-        wait_for(path, 2)
-    else:
-        wait_for(path, 2)
-    ours.all_gathered(None)
-    while ours.is_first and not lines:
+    while not ours.is_first and not (directory / "said").exists():
         time.sleep(0.01)
     ours.all_gathered(None)
     watch.stop()
     return lines
 
 
-@pytest.mark.parametrize("how", ["waits", "asked"])
-def test_each_rank_writes_its_stacks_and_the_first_says_which_is_elsewhere(how, tmp_path):
-    (line,), none = in_ranks(2, of_hang, tmp_path, 2.0, how)
-    assert not none
-    text = (tmp_path / "stacks-1.txt").read_text()
-    assert text.count("in of_hang") == text.count("thread MainThread:") == 2
-    if how == "waits":
-        assert "rank 0 of 2, process " in text
-        assert line.startswith("rank 1 is elsewhere (")
-        assert line.endswith(f"), and the others wait; the stacks of all ranks are in {tmp_path}/stacks-1.txt")
-    else:  # rank 1 may have begun to wait for rank 0, which reports
-        assert line.startswith(("no rank waits for another; ", "rank 0 is elsewhere ("))
+def test_a_rank_that_waits_says_so_once_and_the_rank_that_hangs_does_not(tmp_path):
+    (line,), none = in_ranks(2, of_hang, tmp_path)
+    assert line.startswith(
+        "rank 0 of 2 has waited for the others for 0.4 seconds; a rank that does not say so hangs, or"
+    )
+    assert none == []
 
 
-def test_a_rank_that_does_not_answer_is_elsewhere(tmp_path, caplog):
-    watch = HangWatch(ranks(), tmp_path)
-    watch._look, watch._ranks = 0.01, ranks().__class__(0, 2)
-    watch._reader, watch._writer = os.pipe()
-    watch._append(tmp_path / "stacks-1.txt", since=1.0)
-    watch._report(tmp_path / "stacks-1.txt")
-    assert caplog.messages[0].startswith("rank 1 is elsewhere (it does not answer), and the others wait; ")
+def test_sigusr2_writes_the_stacks_into_the_log_until_the_watch_is_stopped(tmp_path):
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        (tmp_path / "train.log").write_text("before\n")
+        watch = HangWatch(ranks(), tmp_path / "train.log")
+        watch.start()
+        signal.raise_signal(signal.SIGUSR2)
+        watch.stop()
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    log = (tmp_path / "train.log").read_text()
+    assert log.startswith("before\n")
+    assert log.count(", line ") > log.count("in test_sigusr2_writes_the_stacks") == 1

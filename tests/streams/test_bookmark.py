@@ -146,8 +146,8 @@ def test_a_stream_that_draws_when_it_begins_is_read_again_under_the_same_random_
 def test_the_checksums_of_a_batch_are_computed_once_also_of_a_batch_that_is_the_same_object(monkeypatch):
     batch = {"x": np.zeros(2)}
     stream = wrapped(lambda: itertools.repeat(batch, 3))
-    digests, computed = bookmark._digests, []
-    monkeypatch.setattr(bookmark, "_digests", lambda each: (computed.append(0), digests(each))[1])
+    digests, computed = bookmark.digests_of, []
+    monkeypatch.setattr(bookmark, "digests_of", lambda each: (computed.append(0), digests(each))[1])
     found = []
     for _ in stream:
         found += [stream.state_dict()["digest"], stream.state_dict()["digest"]]

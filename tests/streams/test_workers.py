@@ -13,11 +13,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -437,45 +435,14 @@ def test_a_stream_that_hangs_is_an_error_after_the_time_limit_and_the_log_says_w
     with stream, pytest.raises(StreamError, match=r"yielded no batch for 1 seconds \(`main_loop.stream_timeout`\)"):
         list(stream)
     stream.close()
-    assert "in hang_here" in caplog.text
+    assert ("in hang_here" in caplog.text) == (not workers)
 
 
-def test_stacks_that_are_written_in_many_parts_are_logged_whole(mark, tmp_path, monkeypatch, caplog):
-    end = tmp_path / "end"
-
-    def written(number, frame):
-        with Path(multiprocessing.current_process()._config["tempdir"], "0").open("a") as file:
-            for _ in range(200):
-                file.write("another part\n")
-                file.flush()
-            file.write("the last part\n")
-        end.touch()
-
-    def stream():
-        signal.signal(signal.SIGUSR2, written)  # instead of faulthandler
-        mark.touch()
-        while True:
-            signal.pause()
-        yield
-
-    def until_there_is_more(seconds):
-        file = wrapper._workers._task.stacks_file(0)
-        size = file.stat().st_size
-        while file.stat().st_size == size and not end.exists():
-            os.sched_yield()
-
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=until_there_is_more)
-    monkeypatch.setattr("emrun.streams.workers.time", clock)
-    with wrap(stream, 1, timeout=0.1) as wrapper, pytest.raises(StreamError, match="yielded no batch"):
-        list(wrapper)
-    assert caplog.text.endswith("the last part\n\n")
-
-
-def test_a_stream_that_cannot_be_sent_is_an_error_that_names_what_cannot():
+def test_a_stream_that_cannot_be_sent_is_an_error_with_the_type_that_cannot():
     data = Plain()
     data.parts = {"files": [1, threading.Lock()]}
     stream = wrap(data.train_stream, 1, start_method="spawn")
-    with stream, pytest.raises(StreamError, match=r"Plain\.parts\['files'\]\[1\] \(lock\) cannot be pickled"):
+    with stream, pytest.raises(StreamError, match=r"with start method spawn: cannot pickle .*lock' object; create"):
         next(iter(stream))
 
 
@@ -496,7 +463,7 @@ def test_what_cannot_be_read_in_a_worker_is_an_error_however_much_was_sent(tmp_p
 
 def test_a_function_that_cannot_be_sent_is_named():
     stream = wrap(lambda: iter(()), 1, start_method="spawn")
-    with stream, pytest.raises(StreamError, match=r"its function .*<lambda> \(function\) cannot be pickled"):
+    with stream, pytest.raises(StreamError, match=r"with start method spawn: Can't .*<lambda>"):
         next(iter(stream))
 
 
@@ -524,7 +491,7 @@ def test_a_batch_that_cannot_be_sent_is_an_error(method):
     stream = wrap(Unsendable().train_stream, 2, start_method=method)
     with (
         stream,
-        pytest.raises(StreamError, match=r"a batch cannot be sent .*source 'x': .*lock") as caught,
+        pytest.raises(StreamError, match=r"a batch cannot be sent .*lock") as caught,
     ):
         list(stream)
     assert "in stream 'train', batch 1 of the pass" in caught.value.__notes__

@@ -320,7 +320,7 @@ def test_a_run_and_a_resume_of_its_copy_record_their_code(project, monkeypatch, 
     assert f"torch=={version('torch')}\n" in (code / "packages.txt").read_text()
     assert read_code(code)["repositories"][0]["commit"] == git(project, "rev-parse", "HEAD")
     lines = [json.loads(line) for line in (code / "batches.jsonl").read_text().splitlines()]
-    assert [(line["stream"], line["pass"], list(line["sources"])) for line in lines] == [
+    assert [(line["stream"], line["pass"], list(line["digests"])) for line in lines] == [
         ("train", 0, ["x", "y"]),
         ("valid", 0, ["x", "y"]),
         ("train", 1, ["x", "y"]),

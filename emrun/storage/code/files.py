@@ -39,9 +39,7 @@ KIND = record(
 )
 BATCHES = "batches.jsonl"
 _MOST = 10_000  # entries that are read
-_LINE = record(
-    {"stream": TEXT, "pass": whole(), "ranks": whole(1), "sources": mapping_of(optional(TEXT))}, may_lack=("ranks",)
-)
+_LINE = record({"stream": TEXT, "pass": whole(), "ranks": whole(1), "digests": mapping_of(TEXT)}, may_lack=("ranks",))
 
 Key = tuple[str, int, int]
 """A stream, the number of the pass, 0 for an evaluation, and how many ranks share a batch; the sources are rank 0's."""
@@ -150,13 +148,13 @@ def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def note_batch(directory: Path, key: Key, sources: Mapping[str, str | None]) -> list[str]:
+def note_batch(directory: Path, key: Key, digests: Mapping[str, str]) -> list[str]:
     """Write the checksums of a stream's first batch unless they are there; return the sources that then differ.
 
     Args:
         directory: the directory `code` of the run.
         key: the stream, the number of the pass, and how many ranks share the batch.
-        sources: name of a source -> checksum of its values; None for values that have none.
+        digests: name of a source -> checksum of its values.
 
     Raises:
         StorageError: the file cannot be read or written.
@@ -166,24 +164,24 @@ def note_batch(directory: Path, key: Key, sources: Mapping[str, str | None]) -> 
     before = recorded_batches(directory).get(key)
     if before is None:
         several = {"ranks": ranks} if ranks > 1 else {}
-        line = {"stream": stream, "pass": pass_number, **several, "sources": sources}
+        line = {"stream": stream, "pass": pass_number, **several, "digests": digests}
         append_line(directory / BATCHES, json.dumps(line))
         return []
-    return [name for name in {**before, **sources} if before.get(name) != sources.get(name)]
+    return [name for name in {**before, **digests} if before.get(name) != digests.get(name)]
 
 
-def recorded_batches(directory: Path) -> dict[Key, dict[str, str | None]]:
+def recorded_batches(directory: Path) -> dict[Key, dict[str, str]]:
     """Return the checksums that are in a directory `code`; lines of another form are left out.
 
     Raises:
         StorageError: the file cannot be read.
     """
-    found: dict[Key, dict[str, str | None]] = {}
+    found: dict[Key, dict[str, str]] = {}
     for line in read_lines(directory / BATCHES):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if fitting(entry, _LINE) and len(found) < _MOST:
-            found.setdefault((entry["stream"], entry["pass"], entry.get("ranks", 1)), entry["sources"])
+            found.setdefault((entry["stream"], entry["pass"], entry.get("ranks", 1)), entry["digests"])
     return found

@@ -25,11 +25,11 @@ FIRST = ("train", 0, 1), {"x": "aa", "y": "bb"}
 
 
 def test_each_stream_has_a_line_in_the_order_in_which_they_began(code):
-    found = note(code, FIRST, (("valid", 0, 1), {"z": None}), (("train", 1, 1), {"x": "cc", "y": "dd"}))
+    found = note(code, FIRST, (("valid", 0, 1), {"z": "ee"}), (("train", 1, 1), {"x": "cc", "y": "dd"}))
     assert found == [
-        {"stream": "train", "pass": 0, "sources": {"x": "aa", "y": "bb"}},
-        {"stream": "valid", "pass": 0, "sources": {"z": None}},
-        {"stream": "train", "pass": 1, "sources": {"x": "cc", "y": "dd"}},
+        {"stream": "train", "pass": 0, "digests": {"x": "aa", "y": "bb"}},
+        {"stream": "valid", "pass": 0, "digests": {"z": "ee"}},
+        {"stream": "train", "pass": 1, "digests": {"x": "cc", "y": "dd"}},
     ]
 
 
