@@ -9,7 +9,6 @@ from emrun.config.config import load_config
 from emrun.config.plan import with_statistics
 from emrun.diagnosis.numerics.proof import prove
 from emrun.model import AbstractModel
-from emrun.models.torch_model import TorchModel
 
 HALVES, COMPILED, PRECISION = "gradients of the halves of a batch", "compiled and plain", "16 bits and float32"
 PARTS, RECOMPUTED, RANKS = "parts of a batch", "recomputed activations", "several ranks and one"
@@ -237,16 +236,6 @@ class Noisy(Net):
 
     def forward(self, x):
         return super().forward(x + torch.randn_like(x))
-
-
-class OwnSteps(TorchModel):
-    """Steps its optimizer itself."""
-
-    def train_step(self, inputs):
-        outputs = self.forward(inputs)
-        outputs["loss"].mean().backward()
-        self.optimizer.step()
-        return outputs
 
 
 SEEN = []

@@ -263,9 +263,10 @@ class TorchModel(SavedModel):
                 self._weighs.append(self._parts.look)
         if self._is_own_scheme:
             if self._autocast is not None:
-                self._step = InAutocast(self, self._step, self._autocast, scale)
+                self._step = InAutocast(self._step, self._autocast)
             self._step = Own(self, self._step)
-            self.train_step = FirstWindow(self)  # type: ignore[method-assign]
+            if type(self).train_step is not TorchModel.train_step:
+                self.train_step = FirstWindow(self)  # type: ignore[method-assign]
         is_usual = not self._is_own_scheme and type(self).backward is TorchModel.backward
         self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
         self._update: Callable[..., None] = make if is_usual else self.update
@@ -316,6 +317,12 @@ class TorchModel(SavedModel):
         return self._optimizers.optimizers
 
     @property
+    def own_optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Name -> optimizer, also those that are attributes of a subclass."""
+        attributes = {name: each for name, each in vars(self).items() if isinstance(each, torch.optim.Optimizer)}
+        return {**attributes, **self.optimizers}
+
+    @property
     def optimizer_names(self) -> Sequence[str]:
         """The names of several optimizers; else empty."""
         return [each.name for each in self._optimizers.members if each.name]
@@ -349,15 +356,11 @@ class TorchModel(SavedModel):
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
-        None if it is not known: a subclass trains in its own way, no update was seen, and none of its attributes is an
-        optimizer of torch.
+        None if it is not known: a subclass trains without any optimizer, or has an `update` of its own.
         """
-        if self._updates.has_updated or not isinstance(self._step, Own):
+        if type(self).update is TorchModel.update and (self.own_optimizers or not self._is_own_scheme):
             return self._updates.has_updated
-        if self._step.has_updated():
-            return True
-        own = [*self.optimizers.values(), *vars(self).values()]
-        return False if any(isinstance(each, torch.optim.Optimizer) for each in own) else None
+        return self._updates.has_updated or None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
@@ -486,6 +489,7 @@ class TorchModel(SavedModel):
     def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
 
+        It makes its updates by `self.update`, unless the model has no optimizer.
         When it is called, the gradients of all parameters of the module are None, also of those that only an optimizer
         of a subclass trains.
 

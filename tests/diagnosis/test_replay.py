@@ -128,10 +128,9 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("fused", ["model.fused=false", "model.fused=true"])
 @pytest.mark.parametrize(("fails", "weights"), [("before", "before the step"), ("after", "after the update")])
-def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fails, weights, fused):
-    assert str(fail(*OWN, fused, f"model.fails={fails}")) == f"bad {fails} the update"
+def test_the_weights_of_a_custom_update_scheme_are_described_correctly(fail, fails, weights):
+    assert str(fail(*OWN, f"model.fails={fails}")) == f"bad {fails} the update"
     found = replay("run")
     assert found.capsule.facts["weights"] == weights
     assert found.reproduced

@@ -77,11 +77,11 @@ class Root(torch.nn.Module):
 class OwnScheme(TorchModel):
     """Makes its updates without emrun, and fails before or after the update of a batch that is bad."""
 
-    def __init__(self, module, fails="before", by_hand=False, fused=False, **kwargs):
+    def __init__(self, module, fails="before", by_hand=False, **kwargs):
         super().__init__(module, **kwargs)
         self.fails = fails
         if not by_hand:
-            self.mine = torch.optim.SGD(module.parameters(), lr=0.1, fused=fused)
+            self.mine = torch.optim.SGD(module.parameters(), lr=0.1)
         self.by_hand = by_hand
 
     def train_step(self, inputs):
@@ -94,7 +94,7 @@ class OwnScheme(TorchModel):
             for parameter in self.module.parameters():
                 parameter.data -= 0.1 * parameter.grad
         else:
-            self.mine.step()
+            self.update(self.mine)
         if is_bad:
             raise RuntimeError("bad after the update")
         return outputs

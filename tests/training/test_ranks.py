@@ -442,7 +442,10 @@ def test_what_several_ranks_cannot_do_is_an_error_at_its_line_that_leaves_nothin
             {"model__sync_batch_norm": True, "model__module": {"class": "parts.normed"}, "model__micro_batch_size": 2},
             "sync_batch_norm: cannot be used with micro_batch_size",
         ),
-        ({"model__class": "parts.OwnStep"}, "train_step must call self.backward(loss) and self.update(optimizer)"),
+        (
+            {"model__class": "parts.OwnStep"},
+            "OwnStep.train_step has made no update in its first batch",
+        ),
     ):
         for each in results_of(2, trained, config_of(**changes), project / "run"):
             assert each.kind in ("ConfigError", "ArgumentError", "UsageError", "RankFailed")

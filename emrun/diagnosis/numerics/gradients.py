@@ -119,7 +119,7 @@ class Step:
         names = {each: name for name, each in module.named_parameters()}
         gradients = {names[each]: grad for each, grad in found.items() if each in names}
         if not gradients:
-            raise NotApplicableError("train_step makes its updates itself, so that no gradients can be taken before")
+            raise NotApplicableError("train_step makes no update by self.update, before which gradients can be taken")
         weights = loss_weights(outputs)
         return Measured(gradients, float(examples_of(own) if weights is None else weights.sum()))
 

@@ -1,16 +1,15 @@
-"""Gradients are cleared before a training step, or divided, and the traces of its updates are found after it."""
+"""Gradients are cleared before a training step, or divided."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import attrgetter, is_not
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
@@ -92,40 +91,3 @@ class Cleared:
         """Returns an iterator that sets them to None, a gradient with each item."""
         self.more = [each.zero_grad for each in own]
         """Methods that clear the gradients of optimizers which do it in their own way."""
-
-
-class Traces:
-    """Finds out whether a training step that makes its own updates has made one; built before the step.
-
-    torch's optimizers call a hook when they step, and torch counts the changes of a parameter as its version. A change
-    through `.data` alone leaves no trace.
-
-    Args:
-        parameters: the parameters of the module.
-        first: called before the first update of any optimizer.
-    """
-
-    _steps = 0
-    _counts = False
-    _first: Callable[[], None] | None = None  # called before a step
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], first: Callable[[], None] | None) -> None:
-        Traces._first = first
-        if not Traces._counts:
-            Traces._counts = True
-            register_optimizer_step_pre_hook(Traces._count)
-        self._before = Traces._steps
-        self._parameters = parameters
-        self._versions = [parameter._version for parameter in parameters]
-
-    def has_updated(self) -> bool:
-        """Return whether an optimizer has stepped, or a parameter has changed, since this object was built."""
-        now = [parameter._version for parameter in self._parameters]
-        return now != self._versions or self._before != Traces._steps
-
-    @staticmethod
-    def _count(*_: Any) -> None:
-        if Traces._first is not None:
-            first, Traces._first = Traces._first, None
-            first()
-        Traces._steps += 1

@@ -28,11 +28,6 @@ class LossScale:
         """The weights of a window are divided by this power of two, the largest one in that of its first part."""
         self._overflows = False  # whether any check in this window has found a gradient that is not finite
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether gradients were scaled that no update has unscaled, in this window."""
-        return self._is_scaled and self._found is None
-
     def weighted(self, loss: Tensor, weight: float | Tensor) -> Tensor:
         """Return the loss of a part of a window, multiplied by its weight and divided by `unit`.
 

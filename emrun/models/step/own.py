@@ -14,11 +14,8 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch
 from emrun.models.optimizer import parameters_of
 from emrun.models.precision import Autocast, in_float32
-from emrun.models.step.gradients import Traces
-from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep
-from emrun.models.step.windows import Windows
 from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +28,8 @@ class FirstWindow:
         model: a `TorchModel`, whose file needs this one.
 
     Raises:
-        ArgumentError: `train_step` does not return outputs, or the window ends without an update.
+        ArgumentError: `train_step` does not return outputs, or the window ends without an update although the model
+            has an optimizer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -48,43 +46,36 @@ class FirstWindow:
             return type(model).train_step(model, inputs)  # type: ignore[no-any-return]
         name = f"{type(model).__name__}.train_step"
         self._held = {}
-        model.update = partial(self._update, model.update)
+        model.update = model._update = partial(self._update, model.update)
         try:
             outputs: Any = type(model).train_step(model, inputs)
         finally:
             del model.update
+            model._update = model.update
         if not isinstance(outputs, Mapping):
             what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
             raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
         self._left -= 1
-        has_updated = self._asked or model.has_updated
-        has_trained = has_updated is not False and (self._has_gradients or not self._asked)
-        if not has_trained and self._left <= 0:
+        has_trained = self._asked and self._has_gradients
+        if not has_trained and self._left <= 0 and model.own_optimizers:
             count = model.iterations_per_update
             window = "batch" if count == 1 else f"{count} batches"
             what = "updates without gradients" if self._asked else "no update"
             raise ArgumentError(
                 "class",
-                f"{name} has made {what} in its first {window}; call self.update(self.optimizer) after "
-                "self.backward(loss), or set model.accumulate to the number of batches of an update",
+                f"{name} has made {what} in its first {window}; call self.update(self.optimizer), not "
+                "optimizer.step(), after self.backward(loss), or set model.accumulate to the number of batches of an "
+                "update",
             )
-        if has_trained:
-            loop = model._main_loop
-            if has_updated and not self._asked and loop is not None and loop.listens("before_update"):
-                _LOG.warning(
-                    "%s steps an optimizer itself, so hooks that listen to updates, such as ClipGradients, do nothing; "
-                    "call self.update(self.optimizer)",
-                    name,
-                )
+        if has_trained or self._left <= 0:
             vars(model).pop("train_step", None)  # a window of several parts still has it
         return outputs
 
     def _update(self, update: Any, optimizer: torch.optim.Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
         """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
         self._asked = True
-        model = self._model
-        attributes = {name: each for name, each in vars(model).items() if isinstance(each, torch.optim.Optimizer)}
-        named = {**attributes, **model.optimizers}
+        self._model._loadable.check_first_update()
+        named = self._model.own_optimizers
         own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
         self._has_gradients |= bool(args or kwargs) or any(each.grad is not None for each in parameters_of(own))
         held = self._held.pop(own, {})  # type: ignore[arg-type]
@@ -104,41 +95,25 @@ class FirstWindow:
 
 
 class Own:
-    """Another step, for a `train_step` that may step its optimizers itself.
+    """Another step, for a `train_step` that may call `backward` of the loss itself.
 
     Args:
         model: a `TorchModel`, whose file needs this one.
         step: the other step.
     """
 
-    _traces: Traces | None = None
-
     def __init__(self, model: Any, step: Plain | MicroBatches | InAutocast) -> None:
         self._model, self._step = model, step
         self.backward, self.update = step.backward, step.update
 
-    def has_updated(self) -> bool:
-        """Return whether an optimizer has stepped, or a parameter has changed, since the last batch began."""
-        return self._traces is not None and self._traces.has_updated()
-
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
-        """Run the train step on a batch, or on each of its parts.
-
-        Raises:
-            ArgumentError: it steps an optimizer itself in a window.
-        """
+        """Run the train step on a batch, or on each of its parts."""
         model = self._model
-        self._traces = Traces(model._updates.parameters, model._loadable.check_first_update)
-        model._minimised = None  # `train_step` may call `backward` of the loss itself
+        model._minimised = None
         outputs = self._step.run(train_step, inputs, batch)
         loss = outputs.get("loss")
         if model._minimised is None and isinstance(loss, Tensor) and not loss.dim():
             model._minimised = loss.detach()
-        if isinstance(model._updates, Windows) and self._traces.has_updated() and not model._updates.has_updated:
-            one = "accumulate" if model.iterations_per_update > 1 else "micro_batch_size"
-            key, parts = ("class", "ranks") if ranks().several else (one, "parts")
-            message = "train_step must call self.backward(loss) and self.update(optimizer), not optimizer.step()"
-            raise ArgumentError(key, f"{message}: an update has the gradients of several {parts}")
         return outputs
 
 
@@ -146,30 +121,16 @@ class InAutocast:
     """Another step, whose `train_step` runs in 16 bits, except for gradients and updates.
 
     Args:
-        model: a `TorchModel`, whose file needs this one.
         step: the other step.
         autocast: the precision.
-        scale: the scale of the loss in float16.
     """
 
-    def __init__(self, model: Any, step: Plain | MicroBatches, autocast: Autocast, scale: LossScale | None) -> None:
-        self._model, self._step, self._autocast, self._scale = model, step, autocast, scale
+    def __init__(self, step: Plain | MicroBatches, autocast: Autocast) -> None:
+        self._step, self._autocast = step, autocast
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch, or on each of its parts."""
-        return self._step.run(partial(self._call, train_step), inputs, batch)
-
-    def _call(self, train_step: TrainStep, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """Call the train step in 16 bits.
-
-        Raises:
-            ArgumentError: it made an update with gradients that are still scaled.
-        """
-        outputs = self._autocast.call(train_step, inputs)
-        if self._scale is not None and self._scale.is_pending and self._model.has_updated:
-            message = "fp16 scales the loss: train_step must call self.update(optimizer) instead of optimizer.step()"
-            raise ArgumentError("precision", message)
-        return outputs
+        return self._step.run(partial(self._autocast.call, train_step), inputs, batch)
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Calculate gradients without autocast."""

@@ -26,12 +26,6 @@ def test_a_module_that_gives_other_gradients_each_time_is_random(module):
     assert "a step repeated with the same random states" in text
 
 
-def test_a_train_step_that_steps_its_optimizer_is_left_out():
-    result, _, text = row_of({"class": "faulty_models.OwnSteps", "module": {"class": "faulty_models.Net"}}, HALVES)
-    assert result == "not applicable"
-    assert "train_step makes its updates itself" in text
-
-
 def test_a_loss_without_gradients_is_left_out():
     loss = {"import": "torch.nn.functional.mse_loss", "inputs": ["x", "x"]}
     result, _, text = row_of({"module": {"class": "faulty_models.Net"}, "loss": loss}, HALVES)

@@ -8,7 +8,7 @@ import torch
 from doubles import SGD, XY, Affine, run, vectors
 from torch import nn
 
-from emrun import AbstractHook, Factory, TorchModel, create_training, read_steps
+from emrun import Factory, TorchModel, create_training, read_steps
 from emrun.base.errors import ArgumentError
 from emrun.training.create import train
 
@@ -34,17 +34,10 @@ class Own(TorchModel):
         return None if "nothing" in self.does else [1.0] if "list" in self.does else outputs
 
 
-class Updates(AbstractHook):
-    """Listens to updates."""
-
-    def before_update(self):
-        pass
-
-
-def trained(*does, hooks=(), **arguments):
+def trained(*does, **arguments):
     model = Own(Affine(), optimizer=SGD, **arguments)
     model.does = does
-    run(model, BATCHES, *hooks)
+    run(model, BATCHES)
     assert "train_step" not in vars(model)
     return model
 
@@ -56,7 +49,12 @@ def trained(*does, hooks=(), **arguments):
         (["update"], {}, "Own.train_step has made updates without gradients in its first batch; call self.update"),
         (["update"], {"accumulate": 3}, "has made updates without gradients in its first 3 batches"),
         (["backward"], {"accumulate": 3}, "no update in its first 3 batches"),
-        (["backward", "step", "every"], {}, "or set model.accumulate to the number of batches of an update"),
+        (
+            ["backward", "step"],
+            {},
+            "no update in its first batch; call self.update",
+        ),
+        (["backward", "update", "every"], {}, "or set model.accumulate to the number of batches of an update"),
         (["backward", "update", "nothing"], {}, "Own.train_step returned nothing; end it with `return outputs`"),
         (["backward", "update", "list"], {}, "Own.train_step returned a list; end it"),
     ],
@@ -68,19 +66,29 @@ def test_a_step_that_trains_nothing_or_returns_nothing_is_refused(does, argument
 
 @pytest.mark.parametrize(
     ("does", "arguments"),
-    [(["backward", "update"], {}), (["backward", "update"], {"accumulate": 4}), (["backward", "step"], {})],
+    [(["backward", "update"], {}), (["backward", "update"], {"accumulate": 4})],
 )
 def test_a_step_that_updates_is_watched_in_its_first_window_only(does, arguments, caplog):
     assert trained(*does, **arguments).calls == len(BATCHES)
     assert caplog.text == ""
 
 
-def test_hooks_that_an_own_step_passes_by_are_told_once(caplog):
-    trained("backward", "step", hooks=[Updates()])
-    assert caplog.text.count("so hooks that listen to updates, such as ClipGradients, do nothing") == 1
-    caplog.clear()
-    trained("backward", "update", hooks=[Updates()])
-    assert caplog.text == ""
+class ByHand(TorchModel):
+    """Changes its weights without any optimizer."""
+
+    def train_step(self, inputs):
+        with torch.no_grad():
+            self.module.w.mul_(0.5)
+        return self.forward(inputs)
+
+
+def test_a_model_without_any_optimizer_is_left_alone():
+    model = ByHand(Affine(2.0))
+    assert model.has_updated is None
+    run(model, BATCHES)
+    assert model.module.w.item() == 2.0 * 0.5 ** len(BATCHES)
+    assert "train_step" not in vars(model)
+    assert model.has_updated is None
 
 
 class Gan(nn.Module):

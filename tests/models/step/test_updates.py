@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
 from emrun.base.errors import StreamError
 from emrun.hooks import ComputeStats
-from emrun.models.step.gradients import Traces, clear_gradients
+from emrun.models.step.gradients import clear_gradients
 
 
 def test_gradients_are_cleared_and_an_optimizer_that_overrides_zero_grad_clears_its_own():
@@ -48,23 +48,6 @@ def test_gradients_are_cleared_and_an_optimizer_that_overrides_zero_grad_clears_
     assert all(parameter.grad is not None for parameter in module.parameters())
     clear_gradients(plain)
     assert all(parameter.grad is None for parameter in module.parameters())
-
-
-def test_the_step_of_an_optimizer_is_an_update_also_when_no_version_of_a_parameter_counts_it():
-    class ThroughData(torch.optim.SGD):
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    parameter.data.add_(1.0)
-
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
-    optimizer = ThroughData(parameters, lr=1.0)
-    traces = Traces(parameters, None)
-    version = parameters[0]._version
-    assert not traces.has_updated()
-    optimizer.step()
-    assert parameters[0]._version == version
-    assert traces.has_updated()
 
 
 def weight_after_three_updates(hook):
@@ -450,16 +433,11 @@ def test_a_model_with_its_own_scheme_of_training_has_updated_only_when_it_did():
             self.backward(outputs["loss"].mean())
             if self.step == "update":
                 self.update(self.optimizer)
-            elif self.step == "step":
-                self.optimizer.step()
-            elif self.step == "weights":
-                with torch.no_grad():
-                    self.module.w.mul_(0.5)
             return outputs
 
     model = Own(Affine(), optimizer=SGD, device="cpu")
     assert model.has_updated is False
-    for model.step in ("update", "nothing", "step", "nothing", "weights"):
+    for model.step in ("update", "nothing", "update"):
         model.run(XY[0], True, "train")
         assert model.has_updated is (model.step != "nothing")
     assert Own(Affine(), device="cpu").has_updated is None

@@ -292,18 +292,6 @@ def test_a_wrong_number_of_batches_is_an_error(wrong):
     assert repr(wrong) in str(caught.value)
 
 
-def test_a_step_of_the_optimizer_itself_is_an_error_with_windows():
-    class Own(TorchModel):
-        def train_step(self, inputs):
-            outputs = self.forward(inputs)
-            outputs["loss"].mean().backward()
-            self.optimizer.step()
-            return outputs
-
-    with pytest.raises(ArgumentError, match=r"self\.backward\(loss\) and self\.update\(optimizer\)"):
-        run(Own(Push(), optimizer=SGD, accumulate=2), [{"x": [0.0]}] * 4)
-
-
 class Evaluates(AbstractHook):
     """Runs the model on a batch of its own after each train batch."""
 
