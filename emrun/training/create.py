@@ -243,7 +243,7 @@ def claim_files(training: Training, run: Run) -> None:
 
 
 def _write(run: Run, argument: str, value: Any) -> None:
-    """Set an argument of the model in the config of a run; its comments are kept."""
+    """Set an argument of the model in the config of a run."""
     config = read_config(run.directory).overridden([f"model.{argument}={value}"])
     write_with_plain(run.directory / CONFIG, dump(config.root, config.text), config.root.plain())
 
