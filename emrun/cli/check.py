@@ -57,7 +57,7 @@ def check(
 
     With --data, every stream is read once. Found are examples that are in two streams or twice in one, the same inputs
     with different labels, sources that are constant or not finite, labels that only one stream has, and a train stream
-    that is sorted by a label. Of a dataset with a `tokenizer`, tokens are counted and an example is decoded.
+    that is sorted by a label.
 
     With --numerics, the gradients of a batch are compared with those of its halves, and with those calculated in other
     ways, as far as the config has them: compiled, in 16 bits, in micro batches, recomputed, and on N ranks. Evaluated
@@ -169,28 +169,8 @@ def _data(looked: dict[str, Any]) -> Iterator[str]:
     yield "\n" + table(rows, ["stream", "batches", "examples"], ("left", "right", "right"))
     for source in dict.fromkeys(source for each in streams.values() for source in each["labels"]):
         yield "\n" + _label_table(source, {name: each["labels"].get(source) for name, each in streams.items()})
-    if any(each["tokens"] for each in streams.values()):
-        yield from _tokens({name: each["tokens"] for name, each in streams.items() if each["tokens"]})
     if looked["findings"]:
         yield "\n" + "\n".join(f"found: {hidden(each['message'])}" for each in looked["findings"])
-
-
-def _tokens(found: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield the counts of tokens of each stream, and the first example of the first one, decoded."""
-    counts = {
-        name: {**each["counts"], **{f"masked by {source}": count for source, count in each["masked"].items()}}
-        for name, each in found.items()
-    }
-    names = list(dict.fromkeys(what for each in counts.values() for what in each))
-    rows = [[what, *(f"{each[what]:,}" if what in each else "" for each in counts.values())] for what in names]
-    first, shown = next(iter(found.items()))
-    yield "\n" + table(rows, [in_one_line(shown["source"], 40), *found], ("left", *("right" for _ in found)))
-    parts = [
-        [hidden(in_one_line(each["text"], 80)), f"{each['tokens']:,}", ", ".join(each["masked_by"])]
-        for each in shown["example"]["parts"]
-    ]
-    title = f"{first}, example {in_one_line(shown['example']['id'], 40)}"
-    yield "\n" + table(parts, [title, "tokens", "masked by"], ("left", "right", "left"))
 
 
 def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -222,11 +202,8 @@ def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     if not static:
         import_torch()
         from emrun.diagnosis.tryout import try_out
-        from emrun.training.forecasts import keep_forecast
 
-        found = try_out(with_statistics(config), ranks)
-        keep_forecast(config, found["forecast"])
-        return found
+        return try_out(with_statistics(config), ranks)
     for note in (*config.notes, *unread_vars(config.root)):
         click.echo(f"warning: {note}", err=True)
     return None

@@ -52,9 +52,6 @@ _MOST_RUNS = 100_000  # of a grid, which is listed before the first trial
 )  # fmt: skip
 @click.option("--output-dir", type=Directory(), help="The directory of the sweep itself.")
 @click.option("--status", "shows_status", is_flag=True, help="Only show how the trials stand, the best first.")
-@click.option(
-    "--rerun", is_flag=True, help="Remove the trials whose code has changed, or is not recorded, and train them again."
-)
 @click.option("--dry-run", is_flag=True, help="Only print the commands that train the trials.")
 @with_json
 @with_terminal_log
@@ -67,7 +64,6 @@ def sweep(
     output_root: Path,
     output_dir: Path | None,
     shows_status: bool,
-    rerun: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -81,9 +77,8 @@ def sweep(
     Exit status: 0 all trials are finished or pruned, 1 a trial failed, 2 wrong usage or config, 74 the disk is full,
     130 or 143 interrupted.
     """
-    if shows_status + dry_run + rerun > 1:
-        raise click.UsageError("use one of --status, --dry-run, --rerun")
-
+    if shows_status and dry_run:
+        raise click.UsageError("use one of --status, --dry-run")
     if expanded(config).is_dir() and not (expanded(config) / "config.yaml").exists():
         how = "emrun sweep CONFIG --status --output-dir {0}, with the config of the sweep; its runs: emrun ls {0}"
         raise UsageError(f"{config} has no config.yaml; if it is a sweep: {how.format(shlex.quote(str(config)))}")
@@ -106,7 +101,7 @@ def sweep(
     ending = None
     if not shows_status:
         with only_json(as_json):
-            ending = _run(trials, search, command, place, reruns=rerun)
+            ending = _run(trials, search, command, place)
         if ending.exit_status == 2:  # nothing was trained
             click.echo(ending.text.strip(), err=True)
             tell_json(UsageError(ending.text.strip()), 2)
@@ -192,7 +187,7 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
     return 0
 
 
-def _run(trials: Trials, search: Search | None, command: Sequence[str], place: str, *, reruns: bool) -> Ending:
+def _run(trials: Trials, search: Search | None, command: Sequence[str], place: str) -> Ending:
     first = {each.name: each.values[0] if each.span is None else each.span.low for each in trials.parameters}
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
 
@@ -200,7 +195,7 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], place: s
         of_trial = trial.directory, trials.settings.objective, place, ends_sweep
         return arguments(command_of(command, trial), *of_trial, records=True)
 
-    return SweepLoop(trials, trials.settings, jobs, started_with, threads, search, reruns=reruns).run()
+    return SweepLoop(trials, trials.settings, jobs, started_with, threads, search).run()
 
 
 def prepared(settings: Sweep, *configs: Config) -> tuple[Jobs, int | None]:
@@ -238,7 +233,7 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
     other = [each for _, results in experiments for each in results if each.changed]
     if other:
         text = f"{counted(len(other), 'trial')} of other code than there is now (changed: {listed(_changed(other))})"
-        click.echo(f"warning: {text}; --rerun trains them again", err=True)
+        click.echo(f"warning: {text}; delete their directories to train them again", err=True)
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}

@@ -22,7 +22,6 @@ from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
 from emrun.diagnosis.example_store import ExampleStore, in_words
-from emrun.diagnosis.token_check import TokenCheck
 from emrun.diagnosis.values import array_of, not_finite, scalars
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
@@ -56,7 +55,6 @@ class _Stream:
     examples: int = 0
     is_whole: bool = True
     sources: dict[str, _Source] = field(default_factory=dict)
-    tokens: TokenCheck | None = None
 
 
 def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
@@ -75,8 +73,7 @@ def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
         bar: shows the progress.
 
     Returns:
-        A tree of plain values. `streams`: stream -> {batches, examples, whole, labels: source -> {value -> count},
-        tokens: see `TokenCheck.result`; None if the dataset has no `tokenizer` with a method `decode`};
+        A tree of plain values. `streams`: stream -> {batches, examples, whole, labels: source -> {value -> count}};
         `findings`: [{kind, streams, source, count, examples, message}]. A kind is `leak`, `duplicate`, `conflict`,
         `constant`, `not_finite`, `label_in_one_stream` or `sorted`; `examples` are the first ids, where these are
         known, each with those that it is like; an id is the value of the source `id`, or the number of the example in
@@ -106,7 +103,6 @@ class _Look:
         self._inputs = _names_in(_plain(config, "model", "inputs"))
         self._targets = _names_below(_plain(config, "model", "loss"))
         self._train = _plain(config, "main_loop", "train_stream_name") or "train"
-        self._tokenizer = getattr(dataset, "tokenizer", None)
         self._streams: dict[str, _Stream] = {}
         self._findings: list[dict[str, Any]] = []
         self.store = store
@@ -128,8 +124,6 @@ class _Look:
 
     def _read(self, name: str) -> None:
         stream = self._streams[name] = _Stream()
-        if callable(getattr(self._tokenizer, "decode", None)):
-            stream.tokens = TokenCheck(self._tokenizer)
         self.store.begin(name)
         limit = _plain(self._config, "main_loop", "fixed_epoch_size") if name == self._train else None
         stream.is_whole = name in self._lengths or not isinstance(limit, int)
@@ -171,8 +165,6 @@ class _Look:
             _look_at(stream.sources.setdefault(source, _Source()), each, rows[source], ids)
         who = (ID, POSITION) if ID in rows else ()
         inputs = [source for source in rows if self._is_input(source)] or [each for each in rows if each not in who]
-        if stream.tokens is not None:
-            stream.tokens.add(values, inputs, ids)
         labels = [source for source in rows if source not in inputs and source in self._targets]
         self.store.add(
             (each, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b"")
@@ -260,9 +252,8 @@ class _Look:
             source: {_label(value): count for value, count in sorted(each.items(), key=lambda pair: str(pair[0]))}
             for source, each in self._labels(name).items()
         }
-        tokens = None if stream.tokens is None else stream.tokens.result()
         counts = {"batches": stream.batches, "examples": stream.examples, "whole": stream.is_whole}
-        return {**counts, "labels": labels, "tokens": tokens}
+        return {**counts, "labels": labels}
 
     def _note(self, kind: str, streams: list[str], source: str | None, count: int, ids: list[Any], text: str) -> None:
         """Add a finding, unless it counts nothing."""

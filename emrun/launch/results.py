@@ -17,8 +17,6 @@ from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun, statistic
 from emrun.storage.run import holds_run
 
-WAITING = "waiting"
-"""How a trial stands that has no directory yet."""
 DONE = ("finished", "pruned", "failed", "changed")
 """How a trial stands that a sweep does not train."""
 _DISK_FULL = 74  # exit status: the trial itself has not failed
@@ -35,8 +33,8 @@ class Result:
     """How a trial stands.
 
     Args:
-        status: `waiting`, `running`, `interrupted`, `killed`, or one of `DONE`. `changed`: it was resumed with another
-            config, so it is not the trial any more.
+        status: `waiting` (it has no directory), `running`, `interrupted`, `killed`, or one of `DONE`. `changed`: it was
+            resumed with another config, so it is not the trial any more.
         reason: why it ended; None if it has not.
         values: (epoch, value of the objective) of each epoch that has it.
         value: the value of the objective that counts; None as long as the trial is not finished.
@@ -61,7 +59,7 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
         code: the code as it is now, to find out what has changed.
     """
     if not holds_run(trial.directory):
-        return Result(WAITING, None, (), None, None)
+        return Result("waiting", None, (), None, None)
     run = StoredRun(trial.directory)
     status = run.status
     if status == "failed" and run.trace.get("exit_status") == _DISK_FULL:

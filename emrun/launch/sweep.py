@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emrun.base.errors import RunInUse, UsageError
+from emrun.base.errors import RunInUse
 from emrun.base.signals import Signals
 from emrun.base.temporary import TemporaryFolder
-from emrun.base.wording import counted, listed
+from emrun.base.wording import counted
 from emrun.launch.jobs import Job, Jobs
-from emrun.launch.results import DONE, WAITING, Result, objective_of, result_of
+from emrun.launch.results import DONE, Result, objective_of, result_of
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment, Trial, Trials
-from emrun.runs.pruning import ERRORS, Removal
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.files import make_directory, storing
 from emrun.storage.lock import ANOTHER, RunLock, writer_of
@@ -82,8 +81,6 @@ class SweepLoop:
             the sweep.
         threads: the number of threads of a trial that has none recorded; None to leave it as it is.
         search: chooses combinations and prunes; None for a grid without a pruner.
-        reruns: whether to remove trials that were trained with other code, or with code that is not recorded, and to
-            train them again.
     """
 
     def __init__(
@@ -94,8 +91,6 @@ class SweepLoop:
         arguments: Any,
         threads: int | None,
         search: Search | None,
-        *,
-        reruns: bool = False,
     ) -> None:
         self._trials = trials
         self._settings = settings
@@ -103,7 +98,6 @@ class SweepLoop:
         self._arguments = arguments
         self._threads = threads
         self._search = search
-        self._reruns = reruns
         self._experiments = list(planned(trials, settings, search))
         self._running: list[_Running] = []
         self._done: dict[Path, Result] = {}
@@ -202,10 +196,8 @@ class SweepLoop:
             return False
         if time.monotonic() < self._elsewhere.get(place, 0.0):
             return False
-        result = result_of(trial, self._settings, self._trials.code if self._reruns else None)
+        result = result_of(trial, self._settings)
         self._elsewhere.pop(place, None)
-        if self._reruns and result.status not in (WAITING, "running") and result.changed != ():
-            result = self._removed(trial, result)
         if result.status in DONE:
             self._done[place] = result
             if result.status == "changed":
@@ -213,21 +205,6 @@ class SweepLoop:
         elif result.status == "running":
             self._elsewhere[place] = time.monotonic() + _LOOK
         return result.status not in (*DONE, "running")
-
-    def _removed(self, trial: Trial, result: Result) -> Result:
-        """Remove a trial that was trained with other code; return how it stands then."""
-        removal = Removal.of(StoredRun(trial.directory), "runs")
-        refusal = removal.refusal()
-        try:
-            if refusal is not None:
-                raise UsageError(f"{trial.directory} {refusal}")
-            removal.carry_out()
-        except ERRORS as error:
-            _LOG.error("not trained again: %s", error)
-            return replace(result, status="failed")
-        what = "its code is not recorded" if result.changed is None else f"changed: {listed(result.changed)}"
-        _LOG.info("%s is trained again (%s)", trial.directory.name, what)
-        return result_of(trial, self._settings)
 
     def _add_known(self, search: Search) -> None:
         """Add the experiments that other processes, or earlier ones, have chosen."""

@@ -163,7 +163,7 @@ class ScheduledOptimizer:
         assert schedule is not None
         with self.errors():
             if isinstance(schedule, ClosedForm):
-                return schedule.shown(horizon), schedule.is_awaited(horizon) and not schedule.plans
+                return schedule.shown(horizon), schedule.is_awaited(horizon) and schedule.planned is None
             if horizon.share is not None:
                 horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
             epochs = [

@@ -23,12 +23,10 @@ from emrun.base.fields import (
     ANYTHING,
     FLAG,
     TEXT,
-    Kind,
     choice,
     fitting,
     mapping_of,
     optional,
-    record,
     sequence_of,
     shown,
     whole,
@@ -44,14 +42,6 @@ TRACE = "trace.yaml"
 _MAY_HOLD_ANYTHING = ("reason", "command", "resumes")
 _INTERVAL = timedelta(seconds=10)
 _KEPT = ("train_begin", "epochs_done", "iterations_done", "has_checkpoints")
-_NUMBER = Kind("a number that is not negative", lambda value: type(value) in (int, float) and 0 <= value < 2**63)
-FORECAST = record(
-    {
-        "made": TEXT,
-        "values": mapping_of(record({"seconds": _NUMBER, "bytes": _NUMBER, "how": TEXT}, ("seconds", "bytes"))),
-    }
-)
-"""What `emrun check` has forecast, and when: name -> `seconds` or `bytes`, and `how` they are known."""
 _KINDS = {
     "train_begin": optional(TEXT),
     "train_end": optional(TEXT),
@@ -67,7 +57,6 @@ _KINDS = {
     "host": TEXT,
     "device": optional(TEXT),
     "pid": whole(),
-    "forecast": FORECAST,
     "directory": TEXT,
     "files": sequence_of(TEXT),
     "has_checkpoints": FLAG,
@@ -146,8 +135,7 @@ class Trace:
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
-        kept = _KEPT if resumed.get("changed") else (*_KEPT, "forecast")  # which is of the config as it was
-        entries = {"train_begin": now, **{key: previous[key] for key in kept if previous.get(key) is not None}}
+        entries = {"train_begin": now, **{key: previous[key] for key in _KEPT if previous.get(key) is not None}}
         if resumed.get("checkpoint"):
             entries["has_checkpoints"] = True
         before = {key: previous.get(key) for key in ("reason", "command", "directory", "host", "pid")}

@@ -37,7 +37,6 @@ from emrun.storage.log import LOG_OF_RANK, RunLog
 from emrun.storage.plain import write_with_plain
 from emrun.storage.run import CONFIG, Run, create_run
 from emrun.training.build import Training, assemble, plan_schedule
-from emrun.training.forecasts import kept_forecast
 from emrun.training.members import load_model
 from emrun.training.user_code import check_same_code, log_code_directory, record_code
 
@@ -109,9 +108,7 @@ def create_training(
                 log_code_directory(plan)
                 tell(str(run.directory))
                 training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
-                forecast = kept_forecast(loaded)
-                about = {"forecast": forecast} if forecast else {}
-                run.trace.write(device=device_of(training.model), **about)
+                run.trace.write(device=device_of(training.model))
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
@@ -246,7 +243,7 @@ def claim_files(training: Training, run: Run) -> None:
 
 
 def _write(run: Run, argument: str, value: Any) -> None:
-    """Set an argument of the model in the config of a run; its comments are kept."""
+    """Set an argument of the model in the config of a run."""
     config = read_config(run.directory).overridden([f"model.{argument}={value}"])
     write_with_plain(run.directory / CONFIG, dump(config.root, config.text), config.root.plain())
 

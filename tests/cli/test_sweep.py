@@ -97,7 +97,7 @@ def test_a_pruned_trial_says_so_and_is_not_trained_again(project, emrun):
         (["seed=abc"], "seed: 'abc' is not a whole number"),
         (["sweep.pruner=nothing"], "override 'sweep.pruner=nothing': sweep.pruner: Optuna has no 'nothing'"),
         (["sweep.folds=2", "dataset.fold=0"], "no value of the config is ${vars.fold}"),
-        (["--status", "--rerun"], "use one of --status, --dry-run, --rerun"),
+        (["--status", "--dry-run"], "use one of --status, --dry-run"),
     ],
 )
 def test_bad_input_is_an_error_before_the_first_trial(project, emrun, arguments, message):

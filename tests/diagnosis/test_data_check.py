@@ -199,7 +199,7 @@ def test_an_endless_stream_is_read_for_one_epoch(looked, tmp_path):
     (tmp_path / "endless.py").write_text(text)
     found = looked("dataset.class=endless.Endless", "main_loop.fixed_epoch_size=50")
     assert found["streams"]["train"] == {
-        "batches": 50, "examples": 50, "whole": False, "labels": {"y": {"0": 17, "1": 17, "2": 16}}, "tokens": None
+        "batches": 50, "examples": 50, "whole": False, "labels": {"y": {"0": 17, "1": 17, "2": 16}}
     }  # fmt: skip
 
 

@@ -159,14 +159,6 @@ def test_an_extended_run_that_is_interrupted_goes_on_exactly(project):
     assert {key for key in one if one[key] != two[key]} == set()
 
 
-def test_a_run_that_was_shorter_when_it_began_shows_the_rates_of_all_its_updates(project):
-    directory, _ = trained(project, {"class": "Linear"})
-    training = resume_training(directory, [*LONGER, "model.scheduler.on_extend=replan"])
-    rates = training.model.schedule_plan().rates[0]
-    train(training)
-    assert list(rates) == read_steps(directory)["learning_rate"].tolist()
-
-
 def test_a_schedule_that_is_over_needs_a_limit_of_updates(project):
     directory, _ = trained(project, {"class": "Cosine"})
     message = "the 10 updates for which Cosine was planned were made, and no hook limits the updates of the run now: "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -84,10 +83,10 @@ class ClosedForm(ABC):
         self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
         self.cooldown = None if cooldown is None or cooldown == 0 else Length.parse("cooldown", cooldown)
         self.updates_done = 0
-        self.plans: list[dict[str, Any]] = []
-        """What the rates were calculated from: the update at which a plan began, and the horizon; the last counts.
+        self.planned: dict[str, Any] | None = None
+        """What the rates are calculated from: the update at which the plan began, and the horizon.
 
-        A plan that extends the one before it also has `on_extend`.
+        A plan that extends another also has `before`: the share of the rate of the update before.
         """
         self._on_extend = on_extend
         if on_extend is not None and not self.needs_horizon:
@@ -169,20 +168,21 @@ class ClosedForm(ABC):
                 raise ArgumentError(
                     f"scheduler.{each.argument}", f"{each}: time ends the run; write a share such as 5%"
                 )
-        known = self.plans[-1] if self.plans else None
+        known = self.planned
         if known is not None and horizon.updates is None:
             horizon = Horizon(known["updates"], known["updates_per_pass"])
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        kept, new = self.plans, dict[str, Any](began=self.updates_done, **of_run)
+        new = dict[str, Any](began=self.updates_done, **of_run)
         if known is not None and not self._is_changed:
             if self._keeps_rates(known, horizon):
-                kept, new = kept[:-1], {**known, **of_run}
+                new = {**known, **of_run}
             elif (refusal := self.refusal(horizon)) is not None:
                 raise ArgumentError("scheduler", refusal)
             else:
-                new["on_extend"] = "replan"
+                new["before"] = self._factor_of(known)(self.updates_done - 1)
         factor = self.factor(horizon)
-        self.plans, self._is_changed = [*kept, new], False
+        self.planned = new
+        self._is_changed = False
         return factor
 
     def by_time(self, factor: Factor, horizon: Horizon) -> Factor:
@@ -199,7 +199,7 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `factor`.
         """
-        known, name = self.plans[-1] if self.plans else None, type(self).__name__
+        known, name = self.planned, type(self).__name__
         if known is None or known["updates"] is None or horizon.updates is None or self._is_changed:
             return None
         is_longer, done = horizon.updates > known["updates"], self.updates_done
@@ -227,8 +227,8 @@ class ClosedForm(ABC):
 
     def refusal_without_end(self) -> str | None:
         """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
-        known = self.plans[-1] if self.plans and self.needs_horizon and not self._is_changed else None
-        if known is None or known["updates"] is None or self.updates_done < known["updates"]:
+        known = self.planned
+        if known is None or self._is_changed or not self.needs_horizon or self.updates_done < known["updates"]:
             return None
         rate = curves.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
         return (
@@ -271,27 +271,21 @@ class ClosedForm(ABC):
         if horizon.share is not None:
             rates = curves.sampled(self.plan(horizon), TICKS, bases)
             return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=rates)
-        if self.is_awaited(horizon) and not self.plans:
+        if self.is_awaited(horizon) and self.planned is None:
             is_of_shares = all(each.unit == "%" for each in self.lengths())
             rates = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else []
             return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
-        factor, last = self.plan(horizon), self.plans[-1]
-        planned = Horizon(last["updates"], last["updates_per_pass"])
+        factor, plan = self.plan(horizon), self.planned or {}
+        updates, began = plan["updates"], plan["began"]
+        planned = Horizon(updates, plan["updates_per_pass"])
         name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
-        if last["updates"] is None:
+        if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
         note = ""
-        if "on_extend" in last:
-            began = last["began"]
-            shares = self._factor_of(self.plans[-2])(began - 1), factor(began)
-            old, new = (curves.by_group(bases, [share]) for share in shares)
+        if "before" in plan:
+            old, new = (curves.by_group(bases, [share]) for share in (plan["before"], factor(began)))
             note = f"on_extend=replan after {began} updates, from {old} to {new}"
-        for before, after in reversed(list(pairwise(self.plans))):
-            if "on_extend" not in after:
-                break
-            factor = curves.joined_at(after["began"], self._factor_of(before), factor)
-        rates = curves.sampled(factor, max(last["updates"], 1), bases)
-        return SchedulePlan(name, last["updates"], note=note, rates=rates)
+        return SchedulePlan(name, updates, note=note, rates=curves.sampled(factor, max(updates, 1), bases))
 
     def begin(self, horizon: Horizon, loop: Loop | None = None) -> None:
         """Set the rates of the next update; called before the first update of each epoch.
@@ -303,10 +297,10 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `plan`.
         """
-        if self.is_awaited(horizon) and not self.plans:
+        if self.is_awaited(horizon) and self.planned is None:
             return  # before the zeroth epoch, or in `emrun check`
         self._factor = self.by_time(self.plan(horizon), horizon)
-        cools = self._cools_of(self.plans[-1]) if horizon.share is None else None
+        cools = self._cools_of(self.planned or {}) if horizon.share is None else None
         self._cools = (cools, loop) if cools is not None and loop is not None and loop.has_run else None
         groups = self.optimizer.param_groups  # a hook may have added some
         self._groups = [(each, float(each.setdefault("initial_lr", float(each["lr"])))) for each in groups]
@@ -330,8 +324,8 @@ class ClosedForm(ABC):
                 group["lr"] = base * factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the updates done and the plans, with the class and the configured arguments."""
-        state = {"updates_done": self.updates_done, "plans": [dict(plan) for plan in self.plans]}
+        """Return the updates done and the plan, with the class and the configured arguments."""
+        state = {"updates_done": self.updates_done, "plan": self.planned}
         return {"class": type(self).__name__, "configured": self._configured, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -342,8 +336,8 @@ class ClosedForm(ABC):
         """
         check_class(saved, "scheduler", type(self).__name__)
         self.updates_done = saved["state"]["updates_done"]
-        self.plans = [dict(plan) for plan in saved["state"]["plans"]]
-        began = self.plans[-1]["began"] if self.plans else 0
+        self.planned = saved["state"]["plan"]
+        began = 0 if self.planned is None else self.planned["began"]
         if not 0 <= began <= self.updates_done <= _MOST_DONE:  # they are compared one by one with those of a longer run
             raise StateError(f"the scheduler of the checkpoint has made {self.updates_done} updates")
         self._is_changed = saved["configured"] != self._configured

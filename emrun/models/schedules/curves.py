@@ -32,11 +32,6 @@ def of_parts(warmup: int, between: Factor, end: int | None = None, cooldown: int
     return factor
 
 
-def joined_at(began: int, before: Factor, after: Factor) -> Factor:
-    """Return the rates of one plan before an update, and of another from this update on."""
-    return lambda done: before(done) if done < began else after(done)
-
-
 def sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
     """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
     count = min(total, _POINTS + 1)

@@ -117,7 +117,7 @@ def test_options_of_torchs_schedulers_are_refused():
         assert caught.value.argument == f"scheduler.{name}"
 
 
-@pytest.mark.parametrize("forged", [{"updates_done": -1}, {"updates_done": 2**70}, {"plans": [{"began": -(2**70)}]}])
+@pytest.mark.parametrize("forged", [{"updates_done": -1}, {"updates_done": 2**70}, {"plan": {"began": -(2**70)}}])
 def test_a_forged_number_of_updates_is_not_counted_through(forged):
     schedule = Constant(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
     schedule.begin(Horizon(10))
