@@ -16,7 +16,7 @@ from emrun.base.encoding import digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.sources import ID, POSITION, is_nested, length, parts
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.types import Batch
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
@@ -86,7 +86,7 @@ def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
     """
     with (
         preserved_randomness(),
-        TemporaryFolder("data") as folder,
+        temporary_folder("data") as folder,
         closing(ExampleStore(folder / "examples.sqlite")) as store,
     ):
         return _Look(config, create_dataset(config), store, bar).run()

@@ -18,7 +18,7 @@ from emrun.base.errors import StateError
 from emrun.base.fields import reading
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import is_nested, length as length_of, parts
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.types import Batch
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
@@ -96,7 +96,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
     config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])
     plan = Plan.of(config, Imported())
     found = Replay(capsule, notes=list(_differences(capsule, plan)))
-    with preserved_randomness(), TemporaryFolder("replay") as output_dir:
+    with preserved_randomness(), temporary_folder("replay") as output_dir:
         attempt = _Attempt(capsule, plan, output_dir, found.notes)
         found.error = attempt.run(capsule.batch)
         if found.error is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import EmrunError
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import read_config
 from emrun.config.interpolation import escaped
@@ -72,7 +72,7 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
     rows: list[dict[str, str]] = []
     values: Mapping[str, Any] = {}
     found: Mapping[str, Any] = {"not_compared": {}}
-    with TemporaryFolder("verify") as place:
+    with temporary_folder("verify") as place:
         for what, part in (("statistics", evaluated), ("first steps", _trained)):
             try:
                 result, text, values = part(run, own, partial(Job, str(place), overrides=overrides, ranks=ranks), forks)

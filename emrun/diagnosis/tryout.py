@@ -18,7 +18,7 @@ from emrun.base.encoding import encode_all
 from emrun.base.errors import ArgumentError, ConfigError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import length, parts
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.types import Batch
 from emrun.base.wording import meant_of
 from emrun.config.config import Config
@@ -81,7 +81,7 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
     """
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
-    with apart() as notes, TemporaryFolder("check") as place:
+    with apart() as notes, temporary_folder("check") as place:
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -149,7 +149,7 @@ def build_apart(config: Config) -> Training:
         ConfigError: the config cannot be used.
         BaseException: any error that the dataset, the model or a hook raises.
     """
-    with apart(), TemporaryFolder("check") as place:
+    with apart(), temporary_folder("check") as place:
         return assemble(Plan.of(config.with_defaults({"seed": 0}), Imported()), place, Run(place))
 
 

@@ -17,7 +17,7 @@ import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes
 
 from emrun.base.errors import UsageError
 from emrun.base.randomness import draw_seed
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.wording import duration
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
@@ -85,7 +85,7 @@ def verify(
     """
     loaded = load_config(config, overrides)
     arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
-    with TemporaryFolder("verify") as place:
+    with temporary_folder("verify") as place:
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         numbers = sorted(dict.fromkeys(resumed_on or [ranks]), key=lambda number: number == ranks)  # the same at last

@@ -12,18 +12,17 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from tempfile import gettempdir
 from time import monotonic
 from typing import IO, Any
 
 from emrun.base.cores import SHARE, share_of
 from emrun.base.errors import reason_of
 from emrun.base.signals import Signals, unless_ignored
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.launch.jobs import THREADS, end_with, threads_per_job
 from emrun.ranks.group import KEY, cannot_meet, meet_in
 
@@ -84,18 +83,15 @@ def ranks_directory() -> Iterator[Path]:
     Raises:
         StorageError: it cannot be made.
     """
-    try:
-        folder = TemporaryFolder("ranks")
-    except OSError as error:
-        raise cannot_meet("the directory for temporary files", reason_of(error)) from error
-    with folder as place:
+    with ExitStack() as stack:
         try:
+            place = stack.enter_context(temporary_folder("ranks"))
             with (place / KEY).open("wb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.write(_ROOM)
             (place / KEY).write_bytes(os.urandom(32))
         except OSError as error:
-            raise cannot_meet(gettempdir(), reason_of(error)) from error
+            raise cannot_meet("the directory for temporary files", reason_of(error)) from error
         yield place
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from emrun.base.errors import RunInUse
 from emrun.base.signals import Signals
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.wording import counted
 from emrun.launch.jobs import Job, Jobs
 from emrun.launch.results import DONE, Result, objective_of, result_of
@@ -118,7 +118,7 @@ class SweepLoop:
         """
         with storing(self._trials.directory, "create"):
             make_directory(self._trials.directory, exist_ok=True)
-        with self._signals, TemporaryFolder("sweep") as self._folder:
+        with self._signals, temporary_folder("sweep") as self._folder:
             try:
                 while self._step():
                     self._signals.wait(_LOOK)

@@ -9,19 +9,21 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 from emrun.base.censor import references
 from emrun.base.errors import StreamError
-from emrun.base.temporary import TemporaryFolder
 from emrun.base.user_modules import user_directories
 from emrun.streams.stream_pass import StreamPass
 from emrun.streams.worker_process import GROUP_SIGNALS, SAFE_PATH, Last, Task, set_environment, work
@@ -53,8 +55,8 @@ class Workers(Iterator[Any]):
         self._processes: list[Any] = []
         self._turns: deque[tuple[int, Any]] = deque()  # the index of a worker, and the pipe to it
         with _limit_named(stream_pass.name, count):
-            folder = TemporaryFolder()
-            self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder.path, references())
+            folder = Path(tempfile.mkdtemp(prefix="emrun-"))
+            self._task = Task(stream_pass.name, stream_pass, count, each_ahead, folder, references())
             ended = self._processes, stream_pass.name, folder
             self.close = Finalize(self, _end, ended, exitpriority=_BEFORE_THEY_ARE_JOINED)
             """Kill the processes; this ends a wait for a batch."""
@@ -136,13 +138,13 @@ class Workers(Iterator[Any]):
             ) from None
 
 
-def _end(processes: list[Any], name: str, folder: TemporaryFolder) -> None:
+def _end(processes: list[Any], name: str, folder: Path) -> None:
     for process in processes:
         process.kill()
     for process in processes:
         if _exitcode(process) is None:
             _LOG.warning("stream %r: worker process (pid %d) cannot be killed and is left behind", name, process.pid)
-    folder.delete()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _exitcode(process: Any) -> int | None:

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.diagnosis.example_store import ExampleStore, in_words
 
 STREAMS = st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 1)), max_size=12), min_size=1, max_size=3)
@@ -26,7 +26,7 @@ def filled(folder, streams):
 @settings(deadline=None)
 @given(streams=STREAMS)
 def test_the_counts_are_those_of_a_comparison_of_all_with_all(streams):
-    with TemporaryFolder("test") as folder:
+    with temporary_folder("test") as folder:
         store = filled(folder, streams)
         labels = {}
         for examples in streams:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import EmrunError, reason_of
-from emrun.base.temporary import TemporaryFolder
+from emrun.base.temporary import temporary_folder
 from emrun.base.types import Batch
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
@@ -56,7 +56,7 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
     """
     config = config.with_defaults({"seed": 0, "code_directory": escaped(str(Path.cwd()))})
     plan = Plan.of(config, Imported())
-    with apart(), TemporaryFolder("numerics") as place, ExitStack() as stack:
+    with apart(), temporary_folder("numerics") as place, ExitStack() as stack:
         (place / CONFIG).write_text(dump(config.root), encoding="utf-8")
         training = assemble(plan, place, Run(place), is_new=True)
         model, loop, trained = training.model, training.main_loop, training.main_loop.train_stream_name
