@@ -227,11 +227,6 @@ class ModuleModel(AbstractModel):
         return {term.key: term.function for term in self._outputs.terms.values()}
 
     @property
-    def loss_terms(self) -> Mapping[str, Any]:
-        """Name -> a loss, with its `function` and, in a sum of several, its `scale`; a single one is called `loss`."""
-        return self._outputs.terms
-
-    @property
     def is_lazy(self) -> bool:  # type: ignore[override]
         """Whether parts of the module have no shapes yet."""
         return self._random_of_lazy is not None
