@@ -41,7 +41,7 @@ def findings(seen: Activations, changes: Sequence[Change], update: int, loss: An
     if outputs:
         found.append(_same(list(outputs), ranges))
     for change, figures in zip(changes, norms, strict=True):
-        found += _changed(change, *figures, loss, is_settled=update >= _SETTLED)
+        found += _changed(change, figures, loss, is_settled=update >= _SETTLED)
     return found
 
 
@@ -65,10 +65,9 @@ def _same(outputs: Sequence[str], ranges: Sequence[tuple[float, float, float]]) 
     return ("same_output", ", ".join(outputs), is_so, [max(spreads), max(sizes)])
 
 
-def _changed(
-    change: Change, gradient: float | None, step: float, size: float | None, loss: float | None, *, is_settled: bool
-) -> list[Finding]:
-    """Judge the gradient of a parameter and its update."""
+def _changed(change: Change, figures: Any, loss: float | None, *, is_settled: bool) -> list[Finding]:
+    """Judge the gradient of a parameter and its update; the figures are those of `Change` as numbers."""
+    gradient, step, size = figures
     name = change.name
     found: list[Finding] = []
     is_planned = gradient == 0 and not change.is_full  # what begins at 0 stays there in a warm-up from 0
