@@ -34,9 +34,9 @@ class ClassificationMetrics(ClassHook):
     specificity of a class is the share of the examples of other classes that were predicted as another class.
 
     Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
-    counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Classes are numbers
-    from 0; the output of a model with one logit for two classes must be compared with 0 in the model. Only the counts
-    of the confusion matrix are kept: the memory does not grow with the examples.
+    counts, with labels of shape (B, ...) or (B, 1, ...). Each place of a sequence counts as an example. Classes are
+    numbers from 0; the output of a model with one logit for two classes must be compared with 0 in the model. Only the
+    counts of the confusion matrix are kept: the memory does not grow with the examples.
 
     Args:
         predicted_variable: the output with the predictions.
@@ -133,17 +133,19 @@ class ClassificationMetrics(ClassHook):
 
     def _averaged(self, above: Counted, below: Counted, true: Counted, predicted: Counted) -> Any:
         """Return the average of a value for each class, or a mapping with all values and their mean."""
-        values = _divided(above, below)
-        occurs = true + predicted > 0
-        mean = float(values[occurs].mean()) if occurs.any() else 0.0
-        if self._average is None:
-            names: Sequence[Any] = range(len(values)) if self._names is None else self._names
-            return {"mean": mean, **{str(name): float(value) for name, value in zip(names, values, strict=True)}}
-        if self._average == "binary":
-            return float(values[1]) if len(values) > 1 else 0.0
         if self._average == "micro":
             return float(_divided(above.sum(), below.sum()))
-        return mean if self._average == "macro" else float(_divided((values * true).sum(), true.sum()))
+        values = _divided(above, below)
+        weights: Any = true + predicted > 0  # of classes that occur
+        if self._average == "binary":
+            weights = np.arange(len(values)) == 1
+        elif self._average == "weighted":
+            weights = true
+        mean = float(_divided((values * weights).sum(), weights.sum()))
+        if self._average is not None:
+            return mean
+        names: Sequence[Any] = range(len(values)) if self._names is None else self._names
+        return {"mean": mean, **{str(name): float(value) for name, value in zip(names, values, strict=True)}}
 
 
 def _divided(above: Any, below: Any) -> Counted:

@@ -6,7 +6,6 @@ import logging
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
 
 from emrun import AbstractHook
 from emrun.base.errors import HookError
@@ -26,17 +25,15 @@ class Diagnose(AbstractHook):
         hooks:
           - Diagnose: {every: 200 updates}
 
-    It says nothing when all is well. There are six verdicts; each is a warning in the log with the layers, a figure and
-    what usually helps:
+    It says nothing when all is well. Each verdict is a warning in the log with the layers, a figure and what usually
+    helps:
 
     - A parameter that requires a gradient gets none, or only zeros.
-    - A parameter never changes, because it is in no optimizer, or because its learning rate is 0 or too small for its
-      dtype. Parameters whose `requires_grad` is False, such as those that `Freeze` holds, are not meant.
+    - A parameter never changes, because its learning rate is 0 or too small for its dtype. Parameters that no optimizer
+      has, or whose `requires_grad` is False, such as those that `Freeze` holds, are not meant.
     - A layer returns NaN or infinity.
     - The outputs of the module are the same for all examples of a batch; if it returns only the loss, those of the last
       layer with parameters.
-    - Half or more of the units of a layer such as `ReLU` or `GELU` are 0 for all examples. Functions such as
-      `torch.relu` are not seen, only layers.
     - An update of a weight is less than 1e-6 or more than 0.1 of the size of the weight; 1e-3 is a usual value.
       Biases and other parameters of one dimension are not judged. Learning rates that the schedule makes small are not
       the reason for a verdict.
@@ -67,7 +64,6 @@ class Diagnose(AbstractHook):
         self._begin = 0  # the updates done then
         self._look: _Look | None = None
         self._verdicts = Verdicts()
-        self._zeros: dict[str, Tensor] = {}  # layer -> how many values of each unit were 0 in a row
         self._has_told = False
         if model is not None:
             module_of("Diagnose", model)
@@ -154,7 +150,7 @@ class Diagnose(AbstractHook):
         loop = self.main_loop
         with torch.no_grad():
             loss = loop.model.step_values().get("loss")
-            found = findings(look.activations, look.updates, self._zeros, look.update, loss)
+            found = findings(look.activations, look.updates.changes, look.update, loss)
         self._verdicts.give(look.update, found, is_resumed=self._begin > 0)
 
 

@@ -36,8 +36,8 @@ class SaveConfusionMatrix(ClassHook):
     show the picture as `valid/confusion_matrix`.
 
     Predictions are class numbers of the same shape as the labels, or logits of shape (B, C, ...), of which the largest
-    counts, with labels of shape (B, ...) or (B, 1). Each place of a sequence counts as an example. Only the counts are
-    kept. Without names, the number of classes is that of the logits, or else the classes from 0 to the largest that
+    counts, with labels of shape (B, ...) or (B, 1, ...). Each place of a sequence counts as an example. Only the counts
+    are kept. Without names, the number of classes is that of the logits, or else the classes from 0 to the largest that
     occurs.
 
     A picture takes about half a second: `every` and `streams` make fewer of them.

@@ -1,28 +1,33 @@
-"""SetOverTime: sets a number of the module, an optimizer or a loss along a schedule."""
+"""SetOverTime: sets a number of an optimizer or of the module along a schedule."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
 from types import SimpleNamespace
 from typing import Annotated, Any
+
+import torch
 
 from emrun import AbstractHook
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import Batch, Factory, Form
+from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.hooks._numbers import Number, find_numbers
 from emrun.hooks._parts.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
+_RATES = ("lr", "initial_lr")
 
 ScheduleForm = Annotated[Factory, Form(package="emrun.models.schedules.built_in", supplied=1)]
 
 
 class SetOverTime(AbstractHook):
-    """Sets a number of the module, an optimizer or a loss along a schedule.
+    """Sets a number of an optimizer or of the module along a schedule.
 
         hooks:
           - SetOverTime: {target: optimizer.weight_decay, value: 0.01, end: 0.1, schedule: {class: Cosine}}
@@ -33,25 +38,25 @@ class SetOverTime(AbstractHook):
     batch. It depends only on the number of updates done and the length of the run, so a resume is exact, and a run that
     is made longer follows the rules of schedules (`on_extend`).
 
-    A target is a path of names: `module.encoder.dropout.p`, `optimizer.weight_decay`, `optimizer.betas.0`,
-    `loss.label_smoothing`; with several losses or optimizers `loss.NAME.scale`, `optimizer.NAME.momentum`. A name `*`
-    stands for all that lead to a number: `module.layers.*.p`. In all parameter groups of an optimizer, the number is
-    set; groups that have 0 while others do not, such as those of `no_decay`, keep it.
+    A target is a key of an optimizer, `optimizer.weight_decay`, with several optimizers `optimizer.NAME.momentum`; or
+    an attribute of the module, `module.encoder.dropout.p`. The number is set in all parameter groups of the optimizer;
+    groups that have 0 while others do not, such as those of `no_decay`, keep it.
 
-    Numbers of the module and of losses have their own value again in evaluations, so that these are the same in `emrun
-    eval`, which does not train. A number that evaluations need as it was in training should be a buffer of the module
-    with one element: it is set in place, and checkpoints have it. With `model.compile`, use a buffer too: torch
-    compiles again for a changed number of the module, and stops compiling after 8 times.
+    An evaluation has the number of the last update, but `emrun eval` that of the config. A number that matters in
+    evaluations should be a buffer of the module with one element: it is set in place, and checkpoints have it. With
+    `model.compile`, use a buffer too: torch compiles again for a changed number of the module, and stops compiling
+    after 8 times.
 
     Args:
-        target: the path of the number.
+        target: the key or the attribute.
         schedule: one of emrun's schedules, and its arguments.
         value: the number at the share 1; by default the one that is there when the run begins.
         end: the number at the share 0.
 
     Raises:
-        ArgumentError: there is no such number, another hook sets it, or an argument has a value that is not allowed.
-        HookError: the model is not a `TorchModel`, or the schedule does not fit the length of the run.
+        ArgumentError: there is no such number, or an argument has a value that is not allowed.
+        HookError: another hook sets the number, the model is not a `TorchModel`, or the schedule does not fit the
+            length of the run.
     """
 
     reads = ()
@@ -70,15 +75,15 @@ class SetOverTime(AbstractHook):
         for name, number in (("value", 0.0 if value is None else value), ("end", end)):
             check_number(name, number)
         if not isinstance(target, str):
-            raise ArgumentError("target", f"{target!r} is not a path such as optimizer.weight_decay")
+            raise ArgumentError("target", f"{target!r} is not a text such as optimizer.weight_decay")
         self._target = target
-        self._value, self._end = value, float(end)
+        self._value = value
+        self._end = float(end)
         self._schedule = _built(schedule)
-        self._found: list[float] | None = None  # the numbers of the config
-        self._numbers: list[tuple[Number, float, float, float]] = []  # its values at the shares 1 and 0, in the config
+        self._numbers: list[_Number] = []
+        self._found: list[float] = []  # what the numbers were when the run began
         self._factor: Callable[[int], float] | None = None
         self._done: int | None = None  # the number of updates that the numbers are set for
-        self._share: float | None = None
         self._is_logged = False
         if model is not None:
             self._find(model)  # a wrong target is reported at its line
@@ -87,39 +92,33 @@ class SetOverTime(AbstractHook):
         """Check that the target is there, that no other hook sets it, and that the schedule fits the run."""
         super().register_mainloop(main_loop)
         self._find(main_loop.model)
-        own = {each.place for each in self._places(main_loop.model)}
         for other in main_loop.hooks[: self._index]:
-            if isinstance(other, SetOverTime) and own & {each.place for each in other._places(main_loop.model)}:
+            if isinstance(other, SetOverTime) and other._target == self._target:
                 raise self._problem(f"another SetOverTime sets {self._target} too; remove one", self._target)
-        horizon, schedule = main_loop.horizon, self._schedule
+        horizon = main_loop.horizon
+        schedule = self._schedule
         knows_passes = horizon.updates_per_pass is not None or all(each.unit != "passes" for each in schedule.lengths())
         if horizon.updates is not None and knows_passes:
             with self._errors():
                 schedule.factor(horizon)
 
     def before_training(self) -> None:
-        """Plan the values of the run."""
+        """Plan the values of the run; after a resume, set the numbers of the last update."""
         loop = self.main_loop
-        self._factor = self._done = self._share = None
+        self._factor = self._done = None
         if not loop.evaluating and not self._schedule.is_awaited(loop.horizon):
             self._plan()
+            if loop.updates_done:
+                self._set(loop.updates_done - 1)
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
-        """Set the numbers for an update, or for an evaluation."""
+        """Set the numbers for an update."""
         loop = self.main_loop
-        if not loop.training:
-            if self._done is not None:
-                self._put_back()
-        elif self._done != loop.updates_done:
+        if loop.training and self._done != loop.updates_done:
             self._set(loop.updates_done)
 
-    def after_training(self, success: bool) -> None:
-        """Give the numbers the values of the config again."""
-        if self._done is not None:
-            self._put_back()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the schedule, and the numbers of the config."""
+        """Return the state of the schedule, and the numbers with which the run began."""
         self._schedule.updates_done = self.main_loop.updates_done
         return {"schedule": self._schedule.state_dict(), "found": self._found}
 
@@ -129,11 +128,9 @@ class SetOverTime(AbstractHook):
         Raises:
             StateError: the schedule is another one, or the run is longer in a way that changes values already used.
         """
-        self._factor = self._done = self._share = None
-        places, found = self._places(self.main_loop.model), state["found"]
-        is_saved = all(each.is_of_training for each in places) and self._target.startswith("module.")
-        if (self._found is None or is_saved) and found is not None and len(found) == len(places):
-            self._found = list(found)  # what the checkpoint has loaded is the number of now
+        self._factor = self._done = None
+        if any(each.is_buffer for each in self._numbers):
+            self._found = list(state["found"])  # the checkpoint has the number of now, the config has none
         key = f"{self._key}.schedule"
         try:
             self._schedule.load_state_dict(state["schedule"])
@@ -170,25 +167,25 @@ class SetOverTime(AbstractHook):
             about = argument.partition("[")[0].rpartition(".")[2]
             raise self._problem(f"SetOverTime.{argument}: {error.message}", about) from error
 
-    def _places(self, model: Any) -> list[Number]:
-        """Return the numbers; none as long as a lazy module has no optimizer."""
-        module_of("SetOverTime", model)
-        if getattr(model, "is_lazy", False) and self._target.startswith("optimizer."):
-            return []
-        return find_numbers("target", self._target, model)
-
     def _find(self, model: Any) -> None:
-        """Find the numbers of the config, if they are there already.
+        """Find the numbers of the config.
 
         Raises:
             ArgumentError: see the class.
         """
-        places = self._places(model)
-        if not places:
-            return
-        self._found = self._found or [each.read() for each in places]
+        module = module_of("SetOverTime", model)
+        root, _, path = self._target.partition(".")
+        if root not in ("optimizer", "module") or not path:
+            raise _wrong(self._target, "write optimizer.weight_decay, or an attribute such as module.dropout.p")
+        is_first = not self._numbers
+        if root == "module":
+            self._numbers = [_number_of_module(self._target, module)]
+        else:
+            self._numbers = _numbers_of_optimizer(self._target, model.optimizers)
+        if is_first:
+            self._found = [each.read() for each in self._numbers]
         if self._value is None and self._end == 0 and not any(self._found):
-            raise ArgumentError("target", f"{self._target} is 0, and so is end; give value or end")
+            raise _wrong(self._target, "is 0, and so is end; give value or end")
 
     def _plan(self) -> None:
         loop = self.main_loop
@@ -196,20 +193,12 @@ class SetOverTime(AbstractHook):
         with self._errors():
             factor = self._schedule.plan(loop.horizon)
         self._factor = self._schedule.by_time(factor, loop.horizon)
-        self._find(loop.model)
-        places, found = self._places(loop.model), self._found or []
-        keeps_zeros = self._target.startswith("optimizer.") and any(found)
-        self._numbers = [
-            (place, number if self._value is None else float(self._value), self._end, number)
-            for place, number in zip(places, found, strict=True)
-            if number or not keeps_zeros
-        ]
         total, done = loop.horizon.updates, loop.updates_done
         if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
-            _, value, end, _ = self._numbers[0]
+            found = next(filter(None, self._found), 0.0)
             points = (done, (done + total - 1) // 2, total - 1)
-            values = ", ".join(f"{_between(factor(point), value, end):.3g}" for point in points)
+            values = ", ".join(f"{self._number(factor(point), found):.3g}" for point in points)
             _LOG.info("SetOverTime: %s in the next update, halfway, and in update %d: %s", self._target, total, values)
 
     def _set(self, done: int) -> None:
@@ -217,21 +206,76 @@ class SetOverTime(AbstractHook):
             self._plan()
         assert self._factor is not None
         share = self._factor(done)
-        if share != self._share:
-            for number, value, end, _ in self._numbers:
-                number.write(_between(share, value, end))
-        self._done, self._share = done, share
+        for number, found in zip(self._numbers, self._found, strict=True):
+            if found or not any(self._found):
+                number.write(self._number(share, found))
+        self._done = done
 
-    def _put_back(self) -> None:
-        """Give numbers that evaluations may read the values of the config."""
-        self._done = self._share = None
-        for number, _, _, found in self._numbers:
-            if not number.is_of_training:
-                number.write(found)
+    def _number(self, share: float, found: float) -> float:
+        """Return the number of a share, where the run began with `found`."""
+        value = found if self._value is None else float(self._value)
+        return share * value + (1 - share) * self._end
 
 
-def _between(share: float, value: float, end: float) -> float:
-    return share * value + (1 - share) * end
+@dataclass(frozen=True)
+class _Number:
+    """A number in a mapping of an optimizer, or an attribute of a part of the module."""
+
+    owner: Any
+    key: str
+    is_buffer: bool = False
+
+    def read(self) -> float:
+        return float(self.owner[self.key] if isinstance(self.owner, dict) else getattr(self.owner, self.key))
+
+    def write(self, number: float) -> None:
+        if self.is_buffer:
+            getattr(self.owner, self.key).fill_(number)
+        elif isinstance(self.owner, dict):
+            self.owner[self.key] = number
+        else:
+            setattr(self.owner, self.key, number)
+
+
+def _wrong(target: str, message: str) -> ArgumentError:
+    return ArgumentError("target", f"{target!r}: {message}")
+
+
+def _numbers_of_optimizer(target: str, optimizers: dict[str, Any]) -> list[_Number]:
+    """Return the numbers at a key in the parameter groups of an optimizer.
+
+    Raises:
+        ArgumentError: there is no such optimizer, or its groups do not have the number.
+    """
+    path, _, key = target.rpartition(".")
+    name = path.partition(".")[2] or path  # the only optimizer is called `optimizer`
+    if name not in optimizers:
+        raise _wrong(target, f"there is no optimizer {name!r}; there is {listed(list(optimizers)) or 'none'}")
+    if key in _RATES:
+        raise _wrong(target, "model.scheduler sets the learning rate, e.g. scheduler: {class: Cosine, warmup: 5%}")
+    groups = optimizers[name].param_groups
+    keys = [each for each, value in groups[0].items() if type(value) in (int, float) and each not in _RATES]
+    if key not in keys:
+        raise _wrong(target, f"the optimizer has no number {key!r}{did_you_mean(key, keys)}; there is {listed(keys)}")
+    return [_Number(group, key) for group in groups]
+
+
+def _number_of_module(target: str, module: torch.nn.Module) -> _Number:
+    """Return the number that is an attribute of a part of a module.
+
+    Raises:
+        ArgumentError: there is no such attribute, or it is not a number that may be set.
+    """
+    *path, key = target.split(".")[1:]
+    try:
+        owner = reduce(getattr, path, module)
+        value = getattr(owner, key)
+    except AttributeError as error:
+        raise _wrong(target, f"{error}{did_you_mean(error.name or '', dir(error.obj))}") from error
+    is_buffer = isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() == 1
+    if isinstance(value, torch.nn.Parameter) or not (is_buffer or type(value) in (int, float)):
+        raise _wrong(target, f"is a {type(value).__name__}; only a number, or a buffer with one, can be set")
+    return _Number(owner, key, is_buffer)
 
 
 def _built(form: Callable[..., Any]) -> Any:

@@ -223,11 +223,6 @@ class ModuleModel(AbstractModel):
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
         return {term.key: term.function for term in self._outputs.terms.values()}
 
-    @property
-    def loss_terms(self) -> Mapping[str, Any]:
-        """Name -> a loss, with its `function` and, in a sum of several, its `scale`; a single one is called `loss`."""
-        return self._outputs.terms
-
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run the module and calculate losses and metrics.
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves
 
 from emrun.hooks._parts.parameters import norms_of
 
-_RECTIFIER = re.compile("relu|gelu|silu|swish|mish", re.IGNORECASE)  # of class names: units of these can be 0
-_OF_CHANNELS = (_ConvNd, _NormBase, nn.GroupNorm)  # their units are on axis 1, at any number of dimensions
-_OF_FEATURES = (nn.Linear, nn.LayerNorm, nn.Embedding)  # their units are on the last axis
 _Held = tuple[nn.Parameter, Mapping[str, Any]]  # a parameter of an optimizer and its group
 
 
@@ -29,7 +22,7 @@ Range = tuple[Tensor, Tensor]
 
 def range_of(values: Tensor, before: Range | None = None) -> Range:
     """Return the range of values, whose first axis has the examples, and of those before if they have the shape."""
-    low, high = torch.aminmax(values if values.dim() else values[None], dim=0)
+    low, high = torch.aminmax(values, dim=0)
     if before is None or before[0].shape != low.shape:
         return low, high
     return torch.minimum(low, before[0]), torch.maximum(high, before[1])
@@ -53,9 +46,6 @@ class Activations:
         """The outputs of the module that depend on its parameters, except for the loss."""
         self.last: tuple[str, Range] | None = None
         """The last called layer with parameters that has a row for each example."""
-        self.zeros: dict[str, tuple[Tensor, int]] = {}
-        """Layer such as ReLU -> which units were 0 for all examples, and the number of values of a unit."""
-        self._producer: tuple[weakref.ref[Tensor], str, nn.Module] | None = None  # of the last output
         self._handles = [part.register_forward_hook(partial(self._see, name)) for name, part in _watched(module)]
 
     @property
@@ -89,34 +79,12 @@ class Activations:
             label = f"{name} ({type(module).__name__})" if name else type(module).__name__
             if not name:
                 self.see_outputs(returned)
-            for index, value in enumerate(each for each in tree_leaves(returned) if isinstance(each, Tensor)):
-                made = self._producer is not None and self._producer[0]() is value  # by the last layer
-                if not _has_numbers(value) or (module._modules and made):
-                    continue
-                found = range_of(value.detach())
-                self.finite.append((label, found[0].amin(), found[1].amax()))
-                if index:
-                    continue
-                if name and value.dim() and len(value) > 1 and next(module.parameters(False), None) is not None:
-                    before = self.last[1] if self.last is not None and self.last[0] == label else None
-                    self.last = label, range_of(value.detach(), before)
-                if value.dim() > 1 and not module._modules and _RECTIFIER.search(type(module).__name__):
-                    self._add_zeros(label, found, value, args)
-                self._producer = weakref.ref(value), name, module
-
-    def _add_zeros(self, label: str, found: Range, value: Tensor, args: tuple[Any, ...]) -> None:
-        """Add which units of an activation function are 0 for all examples."""
-        producer: nn.Module | None = None
-        if args and self._producer is not None and self._producer[0]() is args[0]:
-            _, name, producer = self._producer
-            label = f"{label} after {name}"
-        is_first = isinstance(producer, _OF_CHANNELS) or (value.dim() > 3 and not isinstance(producer, _OF_FEATURES))
-        zero = (found[0] == 0) & (found[1] == 0)
-        zero = zero.movedim(0 if is_first else -1, 0).flatten(1).all(1) if zero.dim() > 1 else zero
-        before, count = self.zeros.get(label, (None, 0))
-        is_more = before is not None and before.shape == zero.shape
-        values = value.numel() // max(1, len(zero))
-        self.zeros[label] = (zero & before, count + values) if before is not None and is_more else (zero, values)
+            values = [each.detach() for each in tree_leaves(returned) if _has_numbers(each)]
+            self.finite += [(label, each.amin(), each.amax()) for each in values]
+            is_layer = name and next(module.parameters(False), None) is not None
+            if is_layer and values and values[0].dim() and len(values[0]) > 1:
+                before = self.last[1] if self.last is not None and self.last[0] == label else None
+                self.last = label, range_of(values[0], before)
 
 
 @dataclass
@@ -147,11 +115,6 @@ class Updates:
 
     def __init__(self, model: Any) -> None:
         self._names = {id(each): name for name, each in model.module.named_parameters() if _is_trained(each)}
-        known = [*getattr(model, "optimizers", {}).values(), *vars(model).values()]
-        groups = [group for each in known if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
-        held = {id(each) for group in groups for each in group["params"]}
-        self._others = [each for each in model.module.parameters() if id(each) in self._names.keys() - held]
-        self._before = [each.detach().clone() for each in self._others]
         self._measured: set[int] = set()  # the optimizers
         self._pending: tuple[list[_Held], list[Tensor | None], list[Tensor]] | None = None
         self.changes: list[Change] = []
@@ -185,25 +148,6 @@ class Updates:
             is_full = rate is None or rate >= peak / 2
             change = Change(self._names[id(parameter)], gradient, step, sizes.get(index), rate, is_full)
             self.changes.append(change)
-
-    def unmoved(self) -> list[tuple[str, Tensor]]:
-        """Return the parameters that no optimizer has, and the 2-norms of their changes since the look began."""
-        now = [each.detach() for each in self._others]
-        steps = norms_of([after - before for after, before in zip(now, self._before, strict=True)])
-        return [(self._names[id(each)], step) for each, step in zip(self._others, steps, strict=True)]
-
-
-def read(tensors: Sequence[Tensor]) -> list[float]:
-    """Return the values of tensors with one element; waits once for each device and dtype."""
-    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for index, each in enumerate(tensors):
-        places.setdefault((each.device, each.dtype), []).append(index)
-    found = [0.0] * len(tensors)
-    for indices in places.values():
-        values = torch.stack([tensors[index].reshape(()) for index in indices]).tolist()
-        for index, value in zip(indices, values, strict=True):
-            found[index] = float(value)
-    return found
 
 
 def _watched(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

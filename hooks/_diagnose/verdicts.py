@@ -11,7 +11,6 @@ _LOG = logging.getLogger(__name__)
 LOOKS = 3
 """How many looks in a row must find most of the faults."""
 _MOST = 5  # layers in a line of the log
-_AT_ONCE = ("not_finite", "dead_units", "dead_layer")
 _ONLY_FROM_THE_BEGINNING = ("never_moves", "small_update")
 
 _WORDS: dict[str, tuple[str, Callable[[Any], str], str]] = {
@@ -23,9 +22,8 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str], str]] = {
     ),
     "never_moves": (
         "never changes: ",
-        lambda figure: "in no optimizer" if figure is None else f"learning rate {figure:.3g}",
-        "give it to an optimizer with a learning rate that is large enough for its dtype, or set requires_grad to "
-        "False if this is meant",
+        lambda figure: "no learning rate" if figure is None else f"learning rate {figure:.3g}",
+        "a learning rate that is large enough for its dtype, or requires_grad False if this is meant",
     ),
     "not_finite": (
         "the first layer that returns values that are not finite: ",
@@ -38,16 +36,6 @@ _WORDS: dict[str, tuple[str, Callable[[Any], str], str]] = {
         lambda figure: f"differences up to {figure[0]:.3g}, values up to {figure[1]:.3g}",
         "look for dead units, inputs that are not normalised, and a mean or softmax over the wrong axis; a smaller "
         "learning rate",
-    ),
-    "dead_units": (
-        f"units that are 0 for all examples of at least {LOOKS} looks: ",
-        lambda figure: f"{figure:.0%} of them",
-        "a smaller learning rate, a warm-up, normalisation before the layer, or LeakyReLU",
-    ),
-    "dead_layer": (
-        f"all units are 0 for all examples of at least {LOOKS} looks: ",
-        lambda figure: "nothing passes",
-        "a smaller learning rate, a warm-up, normalisation before the layer, LeakyReLU, or another start of the bias",
     ),
     "small_update": (
         f"updates are very small in {LOOKS} looks in a row, for the size of the weights: ",
@@ -90,7 +78,7 @@ class Verdicts:
             if key in self._settled or (is_early and is_resumed):
                 continue
             streak = self._streaks[key] = self._streaks.get(key, 0) + 1 if is_so else 0
-            if streak == (1 if verdict in _AT_ONCE else LOOKS):
+            if streak == (1 if verdict == "not_finite" else LOOKS):
                 new.setdefault(verdict, {})[layer] = figure
                 self._settled.add(key)
             elif is_early and not is_so:

@@ -32,7 +32,8 @@ Counted = np.ndarray[Any, Any]
 class _Counts:
     """The counts of a stream."""
 
-    matrix: Counted
+    matrix: Tensor
+    """Of shape (C, C): true class, predicted class."""
     classes: int | None
     """How many there are by their names or the logits."""
     waiting: list[list[Tensor]] = field(default_factory=list)
@@ -99,11 +100,11 @@ class ClassHook(OfStreams):
         for stream in self._counts:
             with self._counting(stream) as counts:
                 self._count(counts)
-            yield stream, counts.matrix
+            yield stream, counts.matrix.numpy()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of the epoch so far."""
-        counts = {stream: torch.from_numpy(matrix.copy()) for stream, matrix in self.matrices()}
+        counts = {stream: torch.from_numpy(matrix) for stream, matrix in self.matrices()}
         return {"variables": self._variables, "names": self._names, "counts": counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ class ClassHook(OfStreams):
         self._counts = {}
         if (state["variables"], state["names"]) == (self._variables, self._names):
             for stream, matrix in state["counts"].items():
-                self._counts[stream] = _Counts(matrix.reshape(len(matrix), len(matrix)).numpy().copy(), self._named)
+                self._counts[stream] = _Counts(matrix.reshape(len(matrix), len(matrix)), self._named)
         elif state["counts"]:
             _LOG.warning(
                 "%s: the variables or names are not those of the checkpoint; this epoch has only the counts of the "
@@ -122,7 +123,7 @@ class ClassHook(OfStreams):
     @contextmanager
     def _counting(self, stream: str) -> Iterator[_Counts]:
         if stream not in self._counts:
-            self._counts[stream] = _Counts(np.zeros((0, 0), np.int64), self._named)
+            self._counts[stream] = _Counts(torch.zeros(0, 0, dtype=torch.int64), self._named)
         counts = self._counts[stream]
         try:
             yield counts
@@ -131,60 +132,63 @@ class ClassHook(OfStreams):
             raise StreamError(message, first_batch=counts.is_first) from None
 
     def _add(self, counts: _Counts, batch_data: dict[str, Any]) -> None:
-        predicted, labels, *masks = (_tensor(name, batch_data) for name in self._variables)
-        name, *others = (
-            f"{name!r} of shape {tuple(each.shape)}"
-            for name, each in zip(self._variables, (predicted, labels, *masks), strict=True)
-        )
-        if masks and masks[0].shape != labels.shape:
-            raise ValueError(f"{others[1]} does not fit {others[0]}; a mask has a number for each label")
-        found = _paired(predicted, labels)
-        if found is None:
+        values = [_tensor(name, batch_data) for name in self._variables]
+        shapes = [f"{name!r} of shape {tuple(each.shape)}" for name, each in zip(self._variables, values, strict=True)]
+        if values[2:] and values[2].shape != values[1].shape:
+            raise ValueError(f"{shapes[2]} does not fit {shapes[1]}; a mask has a number for each label")
+        predicted, labels, *masks = map(_without_axis_of_one, values)
+        if predicted.dim() > 1 and predicted.shape[:1] + predicted.shape[2:] == labels.shape:
+            self._set_classes(counts, predicted.shape[1], shapes[0])
+            predicted = (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1)
+        elif predicted.shape != labels.shape or not labels.dim():
             raise ValueError(
-                f"{name} does not fit {others[0]}; predictions are class numbers of the same shape as the labels, or "
-                "have one more axis, axis 1, with a number for each class"
+                f"{shapes[0]} does not fit {shapes[1]}; predictions are class numbers of the same shape as the labels, "
+                "or have one more axis, axis 1, with a number for each class"
             )
-        guessed, classes = found
-        if classes is not None and classes != counts.classes:
-            if counts.classes is not None or classes > self._most:
-                more = f"{self._most:,} at most" if counts.classes is None else f"{counts.classes} before"
-                if self._names is not None:
-                    more = f"{self._source} has {len(self._names)} names; list the names in classes_names"
-                raise ValueError(f"{name} has {classes} classes, but {more}")
-            counts.classes = classes
         # copies, because the stream may use the memory of a batch again
-        counts.waiting.append([each.clone().reshape(-1) for each in (guessed, labels, *masks)])
-        counts.size += guessed.numel() + _BATCH
+        counts.waiting.append([each.clone().reshape(-1) for each in (predicted, labels, *masks)])
+        counts.size += predicted.numel() + _BATCH
         if counts.is_first or counts.size > _CAPACITY:
             self._count(counts)
         counts.is_first = False
+
+    def _set_classes(self, counts: _Counts, classes: int, shape: str) -> None:
+        """Take the number of classes of logits, if there can be so many."""
+        if counts.classes is None and classes <= self._most:
+            counts.classes = classes
+        if classes != counts.classes:
+            more = f"{self._most:,} at most" if counts.classes is None else f"{counts.classes} before"
+            if self._names is not None:
+                more = f"{self._source} has {len(self._names)} names; list the names in classes_names"
+            raise ValueError(f"{shape} has {classes} classes, but {more}")
 
     def _count(self, counts: _Counts) -> None:
         """Count the classes that wait."""
         if not counts.waiting:
             return
-        predicted, labels, *masks = (torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True))
-        counts.waiting, counts.size = [], 0
-        if masks:
-            predicted, labels = predicted[masks[0] != 0], labels[masks[0] != 0]
-        guessed, true = (self._checked(index, each, counts.classes) for index, each in enumerate((predicted, labels)))
+        predicted, true, *masks = (torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True))
+        counts.waiting = []
+        counts.size = 0
+        for mask in masks:
+            predicted = predicted[mask != 0]
+            true = true[mask != 0]
+        predicted = self._checked(predicted, counts.classes, 0)
+        true = self._checked(true, counts.classes, 1)
         before = len(counts.matrix)
-        n = counts.classes or max(before, *(int(each.max(initial=-1)) + 1 for each in (guessed, true)))
-        found = np.bincount(true * n + guessed, minlength=n * n).reshape(n, n)
+        n = counts.classes or max(before, len(torch.bincount(true)), len(torch.bincount(predicted)))
+        found = torch.bincount(true * n + predicted, minlength=n * n).reshape(n, n)
         found[:before, :before] += counts.matrix
         counts.matrix = found
 
-    def _checked(self, index: int, values: Tensor, classes: int | None) -> Counted:
-        """Return the class numbers of a variable, int64 of shape (examples,)."""
-        array = (values.double() if values.is_floating_point() else values).numpy()
-        with np.errstate(invalid="ignore"):
-            found: Counted = array.astype(np.int64)
-        wrong = (found != array) | (found < 0) | (found >= (classes or self._most))
+    def _checked(self, values: Tensor, classes: int | None, index: int) -> Tensor:
+        """Return the class numbers of a variable as int64."""
+        found = values.long()
+        wrong = (found != values) | (found < 0) | (found >= (classes or self._most))
         if not wrong.any():
             return found
         known = "there can be" if classes is None else f"{self._source} has" if self._names is not None else "there are"
         raise ValueError(
-            f"{self._variables[index]!r} has the value {array[wrong][0].item():.15g}, which is not the number of a "
+            f"{self._variables[index]!r} has the value {values[wrong][0].item():.15g}, which is not the number of a "
             f"class: they are whole numbers from 0, and {known} {classes or self._most:,}; "
             + ("mask_name names a variable that is 0 where nothing counts" if index else "a model can return the class")
         )
@@ -194,29 +198,16 @@ def _tensor(name: str, batch_data: dict[str, Any]) -> Tensor:
     if name not in batch_data:
         raise ValueError(missing(name, batch_data))
     value = batch_data[name]
-    if isinstance(value, Tensor) and not is_nested(value) and not value.is_complex():
+    if isinstance(value, Tensor) and not is_nested(value):
         return value.detach()
     try:
         array = column(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name!r}: {error}") from None
     if not isinstance(array, np.ndarray):
-        if array and isinstance(array[0], str):
-            raise ValueError(f"{name!r} has strings, not class numbers")
-        raise ValueError(f"{name!r} has lists of different lengths; use the hook Flatten, and its variable here")
-    if array.dtype.kind == "c":
-        raise ValueError(f"{name!r} has complex numbers, not class numbers")
+        raise ValueError(f"{name!r} has strings, or lists of different lengths; use the hook Flatten for these")
     return torch.from_numpy(np.array(array))
 
 
-def _paired(predicted: Tensor, labels: Tensor) -> tuple[Tensor, int | None] | None:
-    """Return the predicted classes, and the number of classes of logits; None if the shapes do not fit."""
-    if predicted.shape == labels.shape and labels.dim():
-        return predicted, None
-    column_of_labels = labels.dim() == 2 and labels.shape[1] == 1
-    target = labels.shape[:1] if column_of_labels else labels.shape
-    if predicted.dim() < 2 or predicted.shape[:1] + predicted.shape[2:] != target:
-        return (predicted, None) if predicted.shape == target and target else None
-    if predicted.shape[1] == 1:
-        return predicted, None
-    return (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1), predicted.shape[1]
+def _without_axis_of_one(values: Tensor) -> Tensor:
+    return values[:, 0] if values.dim() > 1 and values.shape[1] == 1 else values

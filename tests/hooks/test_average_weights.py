@@ -12,8 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel
 from emrun.base.errors import ArgumentError, HookError
-from emrun.hooks import AverageWeights, SetOverTime, StopAfter
-from emrun.models.schedules.built_in import Linear
+from emrun.hooks import AverageWeights, StopAfter
 from emrun.ranks.group import join
 
 
@@ -164,19 +163,6 @@ def test_several_ranks_say_that_statistics_are_not_recomputed(arguments, count):
     found = in_ranks(2, messages_of, **arguments)[0]
     assert sum(each.startswith(expected) for each in found) == count
     assert not messages_of(**arguments)
-
-
-def test_a_momentum_that_is_set_over_time_does_not_count_in_recomputed_statistics():
-    def statistics_with(*hooks):
-        torch.manual_seed(0)
-        form = Factory(torch.optim.SGD, lr=0.0)
-        statistics, model = Statistics(), TorchModel(Net(nn.BatchNorm1d(4)), optimizer=form, device="cpu")
-        hooks = [AverageWeights(kind="swa"), *hooks, statistics, StopAfter(epochs=1)]
-        MainLoop(model, Both(), hooks, extra_streams=["valid"], on_unused_sources="ignore").run_training()
-        return statistics.seen[-1]
-
-    own = SetOverTime("module.layers.1.momentum", Factory(Linear))
-    assert all(map(torch.equal, statistics_with(own), statistics_with()))
 
 
 def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_pass():

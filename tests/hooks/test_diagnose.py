@@ -58,15 +58,10 @@ BEGINNINGS = {
     "never changes": "never_moves",
     "the first layer that returns": "not_finite",
     "the same for all examples of a batch in 3": "same_output",
-    "units that are 0": "dead_units",
-    "all units are 0": "dead_layer",
     "updates are very small in 3": "small_update",
     "updates are very large in 3": "large_update",
 }
-FIGURE = (
-    r"None|all 0|in no optimizer|learning rate \S+|from \S+ to \S+|differences up to \S+, values up to \S+"
-    r"|\d+% of them|nothing passes|a ratio of \S+"
-)
+FIGURE = r"None|all 0|learning rate \S+|from \S+ to \S+|differences up to \S+, values up to \S+|a ratio of \S+"
 VERDICT = re.compile(rf"Diagnose, update \d+: ({'|'.join(BEGINNINGS)})[^:]*: (.+)\. What usually helps: [a-z]")
 
 
@@ -105,11 +100,6 @@ def group(match, **more):
     return Factory(torch.optim.AdamW, options={"groups": [{"match": match, **more}]}, lr=0.01)
 
 
-def lost(matches):
-    """Return an optimizer that has only some parameters."""
-    return Factory(torch.optim.Adam, options={"match": matches}, lr=0.01)
-
-
 class Unused(Net):
     def __init__(self):
         super().__init__()
@@ -130,7 +120,6 @@ FAULTS = {
         {},
         {"no_gradient": ["first.weight", "first.bias"]},
     ),
-    "in no optimizer": (Net, {"optimizer": lost("weight")}, {"never_moves": ["first.bias", "last.bias"]}),
     "learning rate 0": (Net, {"optimizer": group("^first", lr=0.0)}, {"never_moves": ["first.weight", "first.bias"]}),
     "not finite": (
         lambda: Net(middle=nn.Sequential(Calls(lambda x: 1 / x), nn.Tanh())),
@@ -141,11 +130,6 @@ FAULTS = {
         lambda: Net(end=Calls(lambda x: x.mean(0, keepdim=True).expand_as(x))),
         {},
         {"same_output": ["output logits"]},
-    ),
-    "half of the units": (
-        lambda: change(Net(), lambda net: net.first.bias[:8].fill_(-90)),
-        {},
-        {"dead_units": ["act (ReLU) after first"]},
     ),
     "small updates": (
         Net,
@@ -168,7 +152,7 @@ def test_a_planted_fault_is_named_once(name, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "is_judged"), [("no gradient, None", True), ("small updates", False), ("in no optimizer", False)]
+    ("name", "is_judged"), [("no gradient, None", True), ("small updates", False), ("learning rate 0", False)]
 )
 def test_after_a_resume_what_weights_that_have_converged_show_too_is_not_judged(name, is_judged):
     module, arguments, expected = FAULTS[name]
@@ -178,9 +162,8 @@ def test_after_a_resume_what_weights_that_have_converged_show_too_is_not_judged(
 def test_a_layer_that_is_dead_as_a_whole():
     module = change(Net(), lambda net: net.first.bias.fill_(-90))
     found = diagnosed(module)
-    assert found["dead_layer"] == ["act (ReLU) after first"]
     assert found["same_output"] == ["output logits"]
-    assert set(found) == {"dead_layer", "same_output", "no_gradient"}
+    assert set(found) == {"same_output", "no_gradient"}
 
 
 def test_weights_of_16_bits_that_are_too_coarse_for_the_learning_rate():
@@ -203,7 +186,7 @@ class Sound(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(8, 16)
+        self.wide = nn.Linear(8, 16)
         self.rnn = nn.LSTM(16, 16)
         self.act = nn.ReLU(inplace=True)
         self.norm = nn.BatchNorm1d(16)
@@ -213,7 +196,7 @@ class Sound(nn.Module):
         self.spread = nn.Parameter(torch.ones(()))
 
     def forward(self, x, y):
-        x = self.act(self.first(x))
+        x = self.act(self.wide(x))
         x = x + self.act(self.norm(self.fixed(x)))
         x = self.rnn(x.expand(3, -1, -1))[0][-1]
         logits = self.mask(self.head(x))
@@ -382,36 +365,6 @@ def test_a_compiled_module_is_judged_by_its_outputs_and_parameters(caplog):
     found = diagnosed(module, compile={"backend": "eager"}, optimizer=group("^first", lr=0.0))
     assert found == {"same_output": ["output logits"], "never_moves": ["first.weight", "first.bias"]}
     assert caplog.text.count("the module is compiled, so only its outputs and parameters are looked at") == 1
-
-
-def test_a_convolution_has_units_of_channels():
-    class Images(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.act = nn.Conv1d(1, 4, 3), nn.GELU()
-            with torch.no_grad():
-                self.conv.bias[:2] = -50
-
-        def forward(self, x, y):
-            logits = self.act(self.conv(x[:, None])).mean(2)
-            return {"loss": nn.functional.cross_entropy(logits, y, reduction="none")}
-
-    found = diagnosed(Images())
-    assert found["dead_units"] == ["act (GELU) after conv"]
-
-
-def test_a_shared_layer_is_judged_at_each_of_its_places():
-    class Shared(Net):
-        def __init__(self):
-            super().__init__()
-            self.second = nn.Linear(16, 16)
-
-        def forward(self, x, y):
-            logits = self.last(self.act(self.second(self.act(self.first(x)))))
-            return {"loss": nn.functional.cross_entropy(logits, y, reduction="none")}
-
-    found = diagnosed(change(Shared(), lambda net: net.second.bias[:8].fill_(-90)))
-    assert found == {"dead_units": ["act (ReLU) after second"]}
 
 
 def test_a_model_that_returns_only_a_loss_is_judged_by_its_last_layer():

@@ -80,9 +80,10 @@ class Net(torch.nn.Module):
         self.layers = torch.nn.Sequential(
             torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width), torch.nn.Dropout(0.3), torch.nn.Linear(width, 2)
         )
+        self.gain = 1.0
 
     def forward(self, x, y):
-        logits = self.layers(x)
+        logits = self.layers(x) * self.gain
         losses = torch.nn.functional.cross_entropy(logits, y, reduction="none")
         return {"loss": losses, "scalar": losses.mean(), "accuracy": (logits.argmax(dim=1) == y).float()}
 """
@@ -138,7 +139,7 @@ AROUND_UPDATES = {
     "Freeze": {"match": r"layers\.0", "until": "3 updates"},
     "LogNorms": {},
     "AverageWeights of kind swa": {"kind": "swa"},
-    "SetOverTime": {"target": "module.layers.*.p", "end": 0.1, "schedule": {"class": "Linear"}},
+    "SetOverTime": {"target": "module.gain", "end": 0.1, "schedule": {"class": "Linear"}},
 }
 """Name, or name and what is special -> the arguments of a hook that acts on gradients or weights."""
 
