@@ -6,7 +6,6 @@ import copy
 import inspect
 import itertools
 import logging
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
@@ -30,7 +29,6 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype |
 
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
 _KEYS = ("source", "dtype", *KEYS, "stack")
-_OF_DTYPES = re.compile("dtype|scalar type|[Ll]ong")  # in messages of torch about an int64 instead of a float
 _kind_of, _from_numpy = attrgetter("dtype", "flags.writeable"), torch.from_numpy
 _OF_NUMPY = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
@@ -112,8 +110,6 @@ class Passing:
     """
 
     def __init__(self, names: InputNames, module: torch.nn.Module) -> None:
-        self.bytes: set[str] = set()
-        """The sources of uint8 that became int64."""
         self.change(names, module)
 
     def change(self, names: InputNames, module: torch.nn.Module, untold: Iterable[str] = ()) -> None:
@@ -127,7 +123,7 @@ class Passing:
             signature.bind(*names.positional, **named)
         except TypeError as error:
             raise ArgumentError("inputs", f"{type(module).__name__}.forward: {error}") from error
-        self._names, self._untold = names, set(untold)
+        self._untold = set(untold)
         self.sources = {*names.positional, *named.values()}
         by_name = named.keys() - names.optional
         first = itertools.takewhile(
@@ -148,28 +144,10 @@ class Passing:
             keywords = {parameter: tensors[source] for parameter, source in self._named if source in tensors}
             return module(*[tensors[source] for source in self._positional], **keywords)
         except Exception as error:
-            if (advice := self._about_bytes(module, error)) is not None:
-                raise StreamError(advice, first_batch=True) from error
             names = [*self._positional, *(source for _, source in self._named)]
             there = [describe(name, tensors[name]) for name in names if name in tensors]
             add_inputs(error, f"forward of {type(module).__name__}", there)
             raise
-
-    def _about_bytes(self, module: torch.nn.Module, error: Exception) -> str | None:
-        """Return what to write if forward fails at the dtype of a source that has bytes; None for other errors."""
-        parameters = inspect.signature(module.forward).parameters.values()
-        by_name = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-        names = dict(zip(by_name, self._names.positional, strict=False)) | dict(self._names.named)
-        names = {name: each for name, each in names.items() if name not in self._names.optional or each in self.bytes}
-        wrong = [source for source in names.values() if source in self.bytes]
-        if not wrong or not isinstance(error, RuntimeError | TypeError) or not _OF_DTYPES.search(str(error)):
-            return None
-        entries = ", ".join(
-            f"{parameter}: {{source: {source}, scale: 255}}" if source in wrong else f"{parameter}: {source}"
-            for parameter, source in names.items()
-        )
-        what = f"{type(module).__name__}.forward cannot use source {wrong[0]!r}, which has bytes (uint8)"
-        return f"{what}: {str(error).splitlines()[0]}; if they are pixels, write `inputs: {{{entries}}}`"
 
 
 class Inputs:
@@ -260,20 +238,13 @@ class Inputs:
         try:
             tensor = _tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            text = _text_in(value)
-            reason = str(error).splitlines()[0] if text is None else f"it has strings, such as {text!r}"
-            message = f"source {name + part!r} cannot become a tensor: {reason}"
-            advice = "the dataset must yield numbers of equal shape"
-            if name not in self._names.positional:
-                parameter = next((each for each, source in self._names.named.items() if source == name), name)
-                advice += f", or `inputs` have `{parameter}: {{stack: false}}`, which passes a list"
+            message = f"source {name + part!r} cannot become a tensor: {str(error).splitlines()[0]}"
+            advice = "the dataset must yield numbers of equal shape, or set {stack: false} in `inputs` to pass a list"
             raise StreamError(f"{message}; {advice}") from error
         if (form := self._names.forms.get(name)) is not None:
             return tensor, form if isinstance(form, torch.dtype) else tensor.dtype
         if tensor.is_floating_point():
             return tensor, self._wanted[0]
-        if tensor.dtype is torch.uint8:
-            self.passing.bytes.add(name)
         return tensor, tensor.dtype if tensor.dtype is torch.bool or tensor.is_complex() else torch.int64
 
     def _convert(self, name: str, value: Any, part: str = "") -> Any:
@@ -289,7 +260,7 @@ class Inputs:
     def is_list(self, name: str, value: Any) -> bool:
         """Return whether a source, or a part of one, stays a list: by `stack`, or strings that no tensor is made of."""
         is_numbers = name in self.passing.sources or name in self._of_losses
-        return self._names.forms.get(name) == "list" or not (is_numbers or _text_in(value) is None)
+        return self._names.forms.get(name) == "list" or (not is_numbers and _is_text(value))
 
     def _list(self, name: str, values: Any) -> list[Any]:
         """Return the entries of a source, with arrays and tensors inside as tensors on the device.
@@ -370,11 +341,11 @@ def describe(name: str, value: Any) -> str:
     return f"{name}: {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{place}{span}"
 
 
-def _text_in(value: Any) -> str | None:
-    """Return the first entry of a source if it is a string; None if not."""
+def _is_text(value: Any) -> bool:
+    """Return whether the first entry of a source is a string."""
     while isinstance(value, list | tuple | np.ndarray) and len(value):
         value = value[0]
-    return str(value) if isinstance(value, str) else None
+    return isinstance(value, str)
 
 
 def _tensor(value: Any) -> Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -322,9 +321,7 @@ def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
     if isinstance(loss, Tensor):
         return mean(loss, loss_weights(outputs))
     if "loss" in outputs:
-        kind = "NumPy array" if isinstance(loss, np.ndarray) else type(loss).__name__
-        shown = "None" if loss is None else f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
-        message = f"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+        message = f"the output 'loss' is not a tensor, but {loss!r:.40}: forward must return a tensor with gradients"
         raise StreamError(f"{message}, without .item(), float() or .numpy()", first_batch=True)
     message = f"there is no output 'loss' (there is {listed(list(outputs))}); return a tensor 'loss' from forward"
     raise StreamError(f"{message}, or set model.loss", first_batch=True)
@@ -340,14 +337,11 @@ def mean(loss: Tensor, weights: Tensor | None) -> Tensor:
         weights: of shape (B,).
 
     Raises:
-        StreamError: the weights have another shape, or the loss has whole numbers.
+        StreamError: the weights have another shape.
     """
     if loss.dim() == 0:
         return loss
     if weights is None:
-        if not (loss.requires_grad or loss.is_floating_point()):
-            message = f"the output 'loss' has whole numbers ({str(loss.dtype).removeprefix('torch.')})"
-            raise StreamError(f"{message}, which have no gradients: return a differentiable loss", first_batch=True)
         return loss.mean()
     per_example = loss.flatten(1).mean(dim=1) if loss.dim() > 1 else loss
     if weights.shape != per_example.shape:

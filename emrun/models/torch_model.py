@@ -455,12 +455,10 @@ class TorchModel(SavedModel):
             found = self._parts.prepare(inputs, examples_of(batch))
             if found is not None and self.write_setting is not None:
                 self.write_setting("micro_batch_size", found)
-        if not self._is_compared and (self._parts is not None or self._summed is not None):
+        if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)
-            gathers = compare_halves(self, inputs, examples_of(batch))
-            if self._summed is not None:
-                self._summed.exchanges |= gathers
+            self._summed.exchanges |= compare_halves(self, inputs, examples_of(batch))
 
     def step_values(self) -> Mapping[str, Any]:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.

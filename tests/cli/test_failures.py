@@ -141,7 +141,7 @@ def test_an_error_in_a_worker_process_has_one_frame_of_the_user(project, emrun):
     ("bad", "message"),
     [
         ("unequal", "sources of unequal length: x 10, y 3"),
-        ("strings", "source 'y' cannot become a tensor: it has strings, such as 'seven'"),
+        ("strings", "source 'y' cannot become a tensor: too many dimensions 'str'; the dataset must yield numbers"),
     ],
 )
 def test_wrong_data_is_one_line_with_stream_and_batch(project, emrun, bad, message, at, status):

@@ -419,7 +419,7 @@ def test_the_dtype_of_a_mapping_is_that_of_all_its_parts():
 
 
 def test_a_part_of_a_mapping_that_cannot_become_a_tensor_is_named():
-    with pytest.raises(StreamError, match=r"source 'a.inner.text' cannot become a tensor: it has strings, such as 'x'"):
+    with pytest.raises(StreamError, match=r"source 'a.inner.text' cannot become a tensor: .*str"):
         evaluate(TorchModel(Two()), [{"a": {"ids": [1], "inner": {"text": ["x"]}}, "b": [1.0]}])
 
 

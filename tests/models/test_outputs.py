@@ -354,9 +354,8 @@ def test_a_loss_form_calculates_the_loss_in_training_and_evaluation(train):
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        (lambda loss: loss.mean().item(), "a float"),
-        (lambda loss: loss.detach().numpy(), "a NumPy array"),
-        (lambda loss: 3, "an int"),
+        (lambda loss: loss.detach().numpy(), "array"),
+        (lambda loss: 3, "3"),
         (lambda loss: None, "None"),
     ],
 )
@@ -366,7 +365,7 @@ def test_a_loss_that_is_not_a_tensor_is_named_as_what_it_is(change, shown):
             outputs = super().forward(x, y)
             return {**outputs, "loss": change(outputs["loss"])}
 
-    message = rf"the output 'loss' is {shown}, not a tensor: forward must return a tensor with gradients"
+    message = rf"the output 'loss' is not a tensor, but {shown}.*: forward must return a tensor with gradients"
     with pytest.raises(StreamError, match=message) as caught:
         TorchModel(Wrong(), optimizer=SGD, device="cpu").run(XY[0], True, "train")
     assert caught.value.exit_status == 2
@@ -398,12 +397,6 @@ def test_an_unknown_input_of_a_loss_is_reported_with_a_suggestion():
 def test_a_loss_that_depends_on_no_parameter_is_an_error():
     module = WithLoss(lambda errors: {"loss": errors.detach()})
     with pytest.raises(ArgumentError, match=r"loss: the loss does not depend on any parameter with requires_grad"):
-        run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
-
-
-def test_a_loss_of_whole_numbers_is_named_as_that():
-    module = WithLoss(lambda errors: {"loss": (errors > 1).long()})
-    with pytest.raises(StreamError, match=r"the output 'loss' has whole numbers \(int64\), which have no gradients"):
         run(TorchModel(module, optimizer=SGD), [{"x": X, "y": Y}])
 
 

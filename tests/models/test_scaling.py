@@ -1,4 +1,4 @@
-"""Sources that are scaled on the device, and bytes that a module of floats gets without a scale."""
+"""Sources that are scaled on the device."""
 
 import numpy as np
 import pytest
@@ -95,53 +95,3 @@ class OfTwo(nn.Module):
 
     def forward(self, x, other=None):
         return {"y": self.first(x)}
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs", "line"),
-    [
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), ["image"], "{input: {source: image, scale: 255}}"),
-        (OfTwo(nn.Conv2d(3, 2, 1)), {"x": "image", "other": "id"}, "{x: {source: image, scale: 255}, other: id}"),
-        (OfTwo(nn.BatchNorm2d(3)), {"x": "image"}, "{x: {source: image, scale: 255}}"),
-        (OfTwo(nn.LayerNorm(2)), {"x": "image"}, "{x: {source: image, scale: 255}}"),
-    ],
-    ids=["by position", "by name", "norm", "layer norm"],
-)
-def test_bytes_that_a_module_of_floats_cannot_use_are_an_error_with_the_line_to_paste(module, inputs, line):
-    with pytest.raises(StreamError, match="forward cannot use source 'image', which has bytes") as caught:
-        evaluate(TorchModel(module, inputs, ["y"]), [{"image": BYTES, "id": np.array([1, 2])}])
-    assert f"if they are pixels, write `inputs: {line}`" in str(caught.value)
-    assert caught.value.exit_status == 2
-
-
-def test_check_and_training_refuse_bytes_that_a_module_of_floats_cannot_use(tmp_path, monkeypatch, emrun):
-    (tmp_path / "pixels.py").write_text(
-        "import numpy as np\n\n\n"
-        "class Data:\n"
-        "    def train_stream(self):\n"
-        "        yield {'picture': np.zeros((4, 1, 2, 2), np.uint8), 'label': np.zeros((4, 1))}\n"
-    )
-    (tmp_path / "c.yaml").write_text(
-        "dataset: {class: pixels.Data}\n"
-        "model:\n"
-        "  module: {class: torch.nn.Conv2d, in_channels: 1, out_channels: 1, kernel_size: 2}\n"
-        "  inputs: {input: picture}\n"
-        "  outputs: [y]\n"
-        "  loss: {class: torch.nn.MSELoss, inputs: [y, label]}\n"
-        "  optimizer: {class: SGD, lr: 0.1}\n"
-        "hooks: [StopAfter: {epochs: 1}]\n"
-    )
-    line = "inputs: {input: {source: picture, scale: 255}}"
-    for command in (("check", "c.yaml"), ("train", "-q", "c.yaml")):
-        done = emrun(*command)
-        assert done.returncode == 2
-        assert f"if they are pixels, write `{line}`" in done.stderr
-    (tmp_path / "c.yaml").write_text((tmp_path / "c.yaml").read_text().replace("inputs: {input: picture}", line))
-    assert emrun("train", "-q", "c.yaml").returncode == 0
-
-
-def test_bytes_that_a_module_can_use_and_other_errors_of_it_are_left_alone():
-    batch = {"x": np.array([[1, 200]], np.uint8)}
-    evaluate(TorchModel(nn.Embedding(201, 3), ["x"], ["y"]), [batch])
-    with pytest.raises(IndexError):
-        evaluate(TorchModel(nn.Embedding(200, 3), ["x"], ["y"]), [batch])

@@ -1,4 +1,4 @@
-"""Losses that look at the whole batch are found with the first batch: the mean of its halves has another loss."""
+"""On several ranks, losses that look at the whole batch are found with the first one: its halves have other losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from emrun.base.randomness import preserved_randomness
 from emrun.models.modes import in_mode
 from emrun.models.outputs import mean_loss
 from emrun.ranks import gather
-from emrun.ranks.group import ranks
 from emrun.ranks.parts import loss_weights, mean, rows_of
 
 _LOG = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool
     messages.
 
     Args:
-        model: a `TorchModel` with `micro_batch_size` or several ranks.
+        model: a `TorchModel`, on several ranks.
         inputs: source name -> tensor of the batch.
         examples: the number of its examples, at least 1.
 
@@ -49,24 +48,21 @@ def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool
             given = loss_weights(outputs)
             weights.append(end - begin if given is None else given.sum())
     gathers = gather.calls > calls
-    if parts is not None and ranks().several and gathers:
+    if parts is not None and gathers:
         raise ArgumentError("micro_batch_size", "cannot be used with emrun.all_gather: a rank has its own parts")
-    if len(losses) < 3 or (gathers and parts is None):
+    if len(losses) < 3 or gathers:
         return gathers
     whole, halves = losses[0].item(), float(mean(losses[1:], weights[1:]))
     if math.isfinite(whole) and not math.isclose(
         whole, halves, rel_tol=_ROUNDED.get(model.precision, 1e-3), abs_tol=1e-6
     ):
-        key = "model.micro_batch_size" if parts is not None else "several ranks"
-        advice = "remove the key" if parts is not None else "emrun.all_gather in forward makes them so"
         _LOG.warning(
-            "%s: the loss looks at the whole batch: it is %.4g for %d examples, but %.4g as the mean of their halves. "
-            "The parts of a batch are run one by one, so the updates are not those of whole batches; %s",
-            key,
+            "several ranks: the loss looks at the whole batch: it is %.4g for %d examples, but %.4g as the mean of "
+            "their halves. Each rank runs its part of a batch, so the updates are not those of whole batches; "
+            "emrun.all_gather in forward makes them so",
             whole,
             count,
             halves,
-            advice,
         )
     return gathers
 

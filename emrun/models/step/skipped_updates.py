@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from emrun.base.wording import counted
 from emrun.models.step.loss_scale import LossScale
 
 _LOG = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ NAME = "skipped_updates"
 
 
 class SkippedUpdates:
-    """Counts the skipped updates of the run, and of each train stream of the epoch.
+    """Counts the skipped updates of the run, and of the epoch.
 
     Args:
         scale: the scale of the loss in float16; with a scale, the epoch's data have the count from the beginning,
@@ -26,17 +27,17 @@ class SkippedUpdates:
         self.total = 0
         """Number of skipped updates of the run."""
         self.scale = scale
-        self._streams: dict[str, int] = {}
-        self._stream = ""
+        self._count = 0  # of the epoch
+        self._stream: str | None = None  # the last train stream of the epoch, whose data have the count
 
     def begin_epoch(self) -> None:
         """Begin to count for another epoch."""
-        self._streams = {}
+        self._count = 0
+        self._stream = None
 
     def begin_stream(self, stream: str) -> None:
-        """Count for a train stream, which may have begun before a resume."""
+        """Begin a train stream."""
         self._stream = stream
-        self._streams.setdefault(stream, 0)
 
     def add(self, reason: str, update: int | None, optimizer: str = "") -> None:
         """Count a skipped update; log the first one of the run.
@@ -47,24 +48,23 @@ class SkippedUpdates:
             optimizer: the name of its optimizer, if there are several.
         """
         self.total += 1
-        self._streams[self._stream] = self._streams.get(self._stream, 0) + 1
+        self._count += 1
         if self.total == 1:
             which = "an update" if update is None else f"update {update}"
             which += f" of optimizer {optimizer!r}" * bool(optimizer)
             _LOG.info("%s was skipped: %s; %s counts such updates", which, reason, NAME)
 
     def values(self, stream: str) -> dict[str, int]:
-        """Return the number of skipped updates of a train stream in this epoch, by its name."""
-        if (self.scale is None and not self.total) or stream not in self._streams:
+        """Return the number of skipped updates of this epoch, for its train stream."""
+        if (self.scale is None and not self.total) or stream != self._stream:
             return {}
-        return {NAME: self._streams[stream]}
+        return {NAME: self._count}
 
     def report(self) -> None:
         """Log how many updates of the epoch were skipped, if any."""
-        count = sum(self._streams.values())
-        if not count:
+        if not self._count:
             return
-        text = f"{count} update{'s were' if count != 1 else ' was'} skipped in this epoch"
+        text = f"{counted(self._count, 'skipped update')} in this epoch"
         if self.scale is None:
             _LOG.info("%s", text)
         elif (scale := self.scale.value) >= 1:
@@ -79,8 +79,10 @@ class SkippedUpdates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"total": self.total, "streams": dict(self._streams)}
+        return {"total": self.total, "count": self._count, "stream": self._stream}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts."""
-        self.total, self._streams = state["total"], dict(state["streams"])
+        self.total = state["total"]
+        self._count = state["count"]
+        self._stream = state["stream"]

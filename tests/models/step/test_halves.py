@@ -69,23 +69,19 @@ def trained(loss, *, weighs=False, epochs=2, **arguments):
     return model.module.calls.item(), found
 
 
-@pytest.mark.parametrize("loss", [contrastive, total, over_positives])
-def test_a_loss_that_looks_at_the_whole_batch_is_said_once_with_parts_of_batches(loss):
-    _, (message,) = trained(loss, micro_batch_size=5)
-    assert message.startswith("model.micro_batch_size: the loss looks at the whole batch: it is ")
-    assert "for 5 examples, but" in message
-
-
-@pytest.mark.parametrize(("loss", "weighs"), [(of_examples, False), (of_examples, True), (scalar, False)])
+@pytest.mark.parametrize(("loss", "weighs"), [(of_examples, True), (scalar, False)])
 def test_means_over_examples_are_silent_also_weighted_beside_batch_norm_and_dropout(loss, weighs):
-    assert trained(loss, weighs=weighs, micro_batch_size=4)[1] == []
+    assert [found for _, found in in_ranks(2, trained, loss, weighs=weighs)] == [[], []]
 
 
-def test_nothing_is_compared_for_whole_batches_of_one_process_and_the_comparison_leaves_no_trace():
-    for arguments in ({}, {"accumulate": 3}):
-        assert trained(contrastive, **arguments) == (6, [])
-    calls, found = trained(contrastive, micro_batch_size=9)
-    assert (calls, len(found)) == (6, 1)
+@pytest.mark.parametrize("loss", [total, over_positives])
+def test_sums_are_said_too(loss):
+    assert [len(found) for _, found in in_ranks(2, trained, loss)] == [1, 1]
+
+
+def test_nothing_is_compared_in_one_process():
+    for arguments in ({}, {"accumulate": 3}, {"micro_batch_size": 5}):
+        assert trained(contrastive, **arguments)[1] == []
 
 
 @pytest.mark.parametrize("synchronises", [False, True])
@@ -98,10 +94,11 @@ def test_it_is_said_on_several_ranks_and_sync_batch_norm_does_not_silence_it(syn
     assert [found for _, found in in_ranks(2, trained, of_examples, sync_batch_norm=synchronises)] == [[], []]
 
 
-def test_a_loss_that_fails_on_halves_is_left_to_the_step():
-    def fails(found, y):
-        if len(y) not in (9, 5, 4):
-            raise ValueError("no")
-        return scalar(found, y)
+def fails_on_halves(found, y):
+    if len(y) not in (9, 5, 4):
+        raise ValueError("no")
+    return scalar(found, y)
 
-    assert trained(fails, micro_batch_size=5)[1] == []
+
+def test_a_loss_that_fails_on_halves_is_left_to_the_step():
+    assert [found for _, found in in_ranks(2, trained, fails_on_halves)] == [[], []]

@@ -86,7 +86,7 @@ def test_a_skipped_update_makes_no_step_and_counts(step_on, caplog, recwarn):
     assert loop.updates_done == 8
     assert model.module.w.item() == pytest.approx(1 - 0.1 - 0.05 - 0.025 - 0.0125)  # the rate is halved every 2 updates
     assert caplog.text.count("update 2 was skipped: it is the second") == 1
-    assert caplog.text.count("2 updates were skipped in this epoch") == 2
+    assert caplog.text.count("2 skipped updates in this epoch") == 2
     assert not recwarn.list
 
 
