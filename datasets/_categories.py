@@ -33,6 +33,8 @@ class ColumnForms:
     def __init__(self, fill: Mapping[str, Any] | None, categories: Sequence[str] | None) -> None:
         check_names("categories", categories or [])
         self.fill, self.categories = dict(fill or {}), tuple(dict.fromkeys(categories or ()))
+        self.types: dict[str, Any] = {}
+        """Column -> the type of Arrow that it is read as, once it is known."""
         self.names: dict[str, list[str]] = {}
         """Source -> the names of its categories, in the order of their numbers."""
         self._told: Any = mmap.mmap(-1, max(1, len(self.categories)))  # a flag for each, which workers share

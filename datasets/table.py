@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import math
-import re
 import zipfile
 import zlib
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
-from emrun.base.errors import ArgumentError, reason_of
+from emrun.base.errors import ArgumentError, needing, reason_of
 from emrun.base.wording import listed, meant_of
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._paths import check_unchanged, identity
@@ -25,6 +21,7 @@ from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
 
 _Array = np.ndarray[Any, Any]
+_BLOCK = 2**24  # bytes of a CSV file that are read at once; a row must not be longer
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
@@ -43,9 +40,10 @@ class Table(Splits):
     of an array counts the examples, and arrays keep their dtype. All streams must have the same sources with the same
     dtypes.
 
-    A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180). A column of whole numbers,
-    such as `3` or `-12`, becomes int64; the file of `train` decides which columns these are. Any other column becomes
-    float32. `nan` and `inf` are numbers; an empty cell is an error, unless `fill` has a value for its column.
+    A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180); pyarrow reads it
+    (`pip install 'emrun[data]'`). A column of whole numbers becomes int64; the file of `train` decides which columns
+    these are. Any other column of numbers, `nan` and `inf`, becomes float32. Other columns are errors, and so is an
+    empty cell, unless `fill` has a value for its column.
 
     A column of `categories`, or such an array of strings or whole numbers, becomes numbers of dtype int64: 0, 1, ... in
     the order of the categories that the train rows have, and the next number, the largest, for all other categories,
@@ -76,7 +74,7 @@ class Table(Splits):
 
     Raises:
         ArgumentError: a file cannot be read, its sources differ in length or from those of `train`, or a cell of a
-            source is not a number; the message has file, line and column.
+            source is empty or not a number; the message has file, column and row.
         StreamError: a memory-mapped file has changed.
     """
 
@@ -134,7 +132,7 @@ class _Sources(Part):
         if isinstance(files, Mapping):
             self._sources = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
         elif ending == ".csv":
-            self._sources = dict(_read_csv(argument, files, columns, forms, expected))
+            self._sources = dict(_read_csv(argument, files, columns, forms))
         elif ending == ".npz":
             self._sources = dict(_read_npz(argument, files))
         else:
@@ -260,120 +258,77 @@ def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
 
 
 def _read_csv(
-    argument: str,
-    path: Path,
-    columns: Mapping[str, str | Sequence[str]] | None,
-    forms: ColumnForms,
-    expected: Mapping[str, np.dtype[Any]],
+    argument: str, path: Path, columns: Mapping[str, str | Sequence[str]] | None, forms: ColumnForms
 ) -> Iterator[tuple[str, _Array]]:
-    """Yield the sources of a CSV file; a source with an expected dtype is read as that dtype."""
-    with _reading(argument, path), path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, strict=True)
-        limit = csv.field_size_limit(2**31 - 1)  # columns that are not read may hold anything
-        try:
-            header = [name.strip() for name in next((row for row in reader if "".join(row).strip()), [])]
-            if columns is None:
-                columns = {name: name for name in header}
-            needed = dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values()))
-            places = {name: _place(argument, path, header, name) for name in needed}
-            forms.check(list(needed), [named for named in columns.values() if isinstance(named, str)])
-            cells: dict[str, list[str]] = {name: [] for name in needed}
-            lines = array("q")
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise ArgumentError(
-                        argument, f"{path}:{reader.line_num}: {len(row)} cells, but the header has {len(header)}"
-                    )
-                for name, place in places.items():
-                    cells[name].append(row[place])
-                lines.append(reader.line_num)
-        except csv.Error as error:
-            raise ArgumentError(argument, f"{path}:{reader.line_num}: {error}") from error
-        finally:
-            csv.field_size_limit(limit)
-    for name, value in forms.fill.items():
-        cells[name] = [cell if cell.strip() else str(value) for cell in cells[name]]
-    read = {name: _Column(argument, path, name, each, lines) for name, each in cells.items()}
-    for source, named in columns.items():
-        if not isinstance(named, str):
-            yield source, np.stack([read[name].parsed("float32") for name in named], axis=1)
-        elif named in forms.categories:
-            yield source, read[named].parsed("object").astype(str)
-        else:
-            is_float = isinstance(forms.fill.get(named), float)
-            yield source, read[named].numbers(np.dtype(np.float32) if is_float else expected.get(source))
+    """Yield the sources of a CSV file; the columns have the types of the file that was read first, that of train."""
+    with needing("Table", "pyarrow", "data"):
+        import pyarrow as pa
+        from pyarrow import csv
 
+    # The columns
+    read_options = csv.ReadOptions(use_threads=False, block_size=_BLOCK)  # in one thread, errors have the row
+    parse_options = csv.ParseOptions(newlines_in_values=True)
+    with _reading(argument, path), csv.open_csv(path, read_options, parse_options) as file:
+        names = file.schema.names
+    header = [name.strip() for name in names]
+    if columns is None:
+        columns = {name: name for name in header}
+    needed = list(dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values())))
+    for name in needed:
+        if name not in header:
+            raise ArgumentError("columns", f"{path} has no column {name!r}{meant_of(name, header)}")
+        if not name or header.count(name) > 1:
+            raise ArgumentError(argument, f"{path}: {name!r} is the name of several columns, or no name; rename them")
+    own = [named for named in columns.values() if isinstance(named, str)]
+    forms.check(needed, own)
 
-def _place(argument: str, path: Path, header: Sequence[str], name: str) -> int:
-    if not name:
-        raise ArgumentError(argument, f"{path}: a column has no name; set `columns` to choose the sources")
-    if name not in header:
-        raise ArgumentError("columns", f"{path} has no column {name!r}{meant_of(name, header)}")
-    name.encode()  # or the file is not UTF-8
-    if header.count(name) > 1:
-        raise ArgumentError(argument, f"{path}: {header.count(name)} columns are named {name!r}")
-    return header.index(name)
+    def read() -> Any:
+        convert_options = csv.ConvertOptions(
+            column_types={names[header.index(name)]: kind for name, kind in forms.types.items() if name in header},
+            include_columns=[names[header.index(name)] for name in needed],
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        return csv.read_csv(path, read_options, parse_options, convert_options).rename_columns(needed)
 
-
-class _Column(NamedTuple):
-    """The cells of a column, and the line number of each cell."""
-
-    argument: str
-    path: Path
-    name: str
-    cells: list[str]
-    lines: Sequence[int]
-
-    def numbers(self, dtype: np.dtype[Any] | None) -> _Array:
-        """Return the numbers as `dtype`; if it is None, as int64 if all numbers are whole, else as float32."""
-        is_whole = all(map(_WHOLE.fullmatch, self.cells)) if dtype is None else dtype.kind == "i"
-        return self.parsed("int64" if is_whole else "float32")
-
-    def parsed(self, dtype: Literal["int64", "float32", "object"]) -> _Array:
-        """Return the cells as whole numbers, as numbers or as texts.
-
-        Raises:
-            ArgumentError: a cell is empty, is something else, or is too large for the dtype.
-        """
-        what, read = _FORMS[dtype]
-        found = np.empty(len(self.cells), dtype)
-        with np.errstate(over="raise"):
-            for index, cell in enumerate(self.cells):
-                if not cell.strip():
-                    advice = f"fill it by `fill: {{{self.name}: VALUE}}`, or leave the column out by `columns`"
-                    raise self._problem(index, f"is empty; {advice}")
+    # Their types
+    forms.types |= {name: pa.float64() for name in needed if name not in own}
+    forms.types |= dict.fromkeys(forms.categories, pa.string())
+    with _reading(argument, path):
+        table = read()
+        for name in needed:
+            if name not in forms.types and table.column(name).type not in (pa.int64(), pa.float64()):
+                forms.types[name] = pa.float64()
                 try:
-                    found[index] = read(cell)
-                except ArithmeticError as error:
-                    raise self._problem(index, f"is too large for {dtype}") from error
-                except ValueError as error:
-                    advice = "; replace names by numbers (0, 1, ...), list the column in `categories`, or leave it out"
-                    told = "" if index else f"{advice} by `columns`"
-                    raise self._problem(index, f"is not a {what}{told}") from error
-        return found
+                    table = read()  # raises an error, unless all cells are empty
+                except pa.ArrowInvalid as error:
+                    advice = "list the column in `categories`, or leave it out by `columns`"
+                    raise ArgumentError(argument, f"{path}: column {name!r}: {error}; {advice}") from error
 
-    def _problem(self, index: int, what: str) -> ArgumentError:
-        shown = self.cells[index] if len(self.cells[index]) <= 50 else f"{self.cells[index][:47]}..."
-        return ArgumentError(self.argument, f"{self.path}:{self.lines[index]}: column {self.name!r}: {shown!r} {what}")
-
-
-def _whole(cell: str) -> int:
-    return int(cell.replace("_", "?"))  # Python allows underscores in numbers, CSV files do not
+    arrays = {name: _filled(argument, path, name, table.column(name), forms) for name in needed}
+    for source, named in columns.items():
+        if isinstance(named, str):
+            yield source, arrays[named]
+        else:
+            yield source, np.stack([arrays[name].astype(np.float32) for name in named], axis=1)
 
 
-def _number(cell: str) -> float:
-    value = float(cell.replace("_", "?"))
-    if math.isinf(value) and "i" not in cell.lower():
-        raise OverflowError
-    return value
+def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForms) -> _Array:
+    """Return a column of a CSV file without gaps: texts if it has categories, else numbers."""
+    from emrun.datasets._arrow import filled
 
-
-_WHOLE = re.compile(r"\s*[+-]?\d+\s*")
-_FORMS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "int64": ("whole number as in train", _whole),
-    "float32": ("number", _number),
-    "object": ("text", str),
-}
-"""Dtype of a column -> what its cells are, and what reads one."""
+    if name in forms.fill:
+        value = forms.fill[name]
+        try:
+            column = filled(column, str(value) if name in forms.categories else value)
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(f"fill.{name}", f"column {name!r} is {column.type}: {error}") from error
+    if column.null_count:
+        advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
+        row = column.is_null().index(True).as_py() + 2  # the header is row 1
+        raise ArgumentError(argument, f"{path}: column {name!r}: Row #{row} is empty; {advice}")
+    forms.types[name] = column.type
+    values: _Array = column.to_numpy()
+    if name in forms.categories:
+        return values.astype(str)
+    return values if values.dtype == np.int64 else values.astype(np.float32)
