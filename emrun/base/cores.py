@@ -15,15 +15,11 @@ SHARE = "EMRUN_CORES"
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
-def processors() -> int:
-    """Return how many cores of the machine this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def allowed_cores() -> float:
     """Return how many cores this process may keep busy: a control group may allow a part of one."""
-    times = [*limits_of_groups("cpu.max"), *limits_of_groups("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    return min([processors(), *(int(quota) / int(period) for quota, period in times)])
+    times = [*_limits_of_groups("cpu.max"), *_limits_of_groups("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([own, *(int(quota) / int(period) for quota, period in times)])
 
 
 def cores() -> int:
@@ -54,7 +50,7 @@ def reading_threads() -> int:
     return int(given)
 
 
-def limits_of_groups(*files: str) -> Iterator[list[str]]:
+def _limits_of_groups(*files: str) -> Iterator[list[str]]:
     """Yield the words of these files of the process's control groups, of version 1 or 2, where they set a limit."""
     lines = _GROUP.read_text().splitlines() if _GROUP.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

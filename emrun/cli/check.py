@@ -67,7 +67,7 @@ def check(
     With --nproc N and `model.strategy`, the forecast has the memory that each of N processes needs, and a hook of one
     process that runs the model is an error; none is started.
 
-    Without CONFIG, emrun shows versions, CPU, memory and devices, and says why a GPU cannot be used.
+    Without CONFIG, emrun shows versions and devices, and says why a GPU cannot be used.
 
     Exit status: 0 no error, 1 the dataset or the model failed, or something is wrong with the data, the
     numerics or the environment, 2 the config is wrong.

@@ -36,7 +36,7 @@ ADDED = Position("emrun")
 """The position of a hook that emrun adds before those of the config."""
 
 
-_BASES = ("Optimizer", "LRScheduler")  # of the classes of torch
+_BASES = {"Optimizer", "LRScheduler"}  # of the classes of torch
 
 
 class Planner:
@@ -325,10 +325,6 @@ class Planner:
             raise
         return None
 
-    def _built_in(self, form: Form) -> list[str]:
-        """Return emrun's own classes that a name without a dot may mean, beside those of the form's package."""
-        return (self._finder.classes(form.built_in) if form.built_in else None) or []
-
     def _short_name(self, text: str, kind: str, form: Form | None) -> str | None:
         """Return the dotted path that a name without a dot refers to, None where only an import could find it.
 
@@ -339,17 +335,16 @@ class Planner:
             members = self._finder.classes(form.package)
             if members is None:
                 return None
-            homes = [(form.built_in, each) for each in self._built_in(form)] + [
-                (form.package, each) for each in members
-            ]
-            if found := [f"{home}.{each}" for home, each in homes if normalised(each) == normalised(text)]:
-                return found[0]
+            own = (self._finder.classes(form.built_in) or []) if form.built_in else []
+            for home, each in [*((form.built_in, each) for each in own), *((form.package, each) for each in members)]:
+                if normalised(each) == normalised(text):
+                    return f"{home}.{each}"
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
-            names = [each for _, each in homes if each not in _BASES]
+            names = sorted({*own, *members} - _BASES)
             both = f"neither emrun nor {form.package} has a", "they have"
             none, there = both if form.built_in else (f"{form.package} has no", "it has")
-            hint = did_you_mean(text, names) or f"; {there} {listed(sorted(names))}."
+            hint = did_you_mean(text, names) or f"; {there} {listed(names)}."
             raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
         if (path := dotted_path(text, kind)) is not None:
             return path

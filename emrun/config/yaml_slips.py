@@ -51,10 +51,6 @@ class Slip:
                 return found if isinstance(found, tuple) else (self._line, self._column, found or problem)
         return self._line, self._column, problem
 
-    def _at_start(self) -> str:
-        line, column = self._start
-        return self._lines[line][column : column + 1]
-
     def _colon(self) -> str | tuple[int, int, str] | None:
         """Explain a colon where a key is not possible."""
         before = self._text[: self._column]
@@ -137,24 +133,12 @@ class Slip:
             return "a string with ${...} needs quotes inside [] and {}"
         if missing := re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1]):
             return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
-        if self._is_closed():
-            return "a comma is missing here, or a string with ': ' needs quotes"
-        return (*self._start, f"this {self._at_start()!r} is never closed")
-
-    def _is_closed(self) -> bool:
-        """Return whether the open bracket is closed later in the text."""
         line, column = self._start
-        rest = "\n".join((self._lines[line][column:], *self._lines[line + 1 :]))
-        depth = []
-        for token in re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<=\s)#.*|[\[\]{}]", rest):
-            if token in "[{":
-                depth.append("]" if token == "[" else "}")
-            elif token in "]}":
-                if token != depth.pop():
-                    return False
-                if not depth:
-                    return True
-        return False
+        bracket = self._lines[line][column : column + 1]
+        if "<stream end>" in self._problem:
+            return line, column, f"this {bracket!r} is never closed"
+        opened = f"the {bracket!r} of line {line + 1}, column {column + 1} is never closed"
+        return f"a comma is missing here, a string with ': ' needs quotes, or {opened}"
 
     def _no_value(self) -> str:
         character = self._text[self._column : self._column + 1]

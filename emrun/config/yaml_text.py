@@ -23,9 +23,10 @@ def dump(node: Node, template: str | None = None) -> str:
             tree, or gets it by keys at its end and by first items of lists.
     """
     plain = node.plain()
-    for text in () if template is None else (template, _with_new_parts(node, template)):
-        if _means(text, plain):
-            return text
+    if template is not None:
+        for text in (template, _with_new_parts(node, template)):
+            if _means(text, plain):
+                return text
     return _write(plain)
 
 

@@ -1,4 +1,4 @@
-"""The environment of a run, looked at without a config: versions, the machine, the devices."""
+"""The environment of a run, looked at without a config: versions and devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from emrun.base.cores import allowed_cores, limits_of_groups, processors
 from emrun.base.wording import listed, size_of
 
 _FOR_DEVELOPERS = ("test", "dev", "bench")  # extras that no config needs
@@ -28,7 +27,7 @@ class Environment:
         facts: name -> value, as they are printed.
         devices: a row for each device: heading -> value.
         problems: what makes runs fail, and what to do about it.
-        warnings: what makes runs slow, and what to do about it.
+        warnings: what runs cannot use, and why.
     """
 
     facts: dict[str, str] = field(default_factory=dict)
@@ -38,10 +37,9 @@ class Environment:
 
 
 def inspect_environment() -> Environment:
-    """Look at versions, the machine and its devices."""
+    """Look at versions and devices."""
     found = Environment()
     _inspect_versions(found)
-    _inspect_machine(found)
     rows, problems = inspect_devices()
     found.devices.extend(rows)
     found.problems.extend(problems)
@@ -70,22 +68,6 @@ def _inspect_versions(found: Environment) -> None:
     for extra, versions in extras.items():
         advice = f" (pip install 'emrun[{extra}]')" if "is missing" in versions.values() else ""
         found.facts[f"extra {extra}"] = listed([" ".join(each) for each in versions.items()]) + advice
-
-
-def _inspect_machine(found: Environment) -> None:
-    found.facts["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    own, allowed = processors(), allowed_cores()
-    threads = torch.get_num_threads()
-    limit = f" (the control group allows {allowed:.3g})" if allowed < own else ""
-    found.facts["CPU"] = f"{own} cores{limit}, PyTorch threads: {threads}"
-    if threads > max(1, allowed):
-        message = f"PyTorch uses {threads} threads on {allowed:.3g} cores, which is slow"
-        found.warnings.append(f"{message}; set the environment variable OMP_NUM_THREADS={max(1, int(allowed))}")
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    sizes = [int(size) for name in ("memory.max", "memory.limit_in_bytes") for (size,) in limits_of_groups(name)]
-    least = min([memory, *sizes])
-    limit = f" (the control group allows {size_of(least)})" if least < memory else ""
-    found.facts["memory"] = f"{size_of(memory)}{limit}"
 
 
 def inspect_devices() -> tuple[list[dict[str, str]], list[str]]:
@@ -129,7 +111,8 @@ def _has_cuda() -> tuple[bool, str]:
 
 def _describe(name: str, row: dict[str, str]) -> None:
     if name == "cpu":
-        row["name"] = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        capability = torch.backends.cpu.get_cpu_capability()
+        row["name"] = f"{platform.machine()} {capability}, {torch.get_num_threads()} threads"
     elif name == "mps":
         row["memory"] = size_of(torch.mps.recommended_max_memory())
     else:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from emrun.base.errors import ConfigError, Position, Problem
-from emrun.base.wording import did_you_mean, meant_of
+from emrun.base.wording import meant_of
 from emrun.config.sections import SECTIONS
 from emrun.config.yaml_tree import Node, node_of, parse, read_scalar
 from emrun.epoch_data import as_float
@@ -23,6 +23,7 @@ _NOT_SWEPT = {
     "code_directory": "is not a parameter: all trials have the same code",
     "sweep": "is not a parameter: the section is not part of the config of a trial",
 }
+_NOT_A_KEY = "is not a key, such as model.optimizer.lr; a name for several keys has a list of mappings: [{KEY: VALUE}]"
 _MOST_STEPS = 2**53  # of a range; a float64 has no more whole numbers
 _WORD = re.compile(r"[\w./+-]+")
 _UNUSUAL = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")  # YAML reads them otherwise, or not at all
@@ -143,7 +144,6 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
     """
     section = config.get("sweep", "parameters")
     nodes: dict[Any, Node] = dict(section.value) if section is not None and isinstance(section.value, dict) else {}
-    paths = [".".join(map(str, path)) for path, _, _ in config.places() if path[0] != "sweep"]
     for text in given:
         here = Position(f"-p {text!r}")
         name, equals, values = text.partition("=")
@@ -156,7 +156,7 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
     found: list[Parameter] = []
     for name, node in nodes.items():
         try:
-            found.append(_parameter(str(name), node, paths))
+            found.append(_parameter(str(name), node))
         except ConfigError as error:
             problems += error.problems
     owners: dict[str, str] = {}
@@ -172,13 +172,13 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
     return found
 
 
-def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
+def _parameter(name: str, node: Node) -> Parameter:
     section = name.partition(".")[0]
     if section in _NOT_SWEPT:
         raise ConfigError(Problem(node.key_position, name, _NOT_SWEPT[section], "config.sweep"))
     is_key = "." in name or section in SECTIONS
     if not is_key and not isinstance(node.value, list):
-        raise ConfigError(Problem(node.key_position, name, _not_a_key(name, paths), "config.sweep"))
+        raise ConfigError(Problem(node.key_position, name, _NOT_A_KEY, "config.sweep"))
     if isinstance(node.value, dict):
         return Parameter(name, (), _span(name, node), ({name: node.position},))
     if not isinstance(node.value, list):
@@ -189,7 +189,7 @@ def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
     if is_key:
         choices: list[dict[str, Node]] = [{name: each} for each in node.value]
     else:
-        choices = [_several(name, each, paths) for each in node.value]
+        choices = [_several(name, each) for each in node.value]
     plain = tuple({key: each.plain() for key, each in choice.items()} for choice in choices)
     looks = [{key: repr(value) for key, value in choice.items()} for choice in plain]
     for index, choice in enumerate(looks):
@@ -200,22 +200,16 @@ def _parameter(name: str, node: Node, paths: Sequence[str]) -> Parameter:
     return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
 
 
-def _several(name: str, node: Node, paths: Sequence[str]) -> dict[str, Node]:
+def _several(name: str, node: Node) -> dict[str, Node]:
     """Return key -> value of a mapping that sets several keys."""
     if not isinstance(node.value, dict) or not node.value:
-        raise ConfigError(Problem(node.position, name, _not_a_key(name, paths), "config.sweep"))
+        raise ConfigError(Problem(node.position, name, _NOT_A_KEY, "config.sweep"))
     for key, child in node.value.items():
         if str(key).partition(".")[0] in _NOT_SWEPT:
             raise ConfigError(
                 Problem(child.key_position, str(key), _NOT_SWEPT[str(key).partition(".")[0]], "config.sweep")
             )
     return {str(key): child for key, child in node.value.items()}
-
-
-def _not_a_key(name: str, paths: Sequence[str]) -> str:
-    found = [each for each in paths if each.rpartition(".")[2] == name]
-    near = f"; did you mean {found[0]!r}?" if len(found) == 1 else did_you_mean(name, SECTIONS)
-    return f"is not a key of the config{near or ';'} a name for several keys has a list of mappings: [{{KEY: VALUE}}]"
 
 
 def _span(name: str, node: Node) -> Span:

@@ -31,6 +31,27 @@ def test_the_cores_are_those_of_the_machine_that_a_control_group_allows(machine,
     assert (cores.cores(), reading_threads()) == (count, count)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a/cpu.max": "max 100000", "a/b/cpu.max": "150000 100000"},
+        {
+            "cpu,cpuacct/a/cpu.cfs_quota_us": "150000",
+            "cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+            "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+            "cpu,cpuacct/cpu.cfs_period_us": "100000",
+        },
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_the_smallest_limit_of_nested_control_groups_counts(machine, tmp_path, files):
+    (tmp_path / "cgroup").write_text("5:cpu,cpuacct:/a\n4:memory:/not/mounted/here\n0::/a/b\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cores.allowed_cores() == 1.5
+
+
 def test_a_process_that_emrun_or_torchrun_started_with_others_has_its_share(machine, monkeypatch):
     assert [share_of(processes) for processes in (1, 2, 4, 9)] == [6, 3, 1, 1]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

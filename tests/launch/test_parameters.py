@@ -81,9 +81,9 @@ def test_problems_have_the_position_in_the_config():
     [
         ("seed=[1, 2]", "seed: is not a parameter: repeats trains each combination with several seeds"),
         ("x=[{seed: 1}]", "seed: is not a parameter: repeats"),
-        ("lr=0.1", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
-        ("lr=[1]", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
-        ("lr={low: 1, high: 2}", "lr: is not a key of the config; did you mean 'model.optimizer.lr'"),
+        ("lr=0.1", "lr: is not a key, such as model.optimizer.lr; a name for several"),
+        ("lr=[1]", "lr: is not a key, such as model.optimizer.lr; a name for several"),
+        ("lr={low: 1, high: 2}", "lr: is not a key, such as model.optimizer.lr; a name for several"),
         ("a.b={low: 3, high: 1}", "low, 3, must be less than high, 1"),
         ("a.b={low: 0, high: 1, log: true}", "low, 0, must be greater than 0 in a range with log"),
         ("a.b={low: 1, high: 2, step: 3}", "step must be greater than 0 and at most high - low"),
