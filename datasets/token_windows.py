@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 import json
 import logging
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +23,8 @@ from emrun.stream_context import Rows, StreamContext
 _LOG = logging.getLogger(__name__)
 _BYTES = 256  # size of the vocabulary without a tokenizer
 _CHUNK = 2**22
-_FORMAT = 1  # version of the cache; to increase when tokens are made or stored differently
+_BEGINNING = 2**16  # bytes of the first file, by whose tokens tokenizers are compared
+_FORMAT = 2  # version of the cache; to increase when tokens are made or stored differently
 _SIZES = ("vocabulary_size", "vocab_size", "n_vocab", "get_vocab_size")
 _Tokens = np.ndarray[Any, Any]
 
@@ -58,15 +56,14 @@ class TokenWindows(Splits):
             decoded as UTF-8.
         separator: a token that is added after each file.
         cache_dir: a folder for the tokens. They are then encoded only once, and read from this folder instead of from
-            memory. Tokens in the folder are used again while files, tokenizer and separator are the same. Tokenizers
-            are compared by their pickled content; one that contains a set of strings is pickled differently in each
-            process, so its tokens are encoded again in every run.
+            memory. Tokens in the folder are used again while files, separator and size of the vocabulary are the same,
+            and the tokenizer makes the same tokens of the first 64 KiB. After any other change of the tokenizer, use
+            another folder.
         batch_size: the number of examples in a batch.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; a file is missing, not text or changes while it is
-            read; there are too few tokens for a window; or the tokenizer returns something else than tokens, or cannot
-            be pickled for the cache.
+            read; there are too few tokens for a window; or the tokenizer returns something else than tokens.
         StorageError: the cache cannot be read or written.
         StreamError: the tokens in the cache can no longer be read.
     """
@@ -153,7 +150,6 @@ class _Encoder:
 
     def __init__(self, tokenizer: Any, separator: int | None, folder: Path | None) -> None:
         self._tokenizer, self._separator, self._folder = tokenizer, separator, folder
-        self._identity = [] if folder is None or tokenizer is None else _identity_of(tokenizer)
         size = _BYTES if tokenizer is None else _size_of(tokenizer)
         self.vocabulary_size = size if size is None else max(size, -1 if separator is None else separator + 1)
         most = max(2**31 if size is None else size, 0 if separator is None else separator + 1)
@@ -165,7 +161,9 @@ class _Encoder:
         if self._folder is None:
             return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
         files = [(str(path.resolve()), *identity(path)) for path in paths]
-        content = [_FORMAT, self._dtype.str, self._separator, files, self._identity]
+        content: list[Any] = [_FORMAT, self._dtype.str, self._separator, files]
+        if self._tokenizer is not None:
+            content += [self.vocabulary_size, *(part.tolist() for part in self._read(argument, paths[0], _BEGINNING))]
         path = self._folder / f"tokens-{hashlib.sha256(json.dumps(content).encode()).hexdigest()}.npy"
         if _is_whole(path):
             _LOG.info("%s: tokens are read from %s", argument, path)
@@ -191,24 +189,28 @@ class _Encoder:
     def _pieces(self, argument: str, paths: Sequence[Path]) -> Iterator[_Tokens]:
         for path in paths:
             before = identity(path)
-            try:
-                yield from self._bytes_of(path) if self._tokenizer is None else [self._encoded(path)]
-            except OSError as error:
-                raise ArgumentError(argument, f"{str(path)!r} cannot be read: {reason_of(error)}") from error
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
+            yield from self._read(argument, path)
             if identity(path) != before:
                 raise ArgumentError(argument, f"{str(path)!r} has changed while it was read")
             if self._separator is not None:
                 yield np.array([self._separator], self._dtype)
 
-    def _bytes_of(self, path: Path) -> Iterator[_Tokens]:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                yield np.frombuffer(chunk, np.uint8).astype(self._dtype)
+    def _read(self, argument: str, path: Path, most: int = -1) -> Iterator[_Tokens]:
+        """Yield the tokens of a file, or with a tokenizer of its first bytes."""
+        try:
+            with path.open("rb") as file:
+                if self._tokenizer is not None:
+                    yield self._encoded(file.read(most).decode(errors="strict" if most < 0 else "ignore"))
+                    return
+                while chunk := file.read(_CHUNK):
+                    yield np.frombuffer(chunk, np.uint8).astype(self._dtype)
+        except OSError as error:
+            raise ArgumentError(argument, f"{str(path)!r} cannot be read: {reason_of(error)}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
 
-    def _encoded(self, path: Path) -> _Tokens:
-        found = self._tokenizer.encode(path.read_bytes().decode())
+    def _encoded(self, text: str) -> _Tokens:
+        found = self._tokenizer.encode(text)
         tokens = np.asarray(getattr(found, "ids", found))
         if not tokens.size:
             return np.empty(0, self._dtype)
@@ -250,26 +252,3 @@ def _size_of(tokenizer: Any) -> int | None:
             # the `vocab_size` of a tokenizer of transformers does not count added tokens, its length does
             return max(found, len(tokenizer)) if hasattr(tokenizer, "__len__") else found
     return None
-
-
-def _identity_of(tokenizer: Any) -> list[str]:
-    """Return what identifies a tokenizer: its class, the source and version of the class, and its pickled state.
-
-    Raises:
-        ArgumentError: the tokenizer cannot be pickled.
-    """
-    kind = type(tokenizer)
-    try:
-        state = pickle.dumps(tokenizer, protocol=4)
-    except Exception as error:
-        raise ArgumentError(
-            "cache_dir", f"a cache needs a tokenizer that can be pickled, but {kind.__name__} cannot: {error}"
-        ) from error
-    package = importlib.import_module(kind.__module__.partition(".")[0])
-    try:
-        source = Path(inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):  # a class of a library in C
-        source = b""
-    version = str(getattr(package, "__version__", ""))
-    digests = [hashlib.sha256(content).hexdigest() for content in (state, source)]
-    return [f"{kind.__module__}.{kind.__qualname__}", version, *digests]

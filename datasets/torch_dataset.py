@@ -141,7 +141,7 @@ class TorchDataset(ThreeStreams):
         else:
             made = self._of_iterable(data)
         batches = _named(made, self._sources, ctx.stream_name)
-        if _has_items(data) or ctx.epoch == 0 or not is_stateful(data) or _shuffles_in_buffer(data):
+        if _has_items(data) or ctx.epoch == 0 or not is_stateful(data):
             return batches
         return _WithState(data, batches)
 
@@ -256,9 +256,11 @@ class _WithState:
     """Batches of one pass over an object with a state, which begins with the first batch."""
 
     def __init__(self, owner: Any, batches: Iterator[Batch]) -> None:
-        self._owner, self._batches = owner, batches
-        state = None if isinstance(owner, DataLoader) else owner.state_dict()  # of a loader, this would begin the pass
-        self._before: dict[str, Any] | None = {"state": state}
+        self._owner = owner
+        self._batches = batches
+        self._data = owner.dataset if isinstance(owner, DataLoader) else owner  # `state_dict` of a loader begins a pass
+        first = self._data.state_dict() if is_stateful(self._data) else None
+        self._before: dict[str, Any] | None = {"first": first}
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
@@ -272,8 +274,10 @@ class _WithState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the pass begin after the batch of a state."""
         self._before = state
-        if state["state"] is not None:
+        if "state" in state:
             self._owner.load_state_dict(state["state"])
+        elif is_stateful(self._data):
+            self._data.load_state_dict(state["first"])
 
 
 def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> Iterator[Batch]:
@@ -326,17 +330,6 @@ def _hides_epoch(data: Any) -> bool:
     return not any(each.is_shared() for each in tensors) and not any(
         isinstance(each, SynchronizedBase) for each in values
     )
-
-
-def _shuffles_in_buffer(data: Any) -> bool:
-    """Return whether a streamed dataset of Hugging Face, or that of a loader, keeps rows in a buffer, at any depth.
-
-    Its state lacks them.
-    """
-    inner: list[Any] = [getattr(each, "_ex_iterable", None) for each in (data, getattr(data, "dataset", None))]
-    for each in inner:
-        inner += [each.ex_iterable] if hasattr(each, "ex_iterable") else getattr(each, "ex_iterables", ())
-    return any(type(each).__name__ == "BufferShuffledExamplesIterable" for each in inner)
 
 
 def _seed(ctx: StreamContext) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 
 from emrun.base.errors import StateError, reason_of
 from emrun.base.fields import TEXT, mapping_of, sequence_of
-from emrun.base.wording import listed
 from emrun.dataset import named_classes
 from emrun.storage.files import opened_regular, refuse_timeout, storing, write_atomically
 
@@ -46,8 +45,8 @@ def check_classes(dataset: Any, directory: Path) -> None:
         if names != known:
             raise StateError(
                 f"the dataset has other classes{f' of {source!r}' if source else ''} than when the run began, so that "
-                f"its labels mean something else: {_difference(names, known)}. Use "
-                f"the data of the run, or train anew; if each number means the same, delete {path}"
+                f"its labels mean something else; {path} has those of the run. Use the data of the run, or train anew; "
+                "if each number means the same, delete the file"
             )
 
 
@@ -65,16 +64,7 @@ def warn_of_other_classes(dataset: Any, weights: Path) -> None:
             known = before.get(source, names)
             if names != known and len(names) == len(known):
                 what = f"{weights}: the weights{f' of {source!r}' if source else ''} are of other classes than the data"
-                _LOG.warning("%s, so that outputs of theirs mean something else: %s", what, _difference(names, known))
-
-
-def _difference(names: list[str], known: list[str]) -> str:
-    """Return in what classes differ from those before, in words."""
-    more, less = ([name for name in a if name not in b] for a, b in ((names, known), (known, names)))
-    if more or less:
-        return f"new {listed(more)}; missing {listed(less)}"
-    label = next(label for label, (now, before) in enumerate(zip(names, known, strict=False)) if now != before)
-    return f"in another order, {label} is {names[label]!r} and was {known[label]!r}"
+                _LOG.warning("%s, so that outputs of theirs mean something else; see %s", what, place / CLASSES)
 
 
 def restore_classes(dataset: Any, directory: Path) -> None:

@@ -2,10 +2,8 @@
 
 import errno
 import functools
-import importlib
 import os
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -125,54 +123,36 @@ def test_batches_may_be_changed_without_changing_the_data(files, passes, ordered
 
 def test_tokens_in_a_cache_are_made_once_for_all_windows(files, ordered):
     first, second = Words(), Words()
+    first.helper = second.helper = lambda text: text  # cannot be pickled
     make = functools.partial(TokenWindows, str(files / "a.txt"), cache_dir=str(files / "cache"))
     before = ordered(make(window=5, tokenizer=first))
     assert np.array_equal(before, ordered(make(window=5, tokenizer=second)))
     make(window=9, tokenizer=second)
-    assert (first.encoded, second.encoded) == (1, 0)
+    assert (first.encoded, second.encoded) == (2, 2)  # each time the beginning
     (cached,) = (files / "cache").iterdir()
     assert np.load(cached).dtype == np.uint8
     assert len(np.load(cached)) == 90
 
 
-@pytest.mark.parametrize("change", ["content", "time", "separator", "state of the tokenizer", "files"])
+@pytest.mark.parametrize("change", ["content", "time", "separator", "tokenizer", "vocabulary", "files"])
 def test_another_file_separator_or_tokenizer_has_tokens_of_its_own(files, ordered, change):
     arguments = {"train": str(files / "a.txt"), "window": 5, "cache_dir": str(files / "cache"), "tokenizer": Words()}
     before = ordered(TokenWindows(**arguments))[0]
-    arguments["tokenizer"] = Words()  # the one of before counted, which would be a change by itself
     if change == "content":
         (files / "a.txt").write_text("b" * 200)
     elif change == "time":
         os.utime(files / "a.txt", ns=(1, 1))
     elif change == "separator":
         arguments["separator"] = 25
-    elif change == "state of the tokenizer":
+    elif change == "tokenizer":
         arguments["tokenizer"] = Words(26 + 1, shift=1)
+    elif change == "vocabulary":
+        arguments["tokenizer"] = Words(26 + 1)
     else:
         arguments["train"] = [str(files / "a.txt"), str(files / "a.txt")]
     after = ordered(TokenWindows(**arguments))[0]
     assert len(list((files / "cache").iterdir())) == 2
-    assert np.array_equal(before, after[: len(before)]) == (change in ("time", "separator", "files"))
-
-
-@pytest.mark.parametrize("change", ["source", "version"])
-def test_a_tokenizer_whose_source_or_version_changed_has_tokens_of_its_own(files, monkeypatch, change):
-    source = "class Letters:\n    def encode(self, text):\n        return [ord(each) % 26 for each in text]\n"
-    (files / "letters.py").write_text(source)
-    monkeypatch.syspath_prepend(files)
-    module = importlib.import_module("letters")
-    monkeypatch.delitem(sys.modules, "letters")  # behind the test
-    monkeypatch.setitem(sys.modules, "letters", module)
-    make = functools.partial(TokenWindows, str(files / "a.txt"), window=5, cache_dir=str(files / "cache"))
-    for count in (1, 1):
-        make(tokenizer=module.Letters())
-        assert len(list((files / "cache").iterdir())) == count
-    if change == "source":
-        (files / "letters.py").write_text(source.replace("26", "20"))
-    else:
-        module.__version__ = "2.0"
-    make(tokenizer=module.Letters())
-    assert len(list((files / "cache").iterdir())) == 2
+    assert np.array_equal(before, after[: len(before)]) == (change not in ("content", "tokenizer"))
 
 
 def test_a_cache_file_without_tokens_is_written_again(files, ordered):
@@ -214,13 +194,6 @@ def test_tokens_in_a_cache_can_be_read_by_others_as_the_umask_says(files):
     assert cached.stat().st_mode == (files / "a.txt").stat().st_mode
 
 
-def test_a_tokenizer_that_changes_while_it_encodes_is_identified_by_its_first_state(files):
-    for tokenizer in (Words(), Words()):
-        arguments = {"train": str(files / "a.txt"), "valid": str(files / "a.txt"), "cache_dir": str(files / "cache")}
-        TokenWindows(**arguments, window=5, tokenizer=tokenizer)
-    assert len(list((files / "cache").iterdir())) == 1
-
-
 def test_added_tokens_belong_to_the_vocabulary(files):
     class Added(Words):
         def __len__(self):
@@ -231,8 +204,9 @@ def test_added_tokens_belong_to_the_vocabulary(files):
 
 
 def test_what_fails_while_tokens_are_made_leaves_nothing_in_the_cache(files):
-    with pytest.raises(ArgumentError, match="must be a list of whole numbers"):
-        streams(files, cache_dir=str(files / "cache"), tokenizer=Broken([1.5]))
+    (files / "b.txt").write_bytes(b"ab\xff")  # behind a.txt
+    with pytest.raises(ArgumentError, match="can't decode byte"):
+        streams(files, cache_dir=str(files / "cache"), tokenizer=Words())
     assert list((files / "cache").iterdir()) == []
 
 
@@ -292,15 +266,6 @@ def test_a_file_that_is_not_text_is_refused_when_there_is_a_tokenizer(files):
     (files / "b.txt").write_bytes(b"ab\xff")
     with pytest.raises(ArgumentError, match=r"b\.txt': 'utf-8' codec can't decode byte 0xff in position 2"):
         streams(files, tokenizer=Words())
-
-
-def test_a_cache_needs_a_tokenizer_that_can_be_pickled(files):
-    tokenizer = Words()
-    tokenizer.helper = lambda text: text
-    with pytest.raises(
-        ArgumentError, match="cache_dir: a cache needs a tokenizer that can be pickled, but Words cannot"
-    ):
-        TokenWindows(str(files / "a.txt"), tokenizer=tokenizer, cache_dir=str(files / "cache"))
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(files):
