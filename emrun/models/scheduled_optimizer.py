@@ -137,8 +137,6 @@ class ScheduledOptimizer:
         with self.errors():
             if isinstance(self.scheduler, ClosedForm):
                 self.scheduler.begin(_horizon_of(loop), loop)
-            elif self.scheduler is not None and loop is not None and loop.has_run:
-                self.scheduler.check_end()  # the replay of a step is not a resume
 
     def begin_first_update(self, module: torch.nn.Module) -> None:
         """Warn of parameters that get no gradient in the first update."""

@@ -75,11 +75,12 @@ def test_lengths_in_updates_are_not_drawn_over_a_run_of_unknown_length():
     assert "warm-up 3 updates; the number of updates is known after the zeroth epoch" in plan.lines()[0]
 
 
-def test_a_scheduler_of_torch_that_does_not_fit_is_found_once_the_length_is_known():
-    scheduler = Factory(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=2, options={"step_on": "update"})
+def test_a_scheduler_of_torch_that_raises_is_found_once_the_length_is_known():
+    options = {"step_on": "update"}
+    scheduler = Factory(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2, options=options)
     model = model_of(scheduler, known=False)
-    assert model.schedule_plan().note == "whether it fits the run is known after the zeroth epoch"
-    with pytest.raises(ArgumentError, match="ends after 2 of the 20 updates of the run"):
+    assert model.schedule_plan().note == "the length of the run is known after the zeroth epoch"
+    with pytest.raises(ArgumentError, match="OneCycleLR makes 2 steps, but the run has 20 updates"):
         train(model)
     assert model._main_loop.updates_done == 0
 

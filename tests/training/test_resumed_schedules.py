@@ -5,7 +5,7 @@ from campaign import thinned
 from training.resuming import config_of, result, stopped, straight
 
 from emrun import create_training, resume_training
-from emrun.base.errors import ArgumentError, ConfigError, StateError
+from emrun.base.errors import ConfigError, StateError
 from emrun.training.create import train
 
 
@@ -87,79 +87,25 @@ def test_other_parts_of_a_schedule_are_refused_at_a_resume(project):
         resume_training(directory, ["hooks.StopAfter.epochs=2", f"model.scheduler.schedulers={parts}"])
 
 
-ENDS = {  # schedule, of which one epoch of five updates is the whole -> what the warning says
-    "cosine": (
-        {"class": "CosineAnnealingLR", "T_max": 5},
-        "CosineAnnealingLR had made 5 of its 5 steps (model.scheduler.T_max); the learning rate is 0. ",
-    ),
-    "polynomial": (
-        {"class": "PolynomialLR", "total_iters": 4},
-        "PolynomialLR had made 5 of its 4 steps (model.scheduler.total_iters); the learning rate is 0. ",
-    ),
-    "linear": (
-        {"class": "LinearLR", "start_factor": 1.0, "end_factor": 0.1, "total_iters": 5},
-        "LinearLR had made 5 of its 5 steps (model.scheduler.total_iters); the learning rate is 0.005. ",
-    ),
-    "sequence": (
-        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 3}, milestones=[2]),
-        "CosineAnnealingLR had made 3 of its 3 steps (model.scheduler.schedulers.1.T_max); the learning rate is 0. ",
-    ),
-    "chain": (
-        sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 5}, kind="ChainedScheduler"),
-        "CosineAnnealingLR had made 5 of its 5 steps (model.scheduler.schedulers.1.T_max); the learning rate is ",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", thinned(ENDS, ["cosine", "sequence"]))
-def test_a_resume_that_outlives_its_schedule_warns_once_with_the_rates_and_is_exact(project, caplog, name):
-    schedule, message = ENDS[name]
+def test_a_resume_that_outlives_its_schedule_warns_once_and_is_exact(project, caplog):
     config = config_of()
-    config["model"]["scheduler"] = {**schedule, "step_on": "update"}
+    config["model"]["scheduler"] = {"class": "PolynomialLR", "total_iters": 4, "step_on": "update"}
     directory = stopped(project, config)
     caplog.clear()
     train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
-    (warning,) = [each.getMessage() for each in caplog.records if "schedule" in each.getMessage()]
-    assert warning.startswith(f"the run continues after the end of its schedule: {message}")
+    (warning,) = [each.getMessage() for each in caplog.records if "a learning rate of 0" in each.getMessage()]
+    assert warning.startswith("model.scheduler: PolynomialLR gives a learning rate of 0 in 5 of 5 updates; write its")
     train(create_training(config, output_dir=project / "straight", overrides=["hooks.StopAfter.epochs=2"]))
     assert result(directory) == result(project / "straight")
 
 
 def test_a_longer_schedule_that_begins_at_a_rate_of_0_is_warned_of(project, caplog):
     config = config_of()
-    config["model"]["scheduler"] = ENDS["cosine"][0] | {"step_on": "update"}
+    config["model"]["scheduler"] = {"class": "PolynomialLR", "total_iters": 5, "step_on": "update"}
     directory = stopped(project, config)
-    train(resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.T_max=10"]))
-    assert "had made 5 of its 5 steps (model.scheduler.T_max); the learning rate is 0. " in caplog.text
-
-
-NO_ENDS = [
-    {"class": "CosineAnnealingLR", "T_max": 6},
-    {"class": "CosineAnnealingWarmRestarts", "T_0": 2},
-    {"class": "ExponentialLR", "gamma": 0.9},
-    WARM_UP,
-    {"class": "ConstantLR", "total_iters": 2},
-    sequence(WARM_UP, {"class": "CosineAnnealingLR", "T_max": 3}, milestones=[3]),
-    sequence({"class": "CosineAnnealingLR", "T_max": 2}, {"class": "ExponentialLR", "gamma": 0.9}, milestones=[3]),
-    sequence(WARM_UP, {"class": "ExponentialLR", "gamma": 0.9}, kind="ChainedScheduler"),
-]
-
-
-@pytest.mark.parametrize("schedule", thinned(NO_ENDS, NO_ENDS[:1]), ids=lambda each: each["class"])
-def test_a_schedule_that_is_not_over_or_has_no_end_is_not_warned_of(project, caplog, schedule):
-    config = config_of()
-    config["model"]["scheduler"] = {**schedule, "step_on": "update"}
-    directory = stopped(project, config)
-    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
-    assert "end of its schedule" not in caplog.text
-
-
-def test_a_resume_with_nothing_left_to_train_does_not_warn_of_its_schedule(project, caplog):
-    config = config_of()
-    config["model"]["scheduler"] = {**ENDS["cosine"][0], "step_on": "update"}
-    directory = stopped(project, config)
-    train(resume_training(directory, ["hooks.StopAfter.iterations=5"]))
-    assert "end of its schedule" not in caplog.text
+    caplog.clear()
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.total_iters=10"]))
+    assert "PolynomialLR gives a learning rate of 0 in 5 of 5 updates" in caplog.text
 
 
 def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project):
@@ -167,17 +113,10 @@ def test_a_one_cycle_schedule_that_is_over_is_an_error_before_any_update(project
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 5, "step_on": "update"}
     directory = stopped(project, config)
     before = (directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()
-    message = r"OneCycleLR had made 5 of its 5 steps \(model.scheduler.total_steps\), .* model.scheduler.total_steps=N"
-    refusal = "OneCycleLR makes 5 steps, but the run has 10 updates; total_steps must be at least 10"
-    with pytest.raises(ConfigError, match=refusal) as caught:
+    with pytest.raises(ConfigError, match="OneCycleLR makes 5 steps, but the run has 10 updates") as caught:
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
     assert caught.value.exit_status == 2
     assert ((directory / "checkpoints" / "latest").resolve(), (directory / "config.yaml").read_text()) == before
-    training = resume_training(directory, ["hooks=[{StopAfter: {minutes: 1}}]"])  # of no known length
-    with pytest.raises(ArgumentError, match=message):
-        train(training)
-    assert training.main_loop.iterations_done == 5
-    assert (directory / "checkpoints" / "latest").resolve() == before[0]
     longer = resume_training(directory, ["hooks=[{StopAfter: {epochs: 2}}]", "model.scheduler.total_steps=20"])
     train(longer)
     assert longer.main_loop.iterations_done == 10
@@ -188,7 +127,7 @@ def test_a_one_cycle_schedule_that_would_end_in_a_longer_run_is_refused_before_t
     config["model"]["scheduler"] = {"class": "OneCycleLR", "max_lr": 0.1, "total_steps": 7, "step_on": "update"}
     directory = stopped(project, config)
     before = (directory / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match="OneCycleLR makes 7 steps, but the run has 10 updates; total_steps must be"):
+    with pytest.raises(ConfigError, match="OneCycleLR makes 7 steps, but the run has 10 updates"):
         resume_training(directory, ["hooks.StopAfter.epochs=2"])
     assert (directory / "config.yaml").read_text() == before
     train(resume_training(directory, ["hooks.StopAfter.epochs=2", "model.scheduler.total_steps=10"]))

@@ -16,7 +16,7 @@ from emrun.base.types import EpochData, Factory, Horizon
 from emrun.epoch_data import check_address, number_at
 from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
 from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.preview import MOST_STEPS, PARTS, Ahead, End, all_in, ends, on_dummy
+from emrun.models.schedules.preview import MOST_STEPS, PARTS, all_in, made_by, on_dummy, rates_ahead, without_rate
 from emrun.schedule_plan import SchedulePlan
 from emrun.storage.checkpoints.state_file import read_back
 
@@ -40,8 +40,7 @@ class Scheduler:
         self.key = key
         self._configured = _plain(scheduler.state_dict())
         self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
-        self._is_loaded = False
-        self._ended: list[End] | None = None  # at the time of loading
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state with its class and configured arguments."""
@@ -57,7 +56,6 @@ class Scheduler:
         check_class(saved, "scheduler", _class_of(self.scheduler))
         old, new = saved["configured"], self._configured
         with refusals("scheduler", self.scheduler):
-            self._is_loaded, self._ended = True, ends(self.scheduler, saved["state"], self.key)
             self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
             for each in all_in(self.scheduler).values():
@@ -74,34 +72,53 @@ class Scheduler:
             _copied(self.scheduler).load_state_dict(_updated(saved["state"], saved["configured"], self._configured))
 
     def shown(self, horizon: Horizon, epochs: int | None) -> SchedulePlan:
-        """Return the plan of a run of this length; check that the scheduler fits a new run, and allows a longer one.
+        """Return the plan of a run of this length; warn once if the rate is 0 in most of what is left of it.
 
         Args:
             horizon: the length of the run.
             epochs: number of epochs of the run; None if it is not known.
 
         Raises:
-            ArgumentError: the scheduler does not fit the run.
+            ArgumentError: a step of the scheduler raises an error.
         """
         name = _class_of(self.scheduler)
         if self.metric is not None:
             return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
         steps = horizon.updates if self.on_update else epochs
         if steps is None:
-            awaited = "whether it fits the run is known after the zeroth epoch"
+            awaited = "the length of the run is known after the zeroth epoch"
             return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
         after = None if self.on_update else steps
-        copied = on_dummy(self._at_first) if self._at_first is not None else None
-        if copied is None or steps > MOST_STEPS:
-            why = f"of more than {MOST_STEPS} steps" if copied is not None else "of your own"
+        first = on_dummy(self._at_first) if self._at_first is not None else None
+        now = on_dummy(self.scheduler)
+        if first is None or now is None or steps > MOST_STEPS:
+            why = f"of more than {MOST_STEPS} steps" if first is not None else "of your own"
             return SchedulePlan(name, horizon.updates, after, f"the rates of a schedule {why} are not known in advance")
-        ahead = Ahead(copied, steps, "updates" if self.on_update else "epochs")
-        if self._is_loaded:
-            ahead.check_steps()
-        elif steps:
-            ahead.check(horizon.updates)
-        used = [rates[: max(steps, 1)] for rates in ahead.rates]
-        return SchedulePlan(name, horizon.updates, after, rates=used)
+        unit = "updates" if self.on_update else "epochs"
+        made = made_by(now)
+        rates = rates_ahead(now, steps, unit)
+        self._warn_without_rate(rates, unit)
+        if made:
+            rates = rates_ahead(first, steps, unit)
+        return SchedulePlan(name, horizon.updates, after, rates=[each[: max(steps, 1)] for each in rates])
+
+    def _warn_without_rate(self, rates: list[list[float]], unit: str) -> None:
+        """Warn once if the rate is 0 in most of the steps that are left."""
+        bases = [float(group.get("initial_lr", group["lr"])) for group in self.scheduler.optimizer.param_groups]
+        left = len(rates[0]) - 1
+        count = without_rate(rates, bases)
+        if 2 * count > left and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "%s: %s gives a learning rate of 0 in %d of %d %s; write its length in %s, or use a schedule that "
+                "follows the length of the run, such as {class: Cosine, warmup: 5%%}",
+                self.key,
+                _class_of(self.scheduler),
+                count,
+                left,
+                unit,
+                unit,
+            )
 
     def step(self, epoch_data: EpochData | None) -> None:
         """Step the scheduler; with a metric, only after an epoch that evaluated the stream of the metric.
@@ -118,31 +135,6 @@ class Scheduler:
             raise ArgumentError("scheduler", f"{error}; see ComputeStats") from error
         if value is not None:
             self.scheduler.step(value)
-
-    def check_end(self) -> None:
-        """Warn once, with the learning rates, if the loaded schedule had ended.
-
-        Raises:
-            ArgumentError: the scheduler cannot make another step.
-        """
-        found, self._ended = self._ended, None
-        if not found:
-            return
-        steps = "{} had made {} of its {} steps ({})"
-        made = "; ".join(steps.format(type(each.scheduler).__name__, each.made, each.end, each.key) for each in found)
-        for its, key, count, _ in found:
-            if isinstance(its, torch.optim.lr_scheduler.OneCycleLR) and count >= its.total_steps:
-                message = f"the schedule has ended: {made}, and torch does not allow more"
-                raise ArgumentError("scheduler", f"{message}; resume with the override {key}=N, the new end")
-        rates = dict.fromkeys(f"{float(group['lr']):g}" for group in self.scheduler.optimizer.param_groups)
-        _LOG.warning(
-            "the run continues after the end of its schedule: %s; the learning rate is %s. A rate that has reached its "
-            "end, such as 0, may stay there, also with the override %s=N: resume from a checkpoint before the end "
-            "(`--checkpoint NAME`) for other rates",
-            made,
-            ", ".join(rates),
-            found[0].key,
-        )
 
 
 def build_scheduler(
@@ -181,11 +173,6 @@ def build_scheduler(
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
             raise ArgumentError(f"scheduler.{name}", message, "delete")
         return scheduler
-    sequences = (each for each in all_in(scheduler).values() if isinstance(each, torch.optim.lr_scheduler.SequentialLR))
-    for part in (part for each in sequences for part in each._schedulers[1:]):
-        if type(part).get_lr is torch.optim.lr_scheduler.LRScheduler.get_lr:
-            message = f"torch cannot start {_class_of(part)} at a milestone of SequentialLR, only as its first part"
-            raise ArgumentError("scheduler", message)
     needs_metric = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     if needs_metric and metric is None:
         raise ArgumentError("scheduler", "ReduceLROnPlateau needs `metric`, e.g. valid/loss/mean")
