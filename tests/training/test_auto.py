@@ -57,4 +57,4 @@ def test_comments_stay_and_the_same_command_resumes(project, emrun):
         assert re.search("micro_batch_size: 2 +# four examples do not fit", (project / "run" / CONFIG).read_text())
     assert "nothing to do" in done.stderr
     log = (project / "run" / "train.log").read_text()
-    assert "model.micro_batch_size: 2, found with the first batch of 4 examples" in log
+    assert "model.micro_batch_size: 2, found with a batch of 4 examples" in log
