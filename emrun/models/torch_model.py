@@ -223,7 +223,6 @@ class TorchModel(SavedModel):
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
-        self._optimizers.build()
         self._updates.list_optimizers()
         if strategy is not None:
             check_by_rows(self._optimizers.members)

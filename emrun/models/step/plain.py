@@ -30,7 +30,7 @@ TrainStep = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Parameters = Sequence[torch.nn.Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
-_FOREIGN = ScheduledOptimizer("", None, None)  # stands for each optimizer that only a subclass knows
+_FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
 _FOREIGN.step = Step.of(None)
 
 
