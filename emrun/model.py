@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from emrun.base.types import Batch, Prefetch
@@ -39,9 +38,6 @@ class AbstractModel(ABC):
     is_accumulating: bool = False
     """Whether a window has begun that the last train batch did not end. Checkpoints and the end of the run wait for its
     end, because the gradients of a window are not saved."""
-
-    clock: Callable[[], float] = staticmethod(perf_counter)
-    """The time in seconds, from which the loop gets how long `run` takes; a model may leave out what it does once."""
 
     shares_batches: bool = False
     """Whether several ranks can train the model, each on its rows of every batch: it adds up their gradients."""

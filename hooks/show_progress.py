@@ -106,7 +106,7 @@ class ShowProgress(AbstractHook):
         """Begin with the bar of a stream, if bars can be seen and are wanted."""
         self._stream, self._stream_began, self._resumed_at = stream, now, self._count
         if self._began is None and self.main_loop.training:
-            self._began = self.main_loop.iterations_done, self.main_loop.model.clock()
+            self._began = self.main_loop.iterations_done, monotonic()
         if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TQDM_DISABLE"):
             self._due = self._epoch_began + 60 * _next_minute((now - self._epoch_began) / 60)
             return
@@ -155,7 +155,7 @@ class ShowProgress(AbstractHook):
             left.append((min(epochs) - loop.training_epochs_done) * length - self._count)
         if not left or self._began is None or loop.iterations_done == first:
             return None
-        return max(0, min(left)) * (loop.model.clock() - began) / (loop.iterations_done - first)
+        return max(0, min(left)) * (monotonic() - began) / (loop.iterations_done - first)
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -62,12 +62,12 @@ class Profiling:
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Time what is called for the batches of a stream."""
-        name, seconds, clock = stream.name, self.seconds, self._loop.model.clock
+        name, seconds = stream.name, self.seconds
         calls.batches = timed_batches(calls.batches, seconds.setdefault(f"read_batch_{name}", array("d")))
-        calls.run = _timed(calls.run, seconds.setdefault(f"eval_batch_{name}", array("d")), clock)
+        calls.run = _timed(calls.run, seconds.setdefault(f"eval_batch_{name}", array("d")))
         if calls.report is not None:
             key = f"after_batch_hooks_{name}"
-            calls.report = _timed(calls.report, seconds.setdefault(key, array("d")), clock)
+            calls.report = _timed(calls.report, seconds.setdefault(key, array("d")))
         lengths = seconds.setdefault(f"batch_length_{name}", array("d"))
         calls.after.append(lambda outputs: lengths.append(self._examples()))
 
@@ -100,13 +100,13 @@ def timed_batches(batches: Iterable[Batch], seconds: array[float]) -> Iterator[B
         began = perf_counter()
 
 
-def _timed(call: Callable[..., Any], seconds: array[float], clock: Callable[[], float]) -> Callable[..., Any]:
-    """Return a function that also notes how long its calls take, by a clock in seconds."""
+def _timed(call: Callable[..., Any], seconds: array[float]) -> Callable[..., Any]:
+    """Return a function that also notes how long its calls take, in seconds."""
 
     def timing(*arguments: Any, **named: Any) -> Any:
-        began = clock()
+        began = perf_counter()
         result = call(*arguments, **named)
-        seconds.append(clock() - began)
+        seconds.append(perf_counter() - began)
         return result
 
     return timing

@@ -1,4 +1,4 @@
-"""The modes of a module and of its parts: training or evaluation."""
+"""The modes of a module and of its parts, training or evaluation; its buffers, to restore them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def modes(module: torch.nn.Module) -> dict[str, Any]:
@@ -34,3 +35,16 @@ def set_modes(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     for name, part in module.named_modules():
         if name in others:
             part.training = not saved["training"]
+
+
+def copied_buffers(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return name of a buffer -> a copy of it."""
+    return {name: each.clone() for name, each in module.named_buffers()}
+
+
+@torch.no_grad()
+def restore_buffers(module: torch.nn.Module, copies: Mapping[str, Tensor]) -> None:
+    """Restore the buffers that `copied_buffers` returned, as far as they have the same shapes."""
+    for name, buffer in module.named_buffers():
+        if name in copies and copies[name].shape == buffer.shape:
+            buffer.copy_(copies[name])

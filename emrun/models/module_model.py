@@ -101,7 +101,6 @@ class ModuleModel(AbstractModel):
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
             self._call = partial(self._compilation.call, self._inputs.passing.call)
-            self._compilation.begin(module)
         self._sharding = None if strategy is None else self._shard(strategy)
 
     def _shard(self, strategy: object) -> Sharding:
@@ -126,11 +125,6 @@ class ModuleModel(AbstractModel):
     def _is_alone(self) -> bool:
         """Return whether a hook is called on this rank only."""
         return self._main_loop is not None and self._main_loop.is_alone
-
-    @property
-    def clock(self) -> Callable[[], float]:  # type: ignore[override]
-        """A clock that stands still while the module is compiled."""
-        return super().clock if self._compilation is None else self._compilation.clock
 
     @property
     def is_sharded(self) -> bool:  # type: ignore[override]
@@ -195,13 +189,11 @@ class ModuleModel(AbstractModel):
             self._tf32.end()
 
     def after_stream(self, stream_name: str) -> None:
-        """Compute the metrics of a whole stream; warn once if the module was not called compiled.
+        """Compute the metrics of a whole stream.
 
         Raises:
             ArgumentError: a metric is not a number.
         """
-        if self._compilation is not None:
-            self._compilation.check_use(self.module)
         if self._stream_metrics is not None:
             self._stream_metrics.end(stream_name)
 

@@ -33,16 +33,18 @@ class Optimizers:
         scheduler: the form of the schedule, which every optimizer gets, or name of an optimizer -> form.
 
     Raises:
-        ArgumentError: a name is not that of an optimizer.
+        ArgumentError: an optimizer or a schedule cannot be built, a name is not that of an optimizer, or two optimizers
+            train the same parameter.
     """
 
     def __init__(self, model: Any, optimizer: Any, scheduler: Any) -> None:
         self._model = model
-        self.members = optimizers_of(optimizer, scheduler)
+        self.members = optimizers_of(model.module, optimizer, scheduler)
         """The optimizers with their schedules, in the order of the config; an empty one if the config has none."""
         self.only = self.members[0] if not self.members[0].name else None
         """The only optimizer, without a name; None if there are several."""
-        self.has_modes = False
+        check_apart(model.module, self.members)
+        self.has_modes = any(each.has_modes for each in self.members)
         """Whether an optimizer has other weights for evaluations than for training."""
         self.is_plan_due = False
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
@@ -69,17 +71,6 @@ class Optimizers:
     def schedulers(self) -> dict[str, Scheduler | ClosedForm]:
         """Name of the optimizer -> its schedule."""
         return {each.name or "optimizer": each.scheduler for each in self.members if each.scheduler is not None}
-
-    def build(self) -> None:
-        """Build optimizers and schedulers from their forms.
-
-        Raises:
-            ArgumentError: they cannot be built, or two optimizers train the same parameter.
-        """
-        for each in self.members:
-            each.build(self._model.module)
-        check_apart(self._model.module, self.members)
-        self.has_modes = any(each.has_modes for each in self.members)
 
     def warn_of_untrained(self) -> None:
         """Warn once of each parameter that no optimizer has, also of those that replace others in the training."""

@@ -85,9 +85,9 @@ def _widened(value: Any) -> Any:
 
 
 class TF32:
-    """Lets a GPU multiply matrices and convolve in TF32, from the beginning to the end of a run.
+    """Lets a GPU multiply matrices in TF32, from the beginning to the end of a run; torch convolves in TF32 anyway.
 
-    The settings of torch are those of the process. They are restored afterwards.
+    The setting of torch is that of the process. It is restored afterwards.
 
     Args:
         device: the device of the model; without TF32 there, a warning is logged.
@@ -95,32 +95,24 @@ class TF32:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before: list[tuple[Any, str, Any]] = []
+        self._before: str | None = None
 
     def begin(self) -> None:
-        """Change the settings."""
-        if not has_tf32(self._device):
+        """Change the setting."""
+        if has_tf32(self._device):
+            self._before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high")
+        else:
             _LOG.warning(
                 "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
                 "TF32, since Ampere",
                 str(self._device),
             )
-        elif not self._before:
-            backends: Any = torch.backends
-            switches: list[tuple[Any, str, Any]]
-            if hasattr(backends.cudnn, "conv"):
-                places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-                switches = [(each, "fp32_precision", "tf32") for each in places]
-            else:  # before torch 2.9
-                switches = [(each, "allow_tf32", True) for each in (backends.cuda.matmul, backends.cudnn)]
-            for each, name, value in switches:
-                self._before.append((each, name, getattr(each, name)))
-                setattr(each, name, value)
 
     def end(self) -> None:
-        """Restore the settings."""
-        while self._before:
-            setattr(*self._before.pop())
+        """Restore the setting."""
+        if self._before is not None:
+            torch.set_float32_matmul_precision(self._before)
 
 
 def has_tf32(device: torch.device) -> bool:

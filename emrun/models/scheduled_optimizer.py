@@ -41,57 +41,41 @@ class ScheduledOptimizer:
     are kept meanwhile, because the way back is not exact.
 
     Args:
+        module: the module to train; None without a form.
         name: its name in the config; empty for the only one.
         form: the form of the optimizer; None for a model that is only evaluated, or trains in its own way.
         scheduler: the form of the schedule.
         scheduler_key: the key of that form in the model's section, for messages.
+
+    Raises:
+        ArgumentError: optimizer or scheduler cannot be built.
     """
 
-    def __init__(self, name: str, form: Any, scheduler: Any, scheduler_key: str = "scheduler") -> None:
+    def __init__(self, module: Any, name: str, form: Any, scheduler: Any, scheduler_key: str = "scheduler") -> None:
         self.name = name
-        self._forms = form, scheduler
+        self._key = f"optimizer.{name}" if name else "optimizer"
         self._scheduler_key = scheduler_key
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Scheduler | ClosedForm | None = None
+        self.metric: str | None = getattr(scheduler, "options", {}).get("metric")
+        """The statistic that the scheduler reads in the epoch's data, if it reads one."""
         self.rates: list[float | Tensor] | None = None
         """The learning rates of the last update, or with which a window of several batches has begun."""
         self.step: Step | None = None
         """The step of the optimizer; None until an update was made in this process."""
-        self.has_modes = False
-        """Whether the optimizer has other weights for evaluations."""
-        self.is_training = False
-        """Whether such an optimizer has its weights for training in the module."""
         self._kept: list[Tensor] | None = None  # the weights for training, while those for evaluations are in use
-        self._configured: list[dict[str, Any]] = []
-        self._empty: torch.optim.Optimizer | None = None  # has the groups that a resume has when it loads the state
-
-    @property
-    def metric(self) -> str | None:
-        """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        metric: str | None = getattr(self._forms[1], "options", {}).get("metric")
-        return metric
-
-    def build(self, module: torch.nn.Module) -> None:
-        """Build optimizer and scheduler from their forms.
-
-        Raises:
-            ArgumentError: they cannot be built.
-        """
-        form, scheduler = self._forms
-        if form is not None:
-            key = f"optimizer.{self.name}" if self.name else "optimizer"
-            if self.name and getattr(form, "options", {}).get("match") is None:
-                raise ArgumentError(key, "missing key 'match': a regular expression for the parameters that it trains")
-            self.optimizer = build_optimizer(module, form, key)
-            self.replace(self.optimizer)
+        if name and getattr(form, "options", {}).get("match") is None:
+            raise ArgumentError(
+                self._key, "missing key 'match': a regular expression for the parameters that it trains"
+            )
+        self.replace(None if form is None else build_optimizer(module, form, self._key))
+        self.scheduler: Scheduler | ClosedForm | None = None
         if scheduler is not None:
             with self.errors():
-                self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{self._scheduler_key}")
-        self._configured = configured_arguments(module, self.optimizer) if self.optimizer is not None else []
+                self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{scheduler_key}")
+        self._configured = [] if self.optimizer is None else configured_arguments(module, self.optimizer)
         self.register()
 
     def register(self) -> None:
-        """Record the groups of the optimizer; a resume loads its state after that."""
+        """Record the groups of the optimizer; a resume, which has them too, loads its state after that."""
         self._empty = on_shapes(self.optimizer) if self.optimizer is not None else None
 
     def check_loadable(self) -> None:
@@ -100,7 +84,7 @@ class ScheduledOptimizer:
         Raises:
             ArgumentError: it could not.
         """
-        key = f"optimizer.{self.name}" if self.name else "optimizer"
+        key = self._key
         try:
             if self.optimizer is not None:
                 check_loadable(self.optimizer, self._empty)
@@ -112,8 +96,11 @@ class ScheduledOptimizer:
 
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take an optimizer, which gets the mode of evaluations if it has modes."""
-        self.optimizer, self.is_training = optimizer, False
+        self.optimizer = optimizer
         self.has_modes = all(callable(getattr(optimizer, each, None)) for each in ("train", "eval"))
+        """Whether the optimizer has other weights for evaluations."""
+        self.is_training = False
+        """Whether such an optimizer has its weights for training in the module."""
         if self.has_modes:
             optimizer.eval()  # type: ignore[union-attr]
 
@@ -278,20 +265,21 @@ def _horizon_of(loop: Loop | None) -> Horizon:
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
 
 
-def optimizers_of(optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
-    """Return the optimizers of a model, not built yet.
+def optimizers_of(module: torch.nn.Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
+    """Return the optimizers of a model.
 
     Args:
+        module: the module to train.
         optimizer: the form of the only optimizer, or name -> form.
         scheduler: the form of the schedule of every optimizer, or name of an optimizer -> form.
 
     Raises:
-        ArgumentError: a name is not allowed.
+        ArgumentError: a name is not allowed, or an optimizer or a schedule cannot be built.
     """
     if not isinstance(optimizer, Mapping):
         if isinstance(scheduler, Mapping):
             raise ArgumentError("scheduler", "has names, but there is one optimizer without a name; write one schedule")
-        return (ScheduledOptimizer("", optimizer, scheduler),)
+        return (ScheduledOptimizer(module, "", optimizer, scheduler),)
     for name in optimizer:
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError("optimizer", f"{name!r} is not a name of letters, digits and underscores")
@@ -304,7 +292,7 @@ def optimizers_of(optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, .
             raise ArgumentError(f"scheduler.{name}", f"there is no optimizer {name!r}{there}")
     has_names = isinstance(scheduler, Mapping)
     return tuple(
-        ScheduledOptimizer(name, form, schedulers.get(name), f"scheduler.{name}" if has_names else "scheduler")
+        ScheduledOptimizer(module, name, form, schedulers.get(name), f"scheduler.{name}" if has_names else "scheduler")
         for name, form in optimizer.items()
     )
 

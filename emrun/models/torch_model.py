@@ -125,8 +125,8 @@ class TorchModel(SavedModel):
             intervals in updates count windows. Checkpoints, signals and the end of the run wait for the end of the
             window.
         micro_batch_size: the largest number of examples that a train step runs on at once. A larger batch is split; its
-            parts make one update with the gradients of the whole batch. `auto` finds the size before the first update,
-            and writes it into the config of the run.
+            parts make one update with the gradients of the whole batch. `auto` halves the size as long as the first
+            batches do not fit into the memory, and writes it into the config of the run.
         precision: `bf16` and `fp16` run forward in bfloat16 or float16, by `torch.autocast`; the weights, the outputs,
             losses and metrics are float32. fp16 scales the loss and skips updates with gradients that are not finite.
             `tf32` lets a GPU multiply matrices in TF32. By default, 32, the settings of torch apply.
@@ -223,7 +223,6 @@ class TorchModel(SavedModel):
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
-        self._optimizers.build()
         self._updates.list_optimizers()
         if strategy is not None:
             check_by_rows(self._optimizers.members)
@@ -245,7 +244,8 @@ class TorchModel(SavedModel):
                 is_usual = not self._is_own_scheme
                 is_single = is_one and is_usual and self._optimizers.only is not None
                 kind = SummedBatches if is_single else SummedWindows
-                self._updates = kind(*parts, **how, sends=is_usual, exchanges=exchanges)
+                sends = is_usual and micro_batch_size != "auto"  # what is sent cannot be calculated again
+                self._updates = kind(*parts, **how, sends=sends, exchanges=exchanges)
         elif is_one:
             self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
         elif scale is None:
@@ -425,6 +425,8 @@ class TorchModel(SavedModel):
         except Exception as error:
             self.step_outputs = None
             advise(error, self._parts.size if self._parts is not None else None, examples_of(batch))
+            if self._compilation is not None:
+                self._compilation.advise(error)
             raise
         try:
             detached = dict(zip(outputs, map(_detach, outputs.values()), strict=True))
@@ -451,10 +453,6 @@ class TorchModel(SavedModel):
         self._stream, self._trained = stream, True
         self._looks = [self._check_first]
         self._updates.begin_stream(stream)
-        if self._parts is not None:
-            found = self._parts.prepare(inputs, examples_of(batch))
-            if found is not None and self.write_setting is not None:
-                self.write_setting("micro_batch_size", found)
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)

@@ -220,10 +220,9 @@ def test_the_bar_shows_the_time_left_of_the_run(scripted, terminal, monkeypatch,
     clock = Passes()
     monkeypatch.setattr(show_progress, "_SECONDS", 0)
     hooks = [clock, ShowProgress(dataset=Four()), StopAfter(**limits)]
-    model = scripted()
-    model.clock = lambda: clock.now
-    hooks[2].clock = model.clock
-    MainLoop(model, Four(), hooks, skip_zeroth_epoch=True).run_training()
+    monkeypatch.setattr(show_progress, "monotonic", lambda: clock.now)
+    hooks[2].clock = lambda: clock.now
+    MainLoop(scripted(), Four(), hooks, skip_zeroth_epoch=True).run_training()
     found = re.findall(r"epoch (\d) train: [^\r]*? (\d)/4 \[[^\r]*?(?:run ([\d:]+) left)?\]", terminal.getvalue())
     shown = {(int(epoch), int(batch)): left or None for epoch, batch, left in found if batch != "0"}
     assert list(shown.values()) == expected
@@ -243,8 +242,8 @@ def test_a_narrow_bar_leaves_out_the_rate_then_the_far_time(scripted, terminal, 
     clock = Passes()
     monkeypatch.setattr(show_progress, "_SECONDS", 0)
     monkeypatch.setattr(show_progress, "width", lambda stream: width)
+    monkeypatch.setattr(show_progress, "monotonic", lambda: clock.now)
     model = scripted()
-    model.clock = lambda: clock.now
     model.step_values = lambda: {"loss": Loss()}
     hooks = [clock, ShowProgress(dataset=Four()), StopAfter(updates=5)]
     MainLoop(model, Four(), hooks, skip_zeroth_epoch=True).run_training()
@@ -258,7 +257,6 @@ def test_a_long_epoch_has_lines_where_there_is_no_bar(scripted, monkeypatch, cap
     monkeypatch.setattr(show_progress, "sys", SimpleNamespace(stderr=io.StringIO()))
     monkeypatch.setattr(show_progress, "monotonic", lambda: 15 * (clock.now - 100))  # a minute for each batch
     model = scripted()
-    model.clock = show_progress.monotonic
     model.step_values = lambda: {"loss": Loss()}
     hooks = [clock, ShowProgress(dataset=Four()), StopAfter(epochs=1)]
     with caplog.at_level("INFO"):

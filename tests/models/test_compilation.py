@@ -1,7 +1,6 @@
-"""`compile`: the module is compiled in place, for changing sizes, and what that costs is not the time of a step."""
+"""`compile`: the module is compiled in place, for changing sizes."""
 
 import copy
-import logging
 import random
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
 
-from emrun import AbstractHook, MainLoop, TorchModel
+from emrun import MainLoop, TorchModel
 from emrun.base.errors import ArgumentError
 from emrun.models.compilation import Compilation
 
@@ -28,17 +27,6 @@ class Net(nn.Module):
 
     def forward(self, x, y):
         return {"loss": functional.mse_loss(self.head(self.layers(x))[:, 0], y)}
-
-
-class Profiles(AbstractHook):
-    """Keeps the seconds of the batches."""
-
-    def __init__(self):
-        super().__init__()
-        self.seconds = []
-
-    def after_epoch_profile(self, profile):
-        self.seconds += profile.get("eval_batch_train", ())
 
 
 @pytest.fixture(autouse=True)
@@ -90,47 +78,6 @@ def test_false_compiles_nothing():
     assert not counters["stats"]
 
 
-def test_a_copy_of_the_model_is_compiled_too():
-    found = copy.deepcopy(model(EAGER))
-    assert found.module._compiled_call_impl is None
-    trained(found)
-    assert counters["stats"]["unique_graphs"] > 0
-
-
-def test_the_time_of_compiling_is_logged_and_is_not_in_the_time_of_a_batch(caplog):
-    caplog.set_level(logging.INFO, "emrun")
-    waits = []
-
-    def slow(graph, inputs):
-        waits.append(1)
-        torch.randn(600, 600).matrix_power(200)  # 0.1 s and more
-        return graph.forward
-
-    profiles = Profiles()
-    trained(model({"backend": slow}), profiles, sizes=(4, 4, 3))
-    assert len(waits) >= 2
-    assert "compiling Net took " in caplog.text
-    assert "for x: float32 (4, 3), y: float32 (4)" in caplog.text.replace("(4,)", "(4)")
-    logged = [float(each.message.split()[3]) for each in caplog.records if each.message.startswith("compiling")]
-    assert len(profiles.seconds) == 3
-    assert 0 < sum(profiles.seconds) < sum(logged) + 0.1
-
-
-def test_a_step_that_calls_only_parts_is_a_warning(caplog):
-    class Parts(TorchModel):
-        def train_step(self, inputs):
-            loss = self.module.layers(inputs["x"]).sum()
-            self.backward(loss)
-            self.update(self.optimizer)
-            return {"loss": loss}
-
-    found = Parts(Net(), optimizer=SGD, device="cpu", compile=EAGER)
-    with MainLoop(found, Streams(train=batches(4))) as loop:
-        loop.epoch(["train"])
-        loop.epoch(["train"])
-    assert caplog.text.count("model.compile has no effect: nothing calls Net itself") == 1
-
-
 def test_an_error_of_the_compiler_says_how_to_go_on():
     def broken(graph, inputs):
         raise RuntimeError("no such instruction")
@@ -144,18 +91,15 @@ def test_an_error_of_the_compiler_says_how_to_go_on():
     ("value", "message"),
     [
         (3, "compile: 3 is neither true nor arguments of torch.compile, such as {dynamic: true}"),
-        ({"dynamik": True}, "compile.dynamik: torch.compile has no such option; did you mean 'dynamic'?"),
-        ({"dynamic": "no"}, "compile.dynamic: 'no' is neither true nor false"),
-        ({"fullgraph": 1}, "compile.fullgraph: 1 is neither true nor false"),
-        ({"mode": "fast"}, "compile.mode: Unrecognized mode=fast, should be one of: default"),
-        ({"backend": "inducter"}, "compile.backend: 'inducter' is not a backend; did you mean 'inductor'?"),
-        ({"options": {"foo": 1}}, "compile.options: Unexpected optimization option foo; see torch._inductor"),
-        ({"mode": "default", "options": {}}, "compile: Either mode or options can be specified"),
-        ({"disable": True}, "compile.disable: torch.compile has no such option here; set compile: false"),
+        ({"dynamik": True}, "unexpected keyword argument 'dynamik'"),
+        ({"mode": "fast"}, "compile: torch.compile refuses {'mode': 'fast'}: Unrecognized mode=fast"),
+        ({"backend": "inducter"}, "Invalid backend: 'inducter'"),
+        ({"options": {"foo": 1}}, "Unexpected optimization option foo"),
+        ({"options": 3}, "compile: torch.compile refuses {'options': 3}: "),
     ],
 )
 def test_wrong_options_are_errors(value, message):
-    assert message.replace("option;", "option here;") in refused(value)
+    assert message in refused(value)
 
 
 def test_a_module_that_is_compiled_already_is_an_error():
@@ -165,15 +109,6 @@ def test_a_module_that_is_compiled_already_is_an_error():
     module = Net()
     module.compile(backend="eager")
     assert refused(EAGER, module).startswith("compile: Net is compiled already")
-
-
-def test_without_a_compiler_there_is_an_error_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    message = refused(True)
-    assert message.startswith("compile: there is no C++ compiler g++, which torch.compile needs on a CPU")
-    assert message.endswith("or set compile: false")
-    Compilation(EAGER, Net(), torch.device("cpu"))
 
 
 def test_random_states_are_those_of_the_plain_module():

@@ -190,36 +190,20 @@ def test_a_precision_that_cannot_be_had_is_an_error(arguments, message):
         TorchModel(**{"module": nn.Linear(1, 1), "device": "cpu", "outputs": ["y"], **arguments})
 
 
-def settings():
-    backends = torch.backends
-    return [each.fp32_precision for each in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
-
-
 def test_tf32_is_set_during_a_run_and_restored(monkeypatch):
     monkeypatch.setattr(precision_module, "has_tf32", lambda device: True)
 
     class See(AbstractHook):
         def after_batch(self):
-            seen.append(settings())
+            seen.append(torch.get_float32_matmul_precision())
 
-    seen, before = [], settings()
+    seen, before = [], torch.get_float32_matmul_precision()
     model = TorchModel(Affine(), optimizer=SGD, precision="tf32", device="cpu")
     with MainLoop(model, Streams(train=XY), [See()]) as loop:
         loop.epoch(["train"])
     evaluate(model)
-    assert seen == [["tf32"] * 3] * len(XY)
-    assert settings() == before
-
-
-def test_tf32_is_set_where_torch_has_only_the_older_switches(monkeypatch):
-    monkeypatch.setattr(precision_module, "has_tf32", lambda device: True)
-    monkeypatch.delattr(type(torch.backends.cudnn), "conv", raising=False)
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    tf32 = precision_module.TF32(torch.device("cpu"))
-    tf32.begin()
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (True, True)
-    tf32.end()
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
+    assert seen == ["high"] * len(XY)
+    assert torch.get_float32_matmul_precision() == before == "highest"
 
 
 def test_tf32_without_such_a_gpu_is_a_warning(caplog):

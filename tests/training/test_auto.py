@@ -55,4 +55,4 @@ def test_the_number_is_in_the_config_and_the_same_command_resumes(project, emrun
         assert "micro_batch_size: 2\n" in (project / "run" / CONFIG).read_text()
     assert "nothing to do" in done.stderr
     log = (project / "run" / "train.log").read_text()
-    assert "model.micro_batch_size: 2, found with the first batch of 4 examples" in log
+    assert "model.micro_batch_size: 2, found with a batch of 4 examples" in log

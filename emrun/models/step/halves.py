@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import preserved_randomness
-from emrun.models.modes import in_mode
+from emrun.models.modes import copied_buffers, in_mode, restore_buffers
 from emrun.models.outputs import mean_loss
 from emrun.ranks import gather
 from emrun.ranks.parts import loss_weights, mean, rows_of
@@ -37,7 +37,7 @@ def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool
         ArgumentError: forward gathers rows of all ranks, which cannot be done with parts of batches.
     """
     parts, calls = model._parts, gather.calls
-    count = examples if parts is None else min(examples, max(2, parts.size))
+    count = examples if parts is None else min(examples, max(2, parts.size or 2))
     middle = count // 2
     losses: list[Tensor] = []
     weights: list[Any] = []
@@ -70,12 +70,9 @@ def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool
 @contextmanager
 def without_traces(module: torch.nn.Module) -> Iterator[None]:
     """A block in which a module runs in evaluation mode, without gradients; its buffers and random states come back."""
-    before = {name: each.clone() for name, each in module.named_buffers()}
+    before = copied_buffers(module)
     try:
         with in_mode(module, train=False), preserved_randomness(), torch.no_grad():
             yield
     finally:
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in before and before[name].shape == buffer.shape:
-                    buffer.copy_(before[name])
+        restore_buffers(module, before)

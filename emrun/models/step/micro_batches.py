@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from emrun.base.encoding import random_state, set_random_state
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
+from emrun.models.modes import copied_buffers, restore_buffers
 from emrun.models.step.plain import TrainStep
-from emrun.models.step.size_search import find_size
+from emrun.models.step.size_search import ADVICE, free, is_out_of_memory
 from emrun.models.step.windows import Windows
 from emrun.ranks.parts import Joined, mean, split, weight_of
 from emrun.ranks.shares import rows_in
 
 _LOG = logging.getLogger(__name__)
+_TRIED = 2  # windows: an optimizer makes its state in the first update, so the second window needs more memory
 
 
 class MicroBatches:
@@ -28,7 +31,7 @@ class MicroBatches:
     Args:
         model: a `TorchModel`, whose file needs this one.
         window: runs each part.
-        size: the largest number of examples of a part; `auto` to find it with the first batch.
+        size: the largest number of examples of a part; `auto` to find it with the first batches.
 
     Raises:
         ArgumentError: the size is neither a positive number nor `auto`.
@@ -42,19 +45,9 @@ class MicroBatches:
         self.backward, self.update = window.backward, window.update
         self.size: int | None = None if size == "auto" else size
         """The largest number of examples of a part; None as long as it is not known."""
+        self._left = 0 if size != "auto" else _TRIED  # the windows in which the size may still be halved
         self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
         self._has_warned = False
-
-    def prepare(self, inputs: Mapping[str, Any], examples: int) -> int | None:
-        """Find the size with the first batch, if it is `auto`; return it if it was found now.
-
-        Raises:
-            ArgumentError: not even one example fits into the memory, or the model cannot be copied.
-        """
-        if self.size is not None:
-            return None
-        self.size = find_size(self._model, inputs, examples)
-        return self.size
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch, or on each of its parts.
@@ -68,8 +61,49 @@ class MicroBatches:
             The outputs of the batch, those of parts detached. The minimised loss of the model is that of the batch.
 
         Raises:
+            ArgumentError: the size is `auto`, and not even one example fits into the memory.
             StreamError: the outputs of the parts cannot be joined.
         """
+        if self._left and not self._window.is_open and rows_in(batch):
+            self._left -= 1
+            return self._run_halved(train_step, inputs, batch)
+        return self._run(train_step, inputs, batch)
+
+    def _run_halved(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+        """Run the first batch of a window; with half of the size, once more, as long as the memory is full.
+
+        Each time, the random states and the buffers of the module are as before the batch.
+        """
+        model, before, known = self._model, random_state(), self.size
+        size = known or rows_in(batch)
+        buffers = copied_buffers(model.module)
+        while True:
+            self.size = size
+            try:
+                outputs = self._run(train_step, inputs, batch)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error) or self._window.has_updated:
+                    raise
+                if size == 1:
+                    device = "" if model.device.type == "cpu" else f" of {model.device}"
+                    message = f"auto: not even one example fits into the memory{device} in a train step; {ADVICE}"
+                    raise ArgumentError("micro_batch_size", message) from error
+            # After the error, whose traceback holds tensors
+            size //= 2
+            model.step_outputs = None
+            self._window.forget()
+            free(model.device)
+            set_random_state(before)
+            restore_buffers(model.module, buffers)
+        if size != known:
+            _LOG.info("model.micro_batch_size: %d, found with a batch of %d examples", size, rows_in(batch))
+            if model.write_setting is not None:
+                model.write_setting("micro_batch_size", size)
+        return outputs
+
+    def _run(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+        """Run the train step on a batch, or on each of its parts."""
         examples, model, window = rows_in(batch), self._model, self._window
         if self.size is None or examples <= self.size:
             return window.run(train_step, inputs, batch)

@@ -30,7 +30,7 @@ TrainStep = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Parameters = Sequence[torch.nn.Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
-_FOREIGN = ScheduledOptimizer("", None, None)  # stands for each optimizer that only a subclass knows
+_FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
 _FOREIGN.step = Step.of(None)
 
 
@@ -78,10 +78,6 @@ class Plain:
         self._cleared = Cleared([], [])
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a deep copy gets: nobody listens to it."""
-        return {**vars(self), "_before": None, "_after": None}
 
     def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream.

@@ -54,10 +54,6 @@ class SummedWindows(Windows):
         self._early: GradientSums | None = None  # whose gradients are sent during the backward pass
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a deep copy gets, which has other gradients."""
-        return {**super().__getstate__(), "_sums": {}, "_early": None}
-
     def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream; see `Plain`."""
         super().begin_stream(stream)

@@ -43,11 +43,6 @@ class Windows(Plain):
         self._noted: list[Any] = []  # whose learning rates are noted when a window begins
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a deep copy gets: it has no gradients, as torch does not copy them, so it begins a new window."""
-        begun = {"is_open": False, "left": self._accumulate}
-        return {**super().__getstate__(), **begun, "_pending": defaultdict(float), "_asked": set()}
-
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
 

@@ -104,16 +104,12 @@ def kind_of(tensor: Tensor) -> str:
 
 def _converts(there: Tensor, here: Tensor) -> bool:
     """Return whether a tensor can be copied into another one without another meaning: floats to floats, for example."""
-    if any(each.layout is not torch.strided or each.is_nested or each.is_quantized for each in (there, here)):
+    if there.is_meta or any(
+        each.layout is not torch.strided or each.is_nested or each.is_quantized for each in (there, here)
+    ):
         return False
-    if there.is_meta or there.is_complex() != here.is_complex():
-        return False
-    if there.dtype == here.dtype:
-        return True
-    if there.is_floating_point() != here.is_floating_point() or torch.bool in (there.dtype, here.dtype):
-        return False
-    try:
-        torch.empty(1, dtype=here.dtype).copy_(torch.empty(1, dtype=there.dtype))
-    except (RuntimeError, NotImplementedError):  # such as two numbers in a byte
-        return False
-    return True
+    return _meaning(there) == _meaning(here)
+
+
+def _meaning(tensor: Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool

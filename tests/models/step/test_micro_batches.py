@@ -227,16 +227,12 @@ class Small(nn.Module):
         return {"loss": self.dropout(self.norm(self.layer(x))).sum(dim=1)}
 
 
-@pytest.mark.parametrize("optimizer", [SGD, Factory(torch.optim.Adam, lr=0.1)])
-def test_auto_finds_the_size_without_an_effect_on_the_training(optimizer):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_auto_halves_the_size_and_trains_as_with_the_number(accumulate):
     class Seen(AbstractHook):
         def __init__(self):
             super().__init__()
             self.updates = 0
-
-        def before_training(self):
-            model = self.main_loop.model
-            model.evaluation_weights = {name: each.detach() * 2 for name, each in model.module.named_parameters()}
 
         def before_update(self):
             self.updates += 1
@@ -244,32 +240,49 @@ def test_auto_finds_the_size_without_an_effect_on_the_training(optimizer):
     def result(size):
         torch.manual_seed(3)
         module, seen, written = Small(5), Seen(), []
-        model = TorchModel(module, optimizer=optimizer, micro_batch_size=size, accumulate=2, device="cpu")
+        adam = Factory(torch.optim.Adam, lr=0.1)
+        model = TorchModel(module, optimizer=adam, micro_batch_size=size, accumulate=accumulate, device="cpu")
         model.write_setting = lambda name, value: written.append((name, value))
         run(model, [{"x": np.ones((16, 3)) * i} for i in range(2)], seen)
         state = {name: each.tolist() for name, each in module.state_dict().items()}
-        return state, module.calls, seen.updates, str(model.optimizer.state_dict()), torch.rand(1).item(), written
+        return state, seen.updates, str(model.optimizer.state_dict()), torch.rand(1).item(), module.calls, written
 
-    *auto, written = result("auto")
-    *given, nothing = result(4)
+    *auto, calls, written = result("auto")
+    *given, others, nothing = result(4)
     assert auto == given
+    assert calls == [16, 8, *others]
     assert (written, nothing) == ([("micro_batch_size", 4)], [])
+
+
+def test_auto_halves_the_size_once_more_after_the_first_update():
+    class Less(Small):
+        def forward(self, x):
+            self.rows = 5 if self.norm.num_batches_tracked < 2 else 2
+            return super().forward(x)
+
+    written, module = [], Less(5)
+    model = TorchModel(module, optimizer=SGD, micro_batch_size="auto", device="cpu")
+    model.write_setting = lambda name, value: written.append(value)
+    run(model, [{"x": np.ones((8, 3))}] * 3)
+    assert written == [4, 2]
+    assert module.calls == [8, 4, 4, 4, *[2] * 4, *[2] * 4]
+
+
+def test_auto_does_not_run_a_batch_again_whose_update_has_begun():
+    class Full(AbstractHook):
+        def after_update(self):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    module = Small(5)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(TorchModel(module, optimizer=SGD, micro_batch_size="auto", device="cpu"), [{"x": np.ones((4, 3))}], Full())
+    assert module.calls == [4]
 
 
 def test_not_even_one_example():
     with pytest.raises(ArgumentError, match="auto: not even one example fits") as caught:
         trained(Small(0), batches([4]), "auto")
     assert caught.value.argument == "micro_batch_size"
-
-
-def test_another_error_in_the_search_says_where_it_was():
-    class Broken(Push):
-        def forward(self, x):
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no") as caught:
-        trained(Broken(), [{"x": [0.0] * 4}], "auto")
-    assert any("tried parts of 4 examples on a copy" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize(("size", "larger", "note"), [(None, 8, "=4"), (6, 8, "=2"), (6, 4, "=2"), (1, 4, "not even")])

@@ -72,22 +72,6 @@ def test_hooks_see_the_same_count_in_each_update_also_in_the_last_of_an_epoch():
     assert seen == [(1, 0)] * 2 + [(3, 1)] * 2 + [(4, 2)] * 2
 
 
-def test_a_copy_within_a_window_begins_another_one():
-    """torch does not copy gradients."""
-    optimizer = Factory(torch.optim.SGD, lr=0.1)
-    model = TorchModel(Net("mean"), optimizer=optimizer, accumulate=2, device="cpu")
-    first, second = batches([8, 8])
-    model.run(first, True, "train")
-    other = copy.deepcopy(model)
-    assert (model.is_accumulating, other.is_accumulating) == (True, False)
-    alone = TorchModel(copy.deepcopy(other.module), optimizer=optimizer, accumulate=2, device="cpu")
-    for each in (other, alone):
-        each.run(second, True, "train")
-        assert each.is_accumulating
-        each.finish_update()
-    assert torch.equal(weights(other.module), weights(alone.module))
-
-
 @pytest.mark.parametrize(("keys", "key"), [({"accumulate": 2}, "accumulate"), ({"micro_batch_size": 4}, "micro_batch")])
 def test_a_second_update_for_the_same_batch_is_refused(keys, key):
     class Twice(TorchModel):
