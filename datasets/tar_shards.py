@@ -23,11 +23,19 @@ from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
 from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
-from emrun.datasets._tar import DAMAGE, Member, is_plain_file, members_of
 from emrun.stream_context import Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
 _ABSENT = -1
+_MAX_EXTENDED = 2**14  # bytes of a long name or of extended attributes; tarfile takes the square of them in time
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+_DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)  # what `tarfile` raises for damage
 _Array = np.ndarray[Any, Any]
 
 
@@ -238,7 +246,7 @@ def _indexed(
             _read_headers(file, fields, others, examples)
     except OSError as error:
         raise ArgumentError(argument, f"{where} cannot be read: {reason_of(error)}") from error
-    except DAMAGE as error:
+    except _DAMAGE as error:
         damage = error
         examples = [each for each in examples if each is not examples[-1] or each.members.keys() >= set(fields)]
     found = []
@@ -275,7 +283,7 @@ def _read_headers(file: IO[bytes], fields: Sequence[str], others: list[str], exa
         folder, _, last = member.name.rpartition("/")
         stem, _, field = last.partition(".")
         field = _same_field(field)
-        if not stem or not is_plain_file(member):
+        if not stem or not _is_plain_file(member):
             if not member.isdir() and field.endswith(tuple(fields)):
                 others.append(member.name)
             continue
@@ -301,8 +309,8 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
     try:
         while start < length or not start:
             file.seek(start)
-            with tarfile.TarFile(fileobj=file, tarinfo=Member) as archive:
-                for member in members_of(archive):
+            with tarfile.TarFile(fileobj=file, tarinfo=_Member) as archive:
+                for member in _members_of(archive):
                     if member.offset_data + member.size > length:
                         raise ValueError(f"{member.name!r} is truncated")
                     yield start, member
@@ -310,7 +318,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, tarfile.TarInfo]]:
             file.seek(start := archive.offset)
             while (block := file.read(tarfile.BLOCKSIZE)) and not any(block):
                 start += len(block)
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise ValueError(f"damaged or truncated at offset {offset} of {length}: {error}") from error
 
 
@@ -383,3 +391,47 @@ class _Shards:
         path = self._paths[shard]
         check_unchanged(path, self._identities[shard], f"stream {ctx.stream_name!r}: shard {str(path)!r}")
         return path.open("rb", buffering=0)
+
+
+class _Member(tarfile.TarInfo):
+    """A member that refuses headers for which `tarfile` would read without limit, or take damage for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        """Return the member of a header.
+
+        Raises:
+            ValueError: the header is damaged, or has an impossible size.
+            HeaderError: the block is not a header, but marks the end of the archive.
+        """
+        if bytes(buf) == bytes(tarfile.BLOCKSIZE):
+            return super().frombuf(buf, encoding, errors)
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            raise ValueError(f"neither a file nor the end of the archive ({error})") from error
+        if found.size < 0 or (found.type in _EXTENDED and found.size > _MAX_EXTENDED):
+            raise ValueError(f"a header of type {found.type!r} has an impossible size of {found.size} bytes")
+        return found
+
+
+def _is_plain_file(member: tarfile.TarInfo) -> bool:
+    """Return whether a member is a file whose content is in the archive in one piece: no link, device or hole."""
+    return member.isreg() and not member.issparse()
+
+
+def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive one after the other; they do not stay in memory.
+
+    Raises:
+        ValueError: a size is negative, or the headers form a cycle.
+    """
+    offset = 0
+    while (member := archive.next()) is not None:
+        archive.members = []  # type: ignore[attr-defined]
+        if member.size < 0:
+            raise ValueError(f"{member.name!r} has a size of {member.size}")
+        if archive.offset <= offset:
+            raise ValueError("its headers form a cycle")
+        yield member
+        offset = archive.offset

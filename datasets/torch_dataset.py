@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -258,7 +258,8 @@ class _WithState:
     def __init__(self, owner: Any, batches: Iterator[Batch]) -> None:
         self._owner = owner
         self._batches = batches
-        self._data = owner.dataset if isinstance(owner, DataLoader) else owner  # `state_dict` of a loader begins a pass
+        # `state_dict` of a loader would begin the pass
+        self._data = cast("Any", owner.dataset if isinstance(owner, DataLoader) else owner)
         first = self._data.state_dict() if is_stateful(self._data) else None
         self._before: dict[str, Any] | None = {"first": first}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emrun.base.encoding import random_state
-from emrun.streams.kept_batches import KeptBatches
+from emrun.streams.dataset_streams import KeptBatches
 from emrun.streams.stream_pass import StreamPass
 
 
