@@ -74,7 +74,9 @@ class MicroBatches:
 
         Each time, the random states and the buffers of the module are as before the batch.
         """
-        model, before, known = self._model, random_state(), self.size
+        model = self._model
+        before = random_state()
+        known = self.size
         size = known or rows_in(batch)
         buffers = copied_buffers(model.module)
         while True:

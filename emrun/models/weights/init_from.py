@@ -18,7 +18,7 @@ from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageErr
 from emrun.base.patterns import compiled, patterns
 from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
-from emrun.models.weights.fit import Fit, kind_of
+from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
 
@@ -131,9 +131,9 @@ class InitFrom:
                 raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
         fit = Fit.of(module, there, lambda name: not self.match or any(each.search(name) for each in self.match))
         kind = type(module).__name__
-        if fit.left and not self.skips:
-            reasons = "; ".join(f"{reason}: {few(left.values(), 200)}" for reason, left in fit.left.items())
-            raise self._refused(f"{saved.source} does not fit {kind}: {reasons}; {_SKIP}")
+        wrong = [f"{why}: {few(left.values(), 200)}" for why, left in fit.left.items() if why in MISMATCHES]
+        if wrong and not self.skips:
+            raise self._refused(f"{saved.source} does not fit {kind}: {'; '.join(wrong)}; {_SKIP}")
         if not fit.sources:
             both = f"the file has {few(there)}, {kind} has {few(own)}"
             raise self._refused(f"nothing of {saved.source} is loaded: {both}")
@@ -224,10 +224,7 @@ def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[s
     ]
     if fit.tied:
         rows.append(row("of these, tied to others", fit.tied))
-    rows += [row(f"not loaded: {reason}", left, left.values()) for reason, left in fit.left.items()]
-    rest = {
-        "not loaded: left out by match": fit.not_selected,
-        "not loaded: only in the file, left out by match": fit.only_there,
-        "not loaded: not a tensor": others,
-    }
-    return rows + [row(what, names) for what, names in rest.items() if names]
+    rows += [row(f"not loaded: {why}", left, left.values()) for why, left in fit.left.items()]
+    if others:
+        rows.append(row("not loaded: not a tensor", others))
+    return rows
