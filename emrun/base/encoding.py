@@ -26,7 +26,6 @@ _KIND = "emrun.kind"
 """The key of an encoded mapping that stands for a value of another kind; see `decode`."""
 _BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _MAPPINGS: Mapping[str, type] = {each.__name__: each for each in (dict, OrderedDict, Counter)}
-_EXACT = (torch.Tensor, np.ndarray, list, tuple, *_MAPPINGS.values(), torch.Generator, np.random.Generator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Rows:
     begin: int
 
 
-def encode(value: Any, key: str, *, copied: bool = False, exact: bool = False) -> Any:
+def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
@@ -54,7 +53,6 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = False) -
             tensors plain ones. `Rows` stay `Rows`; see `taken_out` in `emrun.storage.checkpoints.shards`.
         key: the name of the value in messages.
         copied: copy the tensors, so that later changes in place do not change the result; arrays are always copied.
-        exact: refuse what would come back as another type.
 
     Raises:
         StateError: the value is of another type; the message names its key.
@@ -64,13 +62,11 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = False) -
         if value == b"" or (kind is int and value.bit_length() > _BITS):  # torch cannot read it back
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
         return value
-    if exact and kind not in _EXACT and not isinstance(value, np.generic):
-        raise _refused(value, key)
     if isinstance(value, np.str_ | np.bytes_):
         return value.item()
     if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         return _encoded_array(value, key)
-    inner = partial(encode, copied=copied, exact=exact)
+    inner = partial(encode, copied=copied)
     if is_nested(value):
         layout = "jagged" if value.layout is torch.jagged else "strided"
         return {_KIND: "nested", "layout": layout, "parts": inner(list(value.unbind()), key)}

@@ -43,10 +43,7 @@ class StreamMetrics:
             if ranks().several and not hasattr(each.metric, "sync_context"):
                 message = f"{each.key}: several ranks need a metric of torchmetrics, which adds up over ranks"
                 raise ArgumentError("metrics", message)
-            try:
-                self._states[name] = ObjectState(each.key, each.metric, device)
-            except StateError as error:
-                raise ArgumentError("metrics", f"{each.key}: {error}") from error
+            self._states[name] = ObjectState(each.key, each.metric, device)
         self._outside: dict[str, list[Tensor]] = {  # whether the values of each update are not all in [0, 1]
             name: [] for name, each in calculations.items() if _looks_at_range(each.metric)
         }
@@ -159,9 +156,17 @@ class StreamMetrics:
         """Check that the states of the metrics can be saved, now and after the next batch.
 
         Raises:
-            ArgumentError: a state cannot be saved; the message names the attribute.
+            ArgumentError: a state cannot be saved.
         """
         self._take()
+        for name, each in self._states.items():
+            if not each.is_kept:
+                _LOG.warning(
+                    "model.metrics.%s: a resume within an epoch begins it anew, because %s does not have state_dict() "
+                    "and load_state_dict()",
+                    name,
+                    type(self._calculations[name].metric).__name__,
+                )
         self._is_saved = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,7 +224,7 @@ class StreamMetrics:
         self._turn_to(None)
         return {**states[0], "metrics": metrics}
 
-    def _take(self) -> dict[str, Any]:
+    def _take(self) -> dict[str, Any | None]:
         try:
             return {name: each.take() for name, each in self._states.items()}
         except StateError as error:

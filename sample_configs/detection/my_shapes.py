@@ -90,6 +90,12 @@ class AveragePrecision:
                 self.scores.append(score)
                 taken |= {best.item()} if self.hits[-1] else set()
 
+    def state_dict(self):
+        return {"scores": self.scores, "hits": self.hits, "count": self.count}
+
+    def load_state_dict(self, state):
+        self.scores, self.hits, self.count = state["scores"], state["hits"], state["count"]
+
     def compute(self):
         right = np.array(self.hits, float)[np.argsort(self.scores, kind="stable")[::-1]]
         precision = right.cumsum() / np.arange(1, len(right) + 1)

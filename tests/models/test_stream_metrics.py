@@ -32,6 +32,16 @@ class Median:
     def reset(self):
         self.errors = []
 
+    def state_dict(self):
+        return {"errors": list(self.errors)}
+
+    def load_state_dict(self, state):
+        self.errors = state["errors"]
+
+
+class Other(Median):
+    """A metric of another class."""
+
 
 class Gives(Median):
     """Returns what it is told to."""
@@ -237,13 +247,13 @@ def rest(model, at=1):
 
 def test_a_metric_that_has_changed_begins_anew_with_a_warning(caplog):
     same = {"same": form()}
-    state = halfway(model_with(**same, changed=form(scale=1.0), gone=form()))
-    model = model_with(**same, changed=form(scale=2.0), new=form())
+    state = halfway(model_with(**same, changed=form(), gone=form()))
+    model = model_with(**same, changed=form(Other), new=form())
     halfway(model)
     model.load_state_dict(state)
     assert "model.metrics: changed, new is not that of the checkpoint" in caplog.text
     found = rest(model)
-    assert found["changed"] == 2 * found["new"] != 2 * found["same"]
+    assert found["changed"] == found["new"] != found["same"]
 
 
 def test_a_metric_that_is_new_leaves_those_of_several_ranks_as_they_are():
@@ -300,17 +310,22 @@ def test_metrics_of_torchmetrics_are_restored_exactly():
     def collection():
         return torchmetrics.MetricCollection([regression.MeanSquaredError(), regression.MeanAbsoluteError()])
 
+    def shared():  # from the second batch on, only one of the two is updated
+        error = regression.MeanSquaredError
+        return torchmetrics.MetricCollection({"squared": error(), "root": error(squared=False)})
+
     metrics = {
         "sums": form(regression.R2Score),
         "lists": form(regression.KendallRankCorrCoef),  # keeps all values
         "many": form(collection),
+        "shared": form(shared),
         "wrapped": form(lambda: torchmetrics.wrappers.MinMaxMetric(regression.MeanSquaredError())),
     }
     straight, resumed = model_with(**metrics), model_with(**metrics)
-    resumed.load_state_dict(halfway(straight))
+    resumed.load_state_dict(halfway(straight, 2))
     resumed.module.load_state_dict(straight.module.state_dict())
-    found = rest(straight)
-    assert rest(resumed) == found
+    found = rest(straight, 2)
+    assert rest(resumed, 2) == found
     assert set(found["many"]) == {"MeanSquaredError", "MeanAbsoluteError"}
 
 
@@ -337,13 +352,24 @@ class F1:
     def reset(self):
         self.predicted, self.expected = [], []
 
+    def state_dict(self):
+        return {"predicted": self.predicted, "expected": self.expected}
+
+    def load_state_dict(self, state):
+        self.predicted, self.expected = state["predicted"], state["expected"]
+
 
 class Set(F1):
-    """Keeps its values where no checkpoint can."""
+    """Has a state that no checkpoint can have."""
 
-    def update(self, logit, y):
-        super().update(logit, y)
-        self.seen = set(logit.flatten().tolist())
+    def state_dict(self):
+        return {"seen": set()}
+
+
+class Forgetful(F1):
+    """Has no state."""
+
+    state_dict = load_state_dict = None
 '''
 CONFIG = """
 seed: 7
@@ -402,8 +428,14 @@ def test_a_run_an_evaluation_and_a_check_have_the_metric(project, emrun):
 def test_a_state_that_cannot_be_saved_is_found_before_training(project, emrun):
     done = emrun("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Set", "--output-dir", "run")
     assert done.returncode == 2
-    assert "metrics.f1: attribute 'seen' is set, which cannot be saved; use plain types" in done.stderr
+    assert "metrics.f1.state_dict().seen is set, which cannot be saved; use plain types" in done.stderr
     assert not (project / "run/checkpoints").exists() or not list((project / "run/checkpoints").iterdir())
+
+
+def test_a_metric_without_a_state_is_named_once(project, emrun):
+    done = emrun("train", "c.yaml", "model.metrics.f1.class=metrics_of_a_project.Forgetful", "--output-dir", "run")
+    assert done.returncode == 0
+    assert done.stderr.count("model.metrics.f1: a resume within an epoch begins it anew, because Forgetful does") == 1
 
 
 class Stops(AbstractHook):

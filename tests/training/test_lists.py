@@ -102,6 +102,12 @@ class Lengths:
         assert len(detections) == len(texts) == len(targets)
         self.texts += texts
 
+    def state_dict(self):
+        return {"texts": self.texts}
+
+    def load_state_dict(self, state):
+        self.texts = state["texts"]
+
     def compute(self):
         return {"characters": sum(map(len, self.texts)), "texts": self.texts}
 '''

@@ -39,6 +39,12 @@ class Hits:
     def reset(self):
         self.found, self.seen = torch.zeros(()), 0
 
+    def state_dict(self):
+        return {"found": self.found, "seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.found, self.seen = state["found"], state["seen"]
+
 
 class Convolutions(torch.nn.Module):
     def __init__(self):

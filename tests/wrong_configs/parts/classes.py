@@ -113,13 +113,6 @@ class Median:
         self.logit = None
 
 
-class Slotted:
-    """One without a `__dict__`."""
-
-    __slots__ = ("logit",)
-    update, compute, reset = Median.update, Median.compute, Median.reset
-
-
 class OthersEvent(AbstractHook):
     """Has a method that another tool calls."""
 
