@@ -78,7 +78,7 @@ class LogNorms(AbstractHook):
         unused = [each for each in self._match if not any(each in found for found in self._matching.values())]
         if self._matching and unused:
             raise ArgumentError("match", f"{unused[0].pattern!r} matches only parameters that no optimizer trains")
-        names = getattr(model, "optimizer_names", ())
+        names = [] if getattr(model, "optimizer", None) is not None else getattr(model, "optimizers", ())
         suffixes = list(self._matching) or [f"_{name}" for name in names] or [""]
         self.writes = [f"{name}/mean" for suffix in suffixes for name in self._names(suffix)]
 

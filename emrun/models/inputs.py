@@ -96,8 +96,6 @@ class InputNames:
         )
         if fits and len(set(inputs)) == len(inputs):
             return cls(named={name: name for name in inputs})
-        if len(inputs) > len(named) and not takes_any:
-            raise ArgumentError("inputs", f"{kind}.forward takes {len(named)} arguments, not {len(inputs)}")
         return cls(tuple(inputs))
 
 

@@ -46,10 +46,9 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
     matching = matching_parts(module, argument, value)
     is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
     chosen = {name: part for name, part in matching.items() if not is_inside[name]}
-    for part in chosen.values():
-        own = part.__dict__.get("forward")  # which the user has set
-        if own is not None and getattr(own, "__func__", None) is not _forward:
-            part.__dict__[_OF_INSTANCE] = own
+    before = recomputed(module)  # by another model with the same module
+    for part in [each for each in chosen.values() if each not in before]:
+        part.__dict__[_OF_INSTANCE] = part.__dict__.get("forward")  # which the user has set
         part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
     return list(chosen)
 
@@ -89,14 +88,12 @@ def keeps_activations(module: torch.nn.Module) -> Iterator[None]:
     """Let these parts keep their activations in the block."""
     parts = recomputed(module)
     for part in parts:
-        del part.__dict__["forward"]
-        if (own := part.__dict__.get(_OF_INSTANCE)) is not None:
-            part.__dict__["forward"] = own
+        part.forward = _own_forward(part)
     try:
         yield
     finally:
         for part in parts:
-            part.__dict__["forward"] = MethodType(_forward, part)
+            part.forward = MethodType(_forward, part)
 
 
 def _has_forward(part: torch.nn.Module) -> bool:
@@ -110,7 +107,7 @@ def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
     Raises:
         ArgumentError: the first such forward has changed a buffer, which the second computation would change again.
     """
-    forward = self.__dict__.get(_OF_INSTANCE) or type(self).forward.__get__(self)
+    forward = _own_forward(self)
     if not (self.training and torch.is_grad_enabled()):
         return forward(*arguments, **keywords)
     is_checked = torch.compiler.is_compiling() or _IS_CHECKED in self.__dict__  # what is compiled changes buffers once
@@ -123,6 +120,10 @@ def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
             raise ArgumentError(_KEY, f"{message} when it is computed again; match parts without it")
         self.__dict__[_IS_CHECKED] = True
     return outputs
+
+
+def _own_forward(part: torch.nn.Module) -> Any:
+    return part.__dict__[_OF_INSTANCE] or type(part).forward.__get__(part)
 
 
 def _buffers(part: torch.nn.Module) -> dict[str, str]:

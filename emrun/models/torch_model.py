@@ -323,11 +323,6 @@ class TorchModel(SavedModel):
         return {**attributes, **self.optimizers}
 
     @property
-    def optimizer_names(self) -> Sequence[str]:
-        """The names of several optimizers; else empty."""
-        return [each.name for each in self._optimizers.members if each.name]
-
-    @property
     def scheduler(self) -> Scheduler | ClosedForm | None:
         """See the class."""
         return self.schedulers.get("optimizer") if self.optimizer is not None else None

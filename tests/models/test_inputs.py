@@ -114,7 +114,7 @@ def test_a_prediction_needs_no_source_whose_parameter_has_a_default_but_all_othe
     [
         (Anything(), None, "inputs: Anything.forward takes any arguments; list the sources that it gets"),
         (Two(), {"aa": "x"}, "no parameter 'aa'; did you mean 'a'? (it has a, b)"),
-        (Two(), ["x", "y", "z"], "Two.forward takes 2 arguments, not 3"),
+        (Two(), ["x", "y", "z"], "Two.forward: too many positional arguments"),
         (Two(), ["a"], "Two.forward: missing a required argument: 'b'"),
         (Two(), ["x"], "Two.forward: missing a required argument: 'b'"),
         (Two(), {"a": "x"}, "Two.forward: missing a required argument: 'b'"),
