@@ -342,10 +342,8 @@ class Planner:
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
             names = sorted({*own, *members} - _BASES)
-            both = f"neither emrun nor {form.package} has a", "they have"
-            none, there = both if form.built_in else (f"{form.package} has no", "it has")
-            hint = did_you_mean(text, names) or f"; {there} {listed(names)}."
-            raise NotThere(f"{none} class {text!r}{hint} For another class, write its dotted path")
+            hint = did_you_mean(text, names) or f"; there are {listed(names)}."
+            raise NotThere(f"unknown class {text!r}{hint} For another class, write its dotted path")
         if (path := dotted_path(text, kind)) is not None:
             return path
         if kind == "hook" and (advice := instead(text, "hook")) is not None:

@@ -189,7 +189,7 @@ def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
         (["hooks.SaveBest.condition=most"], "'most' is not one of min, max"),
         (["hooks.ComputeStats.variables=[{loss: [maen]}]"], "'maen' is not an aggregation; did you mean 'mean'?"),
         (["~model.module"], "missing argument 'module'"),
-        (["model.optimizer.class=SDG"], "torch.optim has no class 'SDG'; did you mean 'SGD'?"),
+        (["model.optimizer.class=SDG"], "unknown class 'SDG'; did you mean 'SGD'?"),
         (["seed=-1"], "must be 0 or greater, not -1"),
     ],
 )
