@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import ArgumentError, needing
+from emrun.datasets._categories import ColumnForms
 
 with needing("the dataset", "pyarrow", "data"):
     import pyarrow as pa
@@ -47,12 +48,22 @@ def _kind(kind: Any) -> str:
     return str(kind).removeprefix("large_") if _is_text(kind) else str(kind)
 
 
-def filled(column: Any, value: Any) -> Any:
-    """Return a column whose nulls are replaced by a value; whole numbers become float64 if the value is not one.
+def formed(forms: ColumnForms, name: str, column: Any) -> Any:
+    """Return a column with its gaps filled, and its categories as texts.
 
     Raises:
-        ValueError, TypeError: the value does not fit the type of the column.
+        ArgumentError: the value that fills gaps does not fit the type of the column, or categories have another type.
     """
+    try:
+        column = _filled(column, forms.fill[name]) if name in forms.fill else column
+        return _texts(column) if name in forms.categories else column
+    except (ValueError, TypeError) as error:
+        key = f"fill.{name}" if name in forms.fill else "categories"
+        raise ArgumentError(key, f"column {name!r} is {column.type}: {error}") from error
+
+
+def _filled(column: Any, value: Any) -> Any:
+    """Return a column whose nulls are replaced by a value; whole numbers become float64 if the value is not one."""
     if _is_list(column.type):
         raise TypeError("its lists cannot be filled")
     column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
@@ -63,12 +74,8 @@ def filled(column: Any, value: Any) -> Any:
     return compute.fill_null(column, pa.scalar(value, column.type))
 
 
-def texts(column: Any) -> Any:
-    """Return a column of categories, which are texts or whole numbers, as texts.
-
-    Raises:
-        TypeError: the column has another type.
-    """
+def _texts(column: Any) -> Any:
+    """Return a column of categories, which are texts or whole numbers, as texts."""
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if "binary" in str(kind) or not (_is_text(kind) or types.is_integer(kind)):
         raise TypeError("categories are texts or whole numbers")

@@ -14,10 +14,9 @@ from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
 from emrun.base.wording import meant_of
 from emrun.datasets._arrow import (
     check_types,
-    filled,
+    formed,
     has_nulls,
     sources_of,
-    texts,
     unreadable_columns,
     views_of,
 )
@@ -169,19 +168,8 @@ class _RowGroups:
     def _check_forms(self, schema: Any) -> None:
         """Check that `fill` and `categories` fit the columns."""
         self._forms.check(schema.names, schema.names)
-        for name in {**self._forms.fill, **dict.fromkeys(self._forms.categories)}:
-            try:
-                self._formed(name, schema.empty_table().column(name))
-            except (ValueError, TypeError) as error:
-                raise ArgumentError(
-                    f"fill.{name}" if name in self._forms.fill else "categories",
-                    f"column {name!r} is {schema.field(name).type}: {error}",
-                ) from error
-
-    def _formed(self, name: str, column: Any) -> Any:
-        """Return a column with its gaps filled, or its categories as texts."""
-        column = filled(column, self._forms.fill[name]) if name in self._forms.fill else column
-        return texts(column) if name in self._forms.categories else column
+        for name in schema.names:
+            formed(self._forms, name, schema.empty_table().column(name))
 
     def _learn(self) -> None:
         """Number the categories of the train rows."""
@@ -253,7 +241,7 @@ class _RowGroups:
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
         for index, name in enumerate(columns):
-            column = self._formed(name, table.column(name))
+            column = formed(self._forms, name, table.column(name))
             if has_nulls(column):
                 raise StreamError(f"{where}: {_null(name)}")
             if column is not table.column(name):

@@ -292,8 +292,8 @@ def _read_csv(
         return csv.read_csv(path, read_options, parse_options, convert_options).rename_columns(needed)
 
     # Their types
-    forms.types |= {name: pa.float64() for name in needed if name not in own}
-    forms.types |= dict.fromkeys(forms.categories, pa.string())
+    forms.types.update({name: pa.float64() for name in needed if name not in own})
+    forms.types.update(dict.fromkeys(forms.categories, pa.string()))
     with _reading(argument, path):
         table = read()
         for name in needed:
@@ -315,14 +315,9 @@ def _read_csv(
 
 def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForms) -> _Array:
     """Return a column of a CSV file without gaps: texts if it has categories, else numbers."""
-    from emrun.datasets._arrow import filled
+    from emrun.datasets._arrow import formed
 
-    if name in forms.fill:
-        value = forms.fill[name]
-        try:
-            column = filled(column, str(value) if name in forms.categories else value)
-        except (ValueError, TypeError) as error:
-            raise ArgumentError(f"fill.{name}", f"column {name!r} is {column.type}: {error}") from error
+    column = formed(forms, name, column)
     if column.null_count:
         advice = f"fill it by `fill: {{{name}: VALUE}}`, or leave the column out by `columns`"
         row = column.is_null().index(True).as_py() + 2  # the header is row 1
