@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from doubles import SGD, Affine, Push, Record, Streams, run
+from in_ranks import in_ranks
 from torch import nn
 from windows import Net, batches, weights
 
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingAborted
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.hooks import ComputeStats, StopOnNaN
+from emrun.ranks.group import join
 from emrun.ranks.parts import Joined, split
 
 MOMENTUM = Factory(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -277,6 +279,35 @@ def test_auto_does_not_run_a_batch_again_whose_update_has_begun():
     with pytest.raises(torch.OutOfMemoryError):
         run(TorchModel(module, optimizer=SGD, micro_batch_size="auto", device="cpu"), [{"x": np.ones((4, 3))}], Full())
     assert module.calls == [4]
+
+
+class Rows(nn.Linear):
+    """Has memory for a number of rows."""
+
+    def __init__(self, rows):
+        torch.manual_seed(0)
+        super().__init__(3, 1)
+        self.rows, self.calls = rows, []
+
+    def forward(self, x):
+        self.calls.append(len(x))
+        if self.training and len(x) > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"loss": super().forward(x).squeeze(1) ** 2}
+
+
+def on_rank(size):
+    """Return the parts of a rank, of which the first has less memory, and the weights."""
+    module = Rows((3, 100)[join().rank] if size == "auto" else 100)
+    run(TorchModel(module, optimizer=MOMENTUM, micro_batch_size=size, device="cpu"), batches([16, 16]))
+    return module.calls[3:], module.weight.flatten().tolist()  # without the comparison of halves
+
+
+def test_each_rank_finds_its_own_size():
+    (first, one), (second, other) = in_ranks(2, on_rank, "auto")
+    assert first == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert second == [8, 8]
+    assert one == other == pytest.approx(in_ranks(2, on_rank, None)[0][1])
 
 
 def test_not_even_one_example():
