@@ -33,7 +33,7 @@ from emrun.storage.step_randomness import StepRandomness
 _LOG = logging.getLogger(__name__)
 
 FAILURES = "failures"
-FORMAT = 3
+FORMAT = 4
 MOST = 5
 """How many capsules a run stores; older ones are deleted."""
 _FACTS = "failure.json"

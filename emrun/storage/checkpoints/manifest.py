@@ -18,9 +18,9 @@ from emrun.base.wording import from_here
 from emrun.storage.files import check_no_link, flush_directory, refuse_timeout, storing
 from emrun.storage.sealed import damaged_file, read_seal, seal, write_seal
 
-FORMAT = 3
+FORMAT = 4
 """The version of a run: of its checkpoints, with all that a resume reads."""
-_LAST_COMMITS = {1: "87578c47", 2: "8d47ace3"}
+_LAST_COMMITS = {1: "87578c47", 2: "8d47ace3", 3: "f71e93c4"}
 """Earlier version -> the last commit of emrun that resumes a run of it."""
 FILE = "manifest.json"
 STATE, TRAINED, FROZEN = "state.pt", "training.safetensors", "frozen.safetensors"
