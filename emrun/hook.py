@@ -391,9 +391,12 @@ class AbstractHook(_NotesNames):
 
     every_rank: bool = False
     """Whether the hook runs on every rank, on the share of its rank in each batch. Hooks that listen to `before_batch`
-    (unless `changes_batches` is False), `before_update` or `after_update` run on every rank anyway. Other hooks run on
-    rank 0: in `after_batch` they get the whole batch, which is collected for them, unless they leave out `batch_data`.
-    A termination or a request for a checkpoint by a hook on every rank must be the same on all of them."""
+    (unless `changes_batches` is False), `before_update` or `after_update` run on every rank anyway, other hooks on rank
+    0. A termination or a request for a checkpoint by a hook on every rank must be the same on all of them."""
+
+    whole_batches: bool = False
+    """Whether a hook on rank 0 of several gets whole batches in `after_batch`, which are collected for it. Such a hook
+    that takes `batch_data` and declares neither this nor `reads = ()` is an error on several ranks."""
 
     changes_batches: bool = True
     """Whether `before_batch` may change the batch. A hook that only looks at the batch sets this to False: then the

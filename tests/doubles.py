@@ -27,6 +27,8 @@ class Streams:
 class Record(AbstractHook):
     """Keeps what the batches gave."""
 
+    whole_batches = True
+
     def __init__(self):
         super().__init__()
         self.trained = []

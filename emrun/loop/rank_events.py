@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.errors import DifferentRanks, StreamError
+from emrun.base.errors import DifferentRanks, HookError, StreamError
 from emrun.base.sources import changed, examples_of
 from emrun.base.types import Batch, EpochData
 from emrun.epoch_data import ByStream
@@ -62,7 +62,9 @@ class RankEvents:
         found: list[Call] = []
         if event == "after_epoch" and not self.ranks.is_first:
             found.append(self._exchange)
-        for is_whole, alike in itertools.groupby(hooks, lambda each: event == "after_batch" and _gets_whole(each[0])):
+        for is_whole, alike in itertools.groupby(
+            hooks, lambda each: event == "after_batch" and self._is_whole(each[0])
+        ):
             if is_whole:
                 found.append(self._gather)
             for hook, call in alike:
@@ -73,6 +75,23 @@ class RankEvents:
         if event == "after_epoch" and self.ranks.is_first:
             found.append(self._exchange)
         return list(map(answered(), found)) if self.loop.model.is_sharded else found
+
+    def _is_whole(self, hook: AbstractHook) -> bool:
+        """Return whether a hook gets whole batches on rank 0.
+
+        Raises:
+            HookError: it takes the data of batches, and does not declare how.
+        """
+        if runs_on_every_rank(hook):
+            return False
+        if not hook.whole_batches and hook.reads != () and reads_batches(hook):
+            raise HookError(
+                f"{type(hook).__name__}.after_batch takes batch_data, and several ranks have parts of each batch: set "
+                "whole_batches = True in the class, and the hook gets whole batches on rank 0, or every_rank = True, "
+                "and it gets the rows of each rank",
+                [each is hook for each in self.loop.hooks].index(True),
+            )
+        return hook.whole_batches
 
     def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
         """Give this rank its share of each batch; at the end, raise an error if a batch was empty on all ranks."""
@@ -183,7 +202,7 @@ class RankEvents:
 
     def _as_here(self, hook: AbstractHook, call: Call, event: str) -> Call:
         """Return what this rank calls for a method of a hook that runs on every rank."""
-        if event == "after_batch" and (hook.reads is None or hook.reads or (reads_batches(hook) and merges(hook))):
+        if event == "after_batch" and (hook.reads != () or merges(hook)):
             return self._with_share(call)
         return _without_effect_on_data(call) if event == "after_epoch" and not self.ranks.is_first else call
 
@@ -218,11 +237,6 @@ class RankEvents:
                     call(stream_name=stream_name, batch_data=whole)
 
         return called
-
-
-def _gets_whole(hook: AbstractHook) -> bool:
-    """Return whether a hook reads batches on rank 0 alone."""
-    return not runs_on_every_rank(hook) and reads_batches(hook)
 
 
 def _without_effect_on_data(call: Call) -> Call:

@@ -25,6 +25,8 @@ class OfStreams(AbstractHook):
         ArgumentError: `streams` is not a list of names.
     """
 
+    whole_batches = True
+
     def __init__(
         self,
         streams: Sequence[str] | None,

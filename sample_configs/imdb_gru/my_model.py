@@ -23,6 +23,7 @@ class Say(AbstractHook):
     """Prints the class of each text."""
 
     reads = ("probability",)
+    whole_batches = True
 
     def __init__(self, dataset):
         super().__init__()

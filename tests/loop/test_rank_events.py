@@ -17,6 +17,7 @@ class Notes(AbstractHook):
     """Notes the events that reach it."""
 
     reads = ("x", "name")
+    whole_batches = True
 
     def __init__(self):
         super().__init__()
@@ -153,6 +154,7 @@ def test_batches_that_differ_are_an_error_on_every_rank():
 
 class Fails(AbstractHook):
     reads = ("x",)
+    whole_batches = True
 
     def after_batch(self, batch_data):
         raise ValueError("a fault")
@@ -166,3 +168,13 @@ class FailsEverywhere(Fails):
 def test_the_hook_that_failed_is_named_though_others_before_it_get_the_batch_together(kind):
     first, _ = results_of(2, run, Notes(), Notes(), kind())
     assert f"in hook {kind.__name__}, after_batch of stream 'train'" in first.text
+
+
+class Undeclared(Fails):
+    whole_batches = False
+
+
+def test_a_hook_that_takes_batches_and_does_not_say_which_is_an_error_at_the_start():
+    for each in results_of(2, run, Undeclared()):
+        assert each.kind == "HookError"
+        assert "Undeclared.after_batch takes batch_data, and several ranks have parts of each batch" in each.message

@@ -144,6 +144,8 @@ def test_a_part_or_a_batch_of_a_window_without_weight_changes_nothing(kind):
 class Whole(AbstractHook):
     """Keeps the losses that a hook of rank 0 sees."""
 
+    whole_batches = True
+
     def __init__(self):
         super().__init__()
         self.seen = []
