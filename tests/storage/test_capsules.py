@@ -176,7 +176,7 @@ def test_a_run_without_failures_has_no_capsule(run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 4}, "format 4 is newer than this emrun supports"),
+        ({"format": 5}, "format 5 is newer than this emrun supports"),
         ({"format": 2}, "format 2 is of an earlier version of emrun, which alone can replay it"),
         ({"files": {}}, "files is .*, but must be a mapping that has state.pt"),
     ],
