@@ -78,7 +78,7 @@ class ClassificationMetrics(ClassHook):
                 "classes_names", "'mean' is the name of the average; rename the class, or set f1_average"
             )
         if f1_average == "binary" and names is not None and len(names) != 2:
-            raise ArgumentError("f1_average", f"'binary' needs two classes, but {self._source} has {len(names)} names")
+            raise ArgumentError("f1_average", f"'binary' needs two classes, not {len(names)}")
         self._average = f1_average
         self._prefix = var_prefix
         each = ["mean", *names] if f1_average is None and names is not None else []

@@ -73,7 +73,6 @@ class ClassHook(OfStreams):
     ) -> None:
         self._variables = [predicted, labels, *([] if mask is None else [mask])]
         super().__init__(streams, self._variables, dataset=dataset, output_dir=output_dir)
-        self._source = "classes_names" + (f" of dataset {type(dataset).__name__}" if names is None else "")
         names = names_of_classes("classes_names", names, dataset, labels)
         # characters that no file can hold are written as in Python, such as \udcff
         self._names = None if names is None else [name.encode(errors="backslashreplace").decode() for name in names]
@@ -154,13 +153,10 @@ class ClassHook(OfStreams):
 
     def _set_classes(self, counts: _Counts, classes: int, shape: str) -> None:
         """Take the number of classes of logits, if there can be so many."""
-        if counts.classes is None and classes <= self._most:
-            counts.classes = classes
+        counts.classes = counts.classes or min(classes, self._most)
         if classes != counts.classes:
-            more = f"{self._most:,} at most" if counts.classes is None else f"{counts.classes} before"
-            if self._names is not None:
-                more = f"{self._source} has {len(self._names)} names; list the names in classes_names"
-            raise ValueError(f"{shape} has {classes} classes, but {more}")
+            known = f"{counts.classes:,}, by classes_names, the argument or the dataset's, or by the batches before"
+            raise ValueError(f"{shape} has {classes} classes, but there can be {known}")
 
     def _count(self, counts: _Counts) -> None:
         """Count the classes that wait."""
@@ -183,15 +179,15 @@ class ClassHook(OfStreams):
     def _checked(self, values: Tensor, classes: int | None, index: int) -> Tensor:
         """Return the class numbers of a variable as int64."""
         found = values.long()
-        wrong = (found != values) | (found < 0) | (found >= (classes or self._most))
-        if not wrong.any():
-            return found
-        known = "there can be" if classes is None else f"{self._source} has" if self._names is not None else "there are"
-        raise ValueError(
-            f"{self._variables[index]!r} has the value {values[wrong][0].item():.15g}, which is not the number of a "
-            f"class: they are whole numbers from 0, and {known} {classes or self._most:,}; "
-            + ("mask_name names a variable that is 0 where nothing counts" if index else "a model can return the class")
-        )
+        end = classes or self._most
+        wrong = (found != values) | (found < 0) | (found >= end)
+        if wrong.any():
+            raise ValueError(
+                f"{self._variables[index]!r} has the value {values[wrong][0].item():.15g}, which is not the number of "
+                f"a class: they are whole numbers from 0 to {end - 1:,}; mask_name names a variable that is 0 where "
+                "nothing counts"
+            )
+        return found
 
 
 def _tensor(name: str, batch_data: dict[str, Any]) -> Tensor:
