@@ -79,6 +79,10 @@ class Plain:
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a deep copy of the model gets: nobody listens to it."""
+        return {**vars(self), "_before": None, "_after": None}
+
     def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream.
 

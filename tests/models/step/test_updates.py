@@ -213,6 +213,18 @@ def test_a_termination_in_an_update_takes_effect_when_the_update_is_done(event):
     assert (outcome.status, outcome.reason, loop.iterations_done) == ("finished", f"in {event}", 1)
 
 
+def test_a_hook_may_copy_the_model_whose_copy_nobody_listens_to():
+    class Copies(Watch):
+        def after_epoch(self):
+            copy.deepcopy(self.main_loop.model).run({"x": [0.0]}, True, "train")
+
+    watch = Copies()
+    model = TorchModel(Push(), optimizer=SGD)
+    run(model, [{"x": [0.0]}], watch)
+    assert len(watch.events) == 4
+    assert model.module.w.item() == pytest.approx(0.9)
+
+
 def test_updates_are_not_announced_in_an_evaluation():
     watch = Watch()
     with MainLoop(TorchModel(Push(), optimizer=SGD), Streams(valid=[{"x": [0.0]}]), [watch]) as loop:
