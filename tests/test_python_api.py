@@ -49,8 +49,9 @@ def test_a_loaded_config_shows_no_secret(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["file", "config"])
 def test_a_run_from_a_file_keeps_its_comments_and_its_name(tmp_path, loaded):
-    source = emrun.load_config(SAMPLE) if loaded else SAMPLE
-    training = emrun.create_training(source, tmp_path, overrides=ONE_EPOCH)
+    path = tmp_path / "digits_mlp.yaml"
+    path.write_text(SAMPLE.read_text().replace("epochs: 15", "epochs: 1"))
+    training = emrun.create_training(emrun.load_config(path) if loaded else path, tmp_path)
     try:
         assert training.output_dir.name.startswith("digits_mlp_")
         text = (training.output_dir / "config.yaml").read_text()
