@@ -22,7 +22,7 @@ from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.memory_format import MemoryFormat
 from emrun.models.modes import modes, set_modes
 from emrun.models.outputs import Outputs
-from emrun.models.precision import TF32, Autocast, Precision, in_float32
+from emrun.models.precision import Autocast, Precision, in_float32, use_tf32
 from emrun.models.prefetching import Prefetcher, can_prefetch
 from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.sharding import Sharding
@@ -85,7 +85,7 @@ class ModuleModel(AbstractModel):
         if precision == "fp16" and ranks().several:
             raise ArgumentError("precision", "fp16 does not work with several ranks yet; use bf16")
         self._skipped = SkippedUpdates(LossScale(self.device) if precision == "fp16" else None)
-        self._tf32 = TF32(self.device) if precision == "tf32" else None
+        self._without_tf32: str | None = None  # the setting of torch, while another one is in use
         self._outputs = Outputs(outputs, loss, metrics, self.device, module)
         of_streams = self._outputs.of_streams
         self._main_loop: Loop | None = None
@@ -177,16 +177,17 @@ class ModuleModel(AbstractModel):
         copy_from_first(whole, ranks())
 
     def before_training(self) -> None:
-        """Change the settings of torch, for TF32."""
-        if self._tf32 is not None:
-            self._tf32.begin()
+        """Change the setting of torch, for TF32."""
+        if self.precision == "tf32" and self._without_tf32 is None:
+            self._without_tf32 = use_tf32(self.device)
 
     def after_training(self, success: bool) -> None:
-        """Drop the batches that were copied ahead of time, and restore the settings of torch."""
+        """Drop the batches that were copied ahead of time, and restore the setting of torch."""
         if self._prefetcher is not None:
             self._prefetcher.clear()
-        if self._tf32 is not None:
-            self._tf32.end()
+        if self._without_tf32 is not None:
+            torch.set_float32_matmul_precision(self._without_tf32)
+            self._without_tf32 = None
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream.

@@ -84,35 +84,22 @@ def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _DTYPES.values() else value
 
 
-class TF32:
-    """Lets a GPU multiply matrices in TF32, from the beginning to the end of a run; torch convolves in TF32 anyway.
+def use_tf32(device: torch.device) -> str:
+    """Let a GPU multiply matrices in TF32, as it convolves by default; without TF32 there, log a warning.
 
-    The setting of torch is that of the process. It is restored afterwards.
-
-    Args:
-        device: the device of the model; without TF32 there, a warning is logged.
+    Returns:
+        The setting of torch before, which is that of the process, to restore it.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before: str | None = None
-
-    def begin(self) -> None:
-        """Change the setting."""
-        if has_tf32(self._device):
-            self._before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high")
-        else:
-            _LOG.warning(
-                "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
-                "TF32, since Ampere",
-                str(self._device),
-            )
-
-    def end(self) -> None:
-        """Restore the setting."""
-        if self._before is not None:
-            torch.set_float32_matmul_precision(self._before)
+    before = torch.get_float32_matmul_precision()
+    if has_tf32(device):
+        torch.set_float32_matmul_precision("high")
+    else:
+        _LOG.warning(
+            "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
+            "TF32, since Ampere",
+            str(device),
+        )
+    return before
 
 
 def has_tf32(device: torch.device) -> bool:
