@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from emrun.ranks.group import ranks
 from emrun.storage.code.files import Key, note_batch
 from emrun.storage.run import Run
 from emrun.streams.bookmark import digests_of
+from emrun.streams.reuse import copied
 from emrun.streams.stream import StreamPosition, StreamWrapper
 
 _LOG = logging.getLogger(__name__)
@@ -50,15 +50,18 @@ class FirstDigests:
             return
         self._seen.add(key)
         with suppress(Exception):  # values of the user's own types can raise anything
-            self._code.later(partial(_write, self._code.directory, (*key, ranks().size), digests_of(batch)))
+            (copy,) = copied(iter([batch]))  # since the batch may change; the checksums would hold up the training
+            self._code.later(partial(_write, self._code.directory, (*key, ranks().size), copy))
 
 
-def _write(directory: Path, key: Key, digests: Mapping[str, str]) -> None:
+def _write(directory: Path, key: Key, batch: Any) -> None:
     stream, pass_number, _ = key
     try:
-        different = note_batch(directory, key, digests)
+        different = note_batch(directory, key, digests_of(batch))
     except StorageError as error:
         _LOG.warning("the first batch of stream %r is not recorded: %s", stream, error)
+        return
+    except Exception:  # of values of the user's own types
         return
     if different:
         where = f"pass {pass_number}" if pass_number else "an evaluation"
