@@ -189,6 +189,7 @@ class SetOverTime(AbstractHook):
 
     def _plan(self) -> None:
         loop = self.main_loop
+        self._find(loop.model)  # an optimizer that has loaded a state has new groups
         self._schedule.updates_done = loop.updates_done
         with self._errors():
             factor = self._schedule.plan(loop.horizon)

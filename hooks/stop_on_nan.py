@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,12 @@ from emrun.ranks.pieces import whole
 UnknownType = Literal["error", "warn", "ignore"]
 
 _LOG = logging.getLogger(__name__)
+_FLOATS = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}  # dtype -> the dtype of its sum
 
 
 class StopOnNaN(AbstractHook):
@@ -108,7 +115,7 @@ class StopOnNaN(AbstractHook):
         looked_at = {
             name: value for name, value in variables.items() if self._variables is None or name in self._variables
         }
-        if not _are_finite(list(looked_at.values())):
+        if not _are_finite(looked_at.values()):
             lacks_means = weighs_nothing(variables)
             for name, value in looked_at.items():
                 if not (lacks_means and isinstance(value, torch.Tensor) and not value.dim()):
@@ -159,9 +166,15 @@ def _is_dense(value: torch.Tensor) -> bool:
     return value.layout is torch.strided and not value.is_nested
 
 
-def _are_finite(values: Sequence[Any]) -> bool:
-    """Return whether all values are dense tensors of finite numbers, by their norm; False if unsure. Waits once."""
-    if not all(isinstance(each, torch.Tensor) and _is_dense(each) and each.itemsize > 1 for each in values):
-        return False
-    floats = [each.detach() for each in values if each.is_floating_point() or each.is_complex()]
-    return bool(torch.nn.utils.get_total_norm(floats).isfinite())
+def _are_finite(values: Iterable[Any]) -> bool:
+    """Return whether all values are dense tensors of finite numbers, by their sums; False if unsure. Waits once."""
+    totals: dict[torch.device, torch.Tensor] = {}
+    for value in values:
+        if not isinstance(value, torch.Tensor) or not _is_dense(value):
+            return False
+        if value.dtype in _FLOATS:
+            found = value.detach().sum(dtype=_FLOATS[value.dtype])
+            totals[value.device] = totals[value.device] + found if value.device in totals else found
+        elif value.is_floating_point() or value.is_complex():
+            return False
+    return all(map(math.isfinite, totals.values()))

@@ -24,6 +24,8 @@ class IntervalRows:
         flush: called at the end of a train stream, because the next row may be far away.
     """
 
+    whole_batches = True
+
     def __init__(self, add: Callable[[str, dict[str, float], Loop], None], flush: Callable[[], None]) -> None:
         self.main_loop: Loop
         self._add, self._flush = add, flush

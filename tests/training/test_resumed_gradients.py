@@ -39,7 +39,8 @@ def check(project, hooks, every, **model):
 
 @pytest.mark.parametrize("every", thinned([17, 7], [17]))
 def test_a_resume_is_exact_with_all_of_them(project, every):
-    expected = check(project, list(HOOKS.values()), every)
+    decay = {"SetOverTime": {"target": "optimizer.weight_decay", "end": 0.5, "schedule": {"class": "Linear"}}}
+    expected = check(project, [decay, *HOOKS.values()], every, optimizer={"class": "AdamW", "lr": 0.05})
     assert 0 < expected["model"]["skipped_updates"]["total"] < 4
 
 
