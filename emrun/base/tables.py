@@ -12,7 +12,6 @@ from textwrap import TextWrapper
 from typing import Any
 
 _GAP = 2  # blanks between columns
-_BESIDE_HEADING = 2  # blanks that tabulate adds to a heading
 _LEAST = 12  # characters of a column that is folded
 
 
@@ -92,34 +91,37 @@ class Table:
         Long cells are folded. If this does not suffice, the last columns follow in another table, with the first
         column repeated.
         """
-        from tabulate import tabulate
+        from tabulate import SEPARATING_LINE, tabulate
         from wcwidth import wrap
-
-        def in_size(cells: Sequence[str], sizes: Sequence[int]) -> list[str]:
-            return ["\n".join(wrap(cell, size)) for cell, size in zip(cells, sizes, strict=True)]
 
         sizes = self._sizes(space)
         if space is not None and _sum(sizes) > space and len(sizes) > 2:
             end = next(n for n in range(len(sizes) - 1, 1, -1) if n == 2 or _sum(sizes[:n]) <= space)
             parts = (range(end), [0, *range(end, len(sizes))])
             return "\n\n".join(self._with(part).folded(space) for part in parts)
-        return tabulate(
-            [in_size(row, sizes) for row in self.rows],
-            headers=in_size(self.headers, [size - _BESIDE_HEADING for size in sizes]) if self.headers else (),
-            tablefmt="simple" if self.headers else "plain",
-            colalign=list(self.align) or None,
-            disable_numparse=True,
-        )
+
+        folded: list[Any] = [
+            ["\n".join(wrap(cell, size)) for cell, size in zip(cells, sizes, strict=True)] for cells in self._all()
+        ]
+        options: dict[str, Any] = {"colalign": list(self.align) or None, "disable_numparse": True}
+        if not self.headers:
+            return tabulate(folded, tablefmt="plain", **options)
+        # headers of tabulate would be two columns wider; as a row, they have a line above and below the table, which go
+        folded.insert(1, SEPARATING_LINE)
+        return tabulate(folded, tablefmt="simple", **options).partition("\n")[2].rpartition("\n")[0]
+
+    def _all(self) -> list[Sequence[str]]:
+        """Return the headings, if there are any, and the rows."""
+        return [*([self.headers] if self.headers else []), *self.rows]
 
     def _sizes(self, space: int | None) -> list[int]:
         """Return the width of each column: of those on the left, only as much as there is space for."""
         from wcwidth import width as columns
 
-        body = [max(map(columns, cells)) for cells in zip(*self.rows, strict=True)] or [0] * len(self.headers)
-        headings = [columns(each) + _BESIDE_HEADING for each in self.headers] or body
-        sizes = list(map(max, body, headings))
+        sizes = [max(map(columns, cells)) for cells in zip(*self._all(), strict=True)]
         if space is None or _sum(sizes) <= space:
             return sizes
+        body = [max(map(columns, cells)) for cells in zip(*self.rows, strict=True)] or [0] * len(sizes)
         fixed = [inside if side == "right" else 0 for inside, side in zip_longest(body, self.align)]
         least = [min(size, max(inside, _LEAST)) for size, inside in zip(sizes, fixed, strict=True)]
         capped = (
