@@ -30,18 +30,13 @@ def files_of(argument: str, value: object) -> list[Path]:
 
 
 def _matches(argument: str, path: Path) -> Sequence[Path]:
-    if path.is_file():
-        return [path]
     if path.is_dir():
         raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
-    if not glob.has_magic(str(path)):
-        places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
-        raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
-    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207  # absolute ones too
-    files = [each for each in found if each.is_file()]
+    found = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute ones too
+    files = [Path(name) for name in found if Path(name).is_file()]
     if not files:
         places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
-        raise ArgumentError(argument, f"no file matches {str(path)!r} {places}")
+        raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
     return files
 
 

@@ -192,18 +192,10 @@ def _same_field(field: str) -> str:
 
 
 def _array(content: bytes) -> _Array:
-    file = io.BytesIO(content)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in readers:
-        raise ValueError(f"version {version} of the npy format is not supported")
-    shape, fortran_order, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects")
-    if 0 in shape:
-        return np.empty(shape, dtype)
-    flat = np.frombuffer(content, dtype, offset=file.tell())
-    return flat.reshape(shape, order="F" if fortran_order else "C").copy()
+    try:
+        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    except MemoryError as error:  # of a header that is damaged or malicious
+        raise ValueError(f"its header claims more than there is: {error}") from error
 
 
 _DECODERS: Mapping[str, Callable[[bytes], Any]] = {

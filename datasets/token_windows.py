@@ -86,8 +86,6 @@ class TokenWindows(Splits):
                 raise ArgumentError("separator", f"{separator} is not a token: tokens are below 2**63")
         if isinstance(tokenizer, str) or not (tokenizer is None or callable(getattr(tokenizer, "encode", None))):
             raise ArgumentError("tokenizer", f"{tokenizer!r} is not an object with a method 'encode(text)'")
-        self.tokenizer = _Bytes() if tokenizer is None else tokenizer
-        """The tokenizer; without one, an object whose `decode(tokens)` returns the text of bytes."""
         folder = None if cache_dir is None else expanded(cache_dir)
         encoder = _Encoder(tokenizer, separator, folder)
         self.vocabulary_size = encoder.vocabulary_size
@@ -95,13 +93,6 @@ class TokenWindows(Splits):
         files = {"train": train, "valid": valid, "test": test}
         tokens = {name: encoder.tokens(name, files_of(name, each)) for name, each in files.items() if each is not None}
         super().__init__({name: _Windows(name, each, window) for name, each in tokens.items()}, batch_size)
-
-
-class _Bytes:
-    """Decodes tokens that are bytes; a separator may be none."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return bytes(each for each in tokens if each < _BYTES).decode("utf-8", "replace")
 
 
 class _Windows(Part):

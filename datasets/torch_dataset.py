@@ -186,16 +186,16 @@ class TorchDataset(ThreeStreams):
             with preserved_randomness():
                 seed_everything(_seed(ctx), devices=False)
                 found = list(self._sampler)
-        order = np.empty(len(found), np.int64)
-        for place, each in enumerate(found):
+        order = []
+        for each in found:
             try:
-                order[place] = operator.index(each)
+                order.append(operator.index(each))
             except TypeError:
-                raise _sampler_error(ctx, each, "which is not an index of an example") from None
-        beyond = np.flatnonzero((order < 0) | (order >= count))
-        if beyond.size:
-            raise _sampler_error(ctx, int(order[beyond[0]]), f"but there are {count} examples")
-        return order
+                order.append(-1)
+            if not 0 <= order[-1] < count:
+                wrong = f"its sampler gave {each!r}, which is not an index from 0 to {count - 1}"
+                raise StreamError(f"stream {ctx.stream_name!r}: {wrong}", first_batch=True)
+        return np.array(order, np.int64)
 
 
 def _has_items(data: Any) -> bool:
@@ -283,21 +283,18 @@ class _WithState:
 
 def _named(batches: Iterable[Any], sources: list[str] | None, stream: str) -> Iterator[Batch]:
     """Yield the batches with names for their sources."""
-    wrong = None
     for batch in batches:
-        is_tuple = isinstance(batch, tuple | list)
-        fields = batch if is_tuple else (batch,)
-        what = f"tuples of {len(fields)} fields" if is_tuple else f"of type {type(batch).__name__}"
-        if isinstance(batch, Mapping):
-            if sources is not None and batch:
-                wrong = f"batches name their sources: {', '.join(map(str, batch))}; remove `sources`"
-        elif sources is None:
-            wrong = f"batches are {what}; set `sources` to the names of the sources"
-        elif len(fields) != len(sources):
-            wrong = f"batches are {what}, but `sources` has {counted(len(sources), 'name')}"
-        if wrong is not None:
-            raise StreamError(f"stream {stream!r}: its {wrong}", first_batch=True)
-        yield batch if sources is None or isinstance(batch, Mapping) else dict(zip(sources, fields, strict=True))
+        named = isinstance(batch, Mapping)
+        fields = batch if isinstance(batch, tuple | list) else (batch,)
+        wrong = ""
+        if named and sources is not None and batch:
+            wrong = f"name their sources: {', '.join(map(str, batch))}; remove `sources`"
+        elif not named and len(fields) != len(sources or ()):
+            what = f"are of type {type(batch).__name__}, with {counted(len(fields), 'field')}"
+            wrong = f"{what}; set `sources` to their names"
+        if wrong:
+            raise StreamError(f"stream {stream!r}: its batches {wrong}", first_batch=True)
+        yield batch if named else dict(zip(sources or (), fields, strict=True))
 
 
 def _length(data: Any) -> int | None:
@@ -340,7 +337,3 @@ def _seed(ctx: StreamContext) -> int:
 
 def _generator(ctx: StreamContext) -> torch.Generator:
     return torch.Generator().manual_seed(_seed(ctx))
-
-
-def _sampler_error(ctx: StreamContext, found: Any, problem: str) -> StreamError:
-    return StreamError(f"stream {ctx.stream_name!r}: its sampler gave {found!r}, {problem}", first_batch=True)

@@ -15,7 +15,6 @@ from emrun.stream_context import WithLeftOut
 from emrun.streams.stream_pass import WithState, closable
 
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None)))
-_LOOKED_AT = 16  # the number of entries of a long list that are examined
 _FILLED_AGAIN = (list, deque, bytearray, array.array, set)
 
 
@@ -34,7 +33,7 @@ def _copy(value: Any) -> Any:
     if kind is dict:
         return {key: _copy(each) for key, each in value.items()}
     if kind is list:
-        return value.copy() if _is_plain(value) else [_copy(each) for each in value]
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [_copy(each) for each in value]
     if kind in _PLAIN:
         return value
     if isinstance(value, np.ndarray):
@@ -59,13 +58,6 @@ def _copy_of_tensor(value: torch.Tensor) -> torch.Tensor:
     except (TypeError, RuntimeError):  # NumPy has no such dtype or layout, or the tensor is on a device
         found = found.clone()
     return found.requires_grad_(value.requires_grad)
-
-
-def _is_plain(values: Any) -> bool:
-    """Return whether a list has only plain values; of a long list, only some entries are examined."""
-    if len(values) > 2 * _LOOKED_AT:
-        values = values[:: len(values) // _LOOKED_AT]
-    return _PLAIN.issuperset(map(type, values))
 
 
 def _of_its_kind(value: Any, parts: dict[Any, Any]) -> Any:

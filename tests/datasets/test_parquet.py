@@ -261,7 +261,7 @@ def test_columns_that_cannot_be_sources_are_refused(tmp_path):
     ("arguments", "message"),
     [
         ({"train": "missing.parquet"}, "train: there is no file 'missing.parquet'"),
-        ({"train": "missing-*.parquet"}, "train: no file matches 'missing-*.parquet'"),
+        ({"train": "missing-*.parquet"}, "train: there is no file 'missing-*.parquet'"),
         ({"train": "."}, "train: '.' is a directory; write for example '*'"),
         ({"train": []}, "train: [] is neither a path nor a list of paths"),
         ({"train": 3}, "train: 3 is neither a path nor a list of paths"),

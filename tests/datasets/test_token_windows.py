@@ -282,7 +282,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(files):
     ("arguments", "message"),
     [
         ({"train": "no.txt"}, "train: there is no file 'no.txt'"),
-        ({"valid": "no-*"}, "valid: no file matches 'no-*'"),
+        ({"valid": "no-*"}, "valid: there is no file 'no-*'"),
         ({"window": 0}, "window: 0 is not a whole number of at least 1"),
         ({"window": 95}, "train: 95 tokens are too few; a window and its targets need 96"),
         ({"separator": -1}, "separator: -1 is not a whole number of at least 0"),

@@ -415,13 +415,16 @@ def test_a_failing_item_is_named(passes):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sources": None}, "stream 'train': its batches are tuples of 2 fields; set `sources` to the names"),
-        ({"sources": ["x"]}, "stream 'train': its batches are tuples of 2 fields, but `sources` has 1 name"),
+        ({"sources": None}, "stream 'train': its batches are of type list, with 2 fields; set `sources` to their"),
+        ({"sources": ["x"]}, "stream 'train': its batches are of type list, with 2 fields; set `sources` to"),
         ({"train": Named()}, "stream 'train': its batches name their sources: x, y; remove `sources`"),
-        ({"train": torch.arange(3), "sources": None}, "stream 'train': its batches are of type Tensor; set `sources`"),
-        ({"sampler": [0, 11]}, "stream 'train': its sampler gave 11, but there are 11 examples"),
-        ({"sampler": [0, -1]}, "stream 'train': its sampler gave -1, but there are 11 examples"),
-        ({"sampler": [[0, 1]]}, "stream 'train': its sampler gave [0, 1], which is not an index of an example"),
+        (
+            {"train": torch.arange(3), "sources": None},
+            "stream 'train': its batches are of type Tensor, with 1 field",
+        ),
+        ({"sampler": [0, 11]}, "stream 'train': its sampler gave 11, which is not an index from 0 to 10"),
+        ({"sampler": [0, -1]}, "stream 'train': its sampler gave -1, which is not an index from 0 to 10"),
+        ({"sampler": [[0, 1]]}, "stream 'train': its sampler gave [0, 1], which is not an index"),
         ({"sampler": [torch.tensor(0.5)]}, "stream 'train': its sampler gave tensor(0.5000), which is not an index"),
     ],
 )
