@@ -200,10 +200,11 @@ def run(training: Training, *, keeps: bool = True) -> int:
     except BaseException as error:  # the user's code may also have called sys.exit
         with last_words(error) as go_on_to_rest:
             so_far().update(run_as_json(training.output_dir, training) if wants_json() else {})
-            status = fail(error, has_log=keeps)
+            located = training.located(error)
+            status = fail(located, has_log=keeps)
             sweep = click.get_current_context().obj
             if sweep is not None:
-                sweep.note_failure(error)
+                sweep.note_failure(located)
             go_on_to_rest()
             if keeps:
                 capsule = training.main_loop.capsule

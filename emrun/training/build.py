@@ -41,6 +41,17 @@ class Training:
     model: AbstractModel
     hooks: tuple[AbstractHook, ...]
     main_loop: MainLoop
+    recipe: Recipe
+    """The recipe of the model."""
+
+    def located(self, error: BaseException) -> BaseException:
+        """Return an error of the training; that of an argument of the model has its position in the config."""
+        _, hook = self.main_loop.epochs.events.failed_call()
+        if not isinstance(error, ArgumentError) or hook is not None:
+            return error
+        found = ConfigError(self.recipe.problem(error))
+        found.__cause__ = error
+        return found
 
 
 def assemble(
@@ -110,7 +121,7 @@ def assemble(
         ) from error
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
-    return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop)
+    return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop, plan.model)
 
 
 def plan_schedule(training: Training, plan: Plan) -> SchedulePlan | None:

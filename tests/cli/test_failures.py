@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from emrun import AbstractHook
+from emrun.base.errors import ArgumentError
 
 
 class Data:
@@ -47,6 +48,11 @@ class ReadsValid(AbstractHook):
 
 class MonitorsValid(ReadsValid):
     monitors = ["valid/loss/mean"]
+
+
+class Refuses(AbstractHook):
+    def before_training(self):
+        raise ArgumentError("loss", "is mine")
 
 
 class Imports(AbstractHook):
@@ -116,6 +122,24 @@ def test_an_error_of_a_class_of_torch_while_building_has_no_frame_of_emrun_or_cl
         "RuntimeError: Trying to create tensor with negative dimension -1: [1, -1]",
         "--verbose shows the full traceback",
     ]
+
+
+def test_an_argument_of_the_model_that_its_first_batch_refuses_is_told_with_its_line_in_the_config(project, emrun):
+    parts = [{"class": "torch.nn.BatchNorm1d", "num_features": 4}, CONFIG["model"]["module"]]
+    model = {**CONFIG["model"], "module": {"class": "torch.nn.Sequential", "args": parts}, "recompute": "0"}
+    text = json.dumps({**CONFIG, "model": model}, indent=1)
+    (project() / "c.yaml").write_text(text)
+    line = 1 + text.splitlines().index('  "recompute": "0"')
+    told = f"c.yaml:{line}:16: model.recompute: the forward of BatchNorm1d changes its buffer 'running_mean'"
+    for command in ("check", "train"):
+        done = emrun(command, "c.yaml")
+        assert done.returncode == 2
+        assert any(each.startswith(told) for each in done.stderr.splitlines())
+
+
+def test_an_argument_that_a_hook_refuses_in_an_event_is_told_without_a_place_in_the_model(project, emrun):
+    project("mine.Refuses")
+    assert emrun("train", "-q", "c.yaml").stderr.splitlines()[0] == "error: loss: is mine"
 
 
 def test_a_library_that_a_constructor_imports_and_that_is_missing_is_told_with_what_to_install(project, emrun):
