@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Units
 from emrun.hooks._parts.evaluations import SavesExamples, needed
 from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png
+from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import make_directory, storing, write_atomically
 
@@ -146,35 +146,23 @@ class PlotLines(SavesExamples):
                 if values.ndim == 0:
                     axes.axhline(float(values), label=name, color=color, linestyle="--", linewidth=1.2)
                     continue
-                count = 1 if values.ndim == 1 else values.shape[1]
-                labels = [f"{name}.{column}" if count > 1 else name for column in range(count)]
-                if count > _MOST:
-                    labels = [f"{name} ({count} lines)", *[""] * (count - 1)]
-                is_alone = len(lines) == 1 and count <= _MOST  # each line has a color of its own
-                plotted = axes.plot(
-                    values,
-                    label=labels,
-                    color=None if is_alone else color,
-                    marker="." if len(values) <= 40 else None,
-                    lw=1.4,
-                )
+                marker = "." if len(values) <= 40 else None
+                plotted = axes.plot(values, label=name, color=color, marker=marker, linewidth=1.4)
                 for column, line in enumerate(plotted):
-                    line.set_alpha(1 if is_alone else 1 - 0.75 * column / count)
-            if not any(np.isfinite(values).any() for values in lines.values()):
-                axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="0.4")
+                    line.set_alpha(1 - 0.75 * column / len(plotted))
+                    if 1 < len(plotted) <= _MOST:
+                        line.set_label(f"{name}.{column}")
+                    elif column:
+                        line.set_label("")  # of many lines, the first one is in the legend
             axes.set_ylim(*self._limits)
             axes.margins(x=0.02)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.grid(color="0.92")
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-            axes.set_title(title if len(title) <= 70 else f"{title[:69]}…", fontsize=10, loc="left", parse_math=False)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_title(shortened(title, 70), fontsize=10, loc="left", parse_math=False)
             handles, names = axes.get_legend_handles_labels()
-            short = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
-            plain = [name.replace("$", r"\$") for name in short]  # no formulas
-            drawing.legend(
-                handles, plain, loc="outside lower center", ncols=min(5, len(names)), frameon=False, fontsize=9
-            )
+            plain = [shortened(name, 24).replace("$", r"\$") for name in names]  # no formulas
+            drawing.legend(handles, plain, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
             picture = png(drawn(drawing))
             if self._format == "png":
                 return picture, picture

@@ -9,19 +9,20 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
 from emrun.hooks._parts.class_counts import ClassHook, Counted
 from emrun.hooks._parts.columns import csv_of
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png
+from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 28  # characters of a name in a picture
-_BOTH, _TEXT, _NAMED = 12, 20, 60  # the most classes with two numbers in a cell, with one, and with all their names
+_TEXT, _NAMED = 16, 60  # the most classes with numbers in their cells, and with all their names
 
 
 class SaveConfusionMatrix(ClassHook):
@@ -86,7 +87,8 @@ class SaveConfusionMatrix(ClassHook):
         )
         check_matplotlib(type(self).__name__)
         _check_map(cmap)
-        _check_size(figsize)
+        if figsize is not None:
+            _check_size(figsize)
         self._normalize = normalize
         self._map = cmap
         self._size = None if figsize is None else (float(figsize[0]), float(figsize[1]))
@@ -147,58 +149,48 @@ def draw_matrix(
         cmap: the name of a color map.
         size: width and height in inches; None for a size that fits the classes.
     """
-    n, total = len(names), int(matrix.sum())
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    shown = shares if normalize else matrix
-    labels = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names]
-    longest = max(map(len, labels), default=0)
-    cell = 0.62 if n <= _BOTH else 0.4 if n <= _TEXT else 0.2 if n <= _NAMED else 12 / n
-    side = max(2.6, cell * n)
-    room = 1.1 + 0.085 * longest
     from matplotlib.colors import PowerNorm
 
-    with figure(*(size or (side + room + 0.7, side + room + 0.3))) as drawing:
+    n = len(names)
+    total = int(matrix.sum())
+    has_text = n <= _TEXT
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    shown = shares if normalize else matrix
+    labels = [shortened(name, _LONGEST) for name in names]
+
+    # the size: room for each class, and for the longest name on both axes
+    longest = 0.085 * max(map(len, labels), default=0)
+    side = float(np.clip((0.62 if has_text else 0.2) * n, 2.6, 12))
+    with figure(*(size or (side + longest + 1.8, side + longest + 1.4))) as drawing:
         drawing.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
         axes = drawing.subplots()
-        most = 1 if normalize else max(1, int(matrix.max(initial=0)))
-        norm = PowerNorm(0.5, 0, most)  # so that a few errors can be seen
+        norm = PowerNorm(0.5, 0, 1 if normalize else max(1, int(matrix.max(initial=0))))  # so that few errors are seen
         image = axes.imshow(shown, cmap=cmap, norm=norm)
-        is_upright = longest * 0.085 <= side / max(n, 1) * 0.9
+
+        # the names of the classes, or of every second one, every third one, ...
         step = -(-n // _NAMED)
-        small: dict[str, Any] = {"fontsize": 9 if n <= _TEXT else 7, "parse_math": False}
-        axes.set_xticks(range(0, n, step), labels[::step], rotation=0 if is_upright else 90, **small)
-        axes.set_yticks(range(0, n, step), labels[::step], **small)
-        axes.tick_params(length=0 if n <= _TEXT else 2)
+        rotation = 0 if longest <= side / max(n, 1) else 90
+        axes.set_xticks(range(0, n, step), labels[::step], rotation=rotation, fontsize=8, parse_math=False)
+        axes.set_yticks(range(0, n, step), labels[::step], fontsize=8, parse_math=False)
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
         right = f"{matrix.trace() / total:.1%} of {total:,} right" if total else "no examples"
         axes.set_title(f"{title}\n{right}", fontsize=10, parse_math=False)
-        if n <= _TEXT:
-            axes.set_xticks(np.arange(0.5, n - 1), minor=True)
-            axes.set_yticks(np.arange(0.5, n - 1), minor=True)
-            axes.grid(which="minor", color="0.85", linewidth=0.5)
-            axes.tick_params(which="minor", length=0)
-            is_dark = np.asarray(norm(shown)) > 0.6
-            for row, column in np.argwhere(matrix > 0).tolist():
-                share, count = f"{shares[row, column]:.0%}", _short(matrix[row, column])
-                text = f"{share}\n{count}" if n <= _BOTH else share if normalize else count
-                axes.text(
-                    *(column, row, text),
-                    ha="center",
-                    va="center",
-                    fontsize=8 if n <= _BOTH else 6,
-                    color="white" if is_dark[row, column] else "black",
-                )
-        bar = drawing.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=20 if n <= _TEXT else 40)
+
+        # the share of each row and the number of examples
+        for row, column in np.argwhere(matrix > 0).tolist() if has_text else ():
+            axes.text(
+                column,
+                row,
+                f"{shares[row, column]:.0%}\n{matrix[row, column]:,}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if norm(shown[row, column]) > 0.6 else "black",
+            )
+        bar = drawing.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=20)
         bar.set_label("share of the true class" if normalize else "examples")
-        bar.outline.set_visible(False)
         return drawn(drawing)
-
-
-def _short(number: Any) -> str:
-    """Return a number of examples in a few characters."""
-    value, unit = int(number), ""
-    return f"{value}{unit}" if value < 10_000 else f"{value / 1000:.3g}k" if value < 999_500 else f"{value / 1e6:.3g}M"
 
 
 def _check_map(name: Any) -> None:
@@ -210,10 +202,7 @@ def _check_map(name: Any) -> None:
 
 
 def _check_size(size: Any) -> None:
-    if size is None:
-        return
-    numbers = size if isinstance(size, list | tuple) else []
-    if len(numbers) != 2 or not all(
-        isinstance(each, int | float) and not isinstance(each, bool) and 1 <= each <= 100 for each in numbers
-    ):
-        raise ArgumentError("figsize", f"{size!r} is not [width, height] in inches, from 1 to 100, such as [8, 6]")
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        raise ArgumentError("figsize", f"{size!r} is not [width, height] in inches, such as [8, 6]")
+    for each in size:
+        check_number("figsize", each, "a size in inches, at least 1 and below 100", least=1, below=100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -21,12 +20,6 @@ from emrun.ranks.pieces import whole
 UnknownType = Literal["error", "warn", "ignore"]
 
 _LOG = logging.getLogger(__name__)
-_FLOATS = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}  # dtype -> the dtype of its sum
 
 
 class StopOnNaN(AbstractHook):
@@ -167,14 +160,13 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def _are_finite(values: Iterable[Any]) -> bool:
-    """Return whether all values are dense tensors of finite numbers, by their sums; False if unsure. Waits once."""
-    totals: dict[torch.device, torch.Tensor] = {}
+    """Return whether all values are dense tensors of finite numbers, by their norm; False if unsure. Waits once."""
+    floats = []
     for value in values:
-        if not isinstance(value, torch.Tensor) or not _is_dense(value):
+        if not isinstance(value, torch.Tensor) or not _is_dense(value) or value.is_complex():
             return False
-        if value.dtype in _FLOATS:
-            found = value.detach().sum(dtype=_FLOATS[value.dtype])
-            totals[value.device] = totals[value.device] + found if value.device in totals else found
-        elif value.is_floating_point() or value.is_complex():
-            return False
-    return all(map(math.isfinite, totals.values()))
+        if value.is_floating_point():
+            floats.append(value.detach())
+    if any(each.element_size() == 1 for each in floats):  # torch has no norm of float8
+        return False
+    return bool(torch.nn.utils.get_total_norm(floats).isfinite())

@@ -61,6 +61,11 @@ def drawn(figure: Figure) -> np.ndarray[Any, Any]:
     return np.array(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
+def shortened(text: str, longest: int) -> str:
+    """Return a text for a figure, of at most so many characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 def png(pixels: np.ndarray[Any, Any], palette: bytes | None = None) -> bytes:
     """Return pixels, uint8 of shape (H, W, 3) or (H, W), as a PNG file: the same pixels give the same bytes.
 
