@@ -79,10 +79,7 @@ def check(
             raise click.UsageError(f"--{given[0]} needs a CONFIG", click.get_current_context())
         return _check_environment(as_json)
     if static and given[1:]:
-        what = "read data" if data else "run a step"
-        raise click.UsageError(
-            f"--static imports nothing, so that it cannot {what}; leave out --{given[1]} or --static"
-        )
+        raise click.UsageError(f"--static imports nothing, as --{given[1]} does; leave out one of the two")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
         try:
@@ -110,7 +107,7 @@ def check(
         blocks = [*_contract(contract), *(_data(looked) if looked else []), *(_numerics(rows) if rows else [])]
         click.echo("\n".join(blocks))
         for note in contract["notes"]:
-            click.echo(f"warning: {note}", err=True)
+            print_error(f"warning: {note}")
         if not is_wrong:
             also = ", and read all data" * data + ", and compared the ways to compute a step" * numerics
             verdict = "no error, but the warnings above" if contract["notes"] else "nothing is wrong"
@@ -134,7 +131,7 @@ def _check_environment(as_json: bool) -> int:
         click.echo(table(list(found.facts.items())))
         click.echo("\n" + table([list(row.values()) for row in found.devices], list(found.devices[0])) + "\n")
         for message in found.warnings:
-            click.echo(f"warning: {message}", err=True)
+            print_error(f"warning: {message}")
         for message in found.problems:
             print_error(f"{click.style('error:', fg='red', bold=True)} {message}")
         counts = f"{len(found.problems)} errors, {len(found.warnings)} warnings"
@@ -181,16 +178,17 @@ def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     """Return the share of each label in each stream that has the source."""
-    having = {name: each for name, each in labels.items() if each}
-    values = list(dict.fromkeys(value for each in having.values() for value in each))
-    values.sort(key=lambda value: -max(each.get(value, 0) / sum(each.values()) for each in having.values()))
-    rows = [
-        [value, *(f"{each.get(value, 0) / sum(each.values()):.1%}" for each in having.values())]
-        for value in values[:MOST_ROWS]
-    ]
+    shares = {
+        name: {value: count / sum(each.values()) for value, count in each.items()}
+        for name, each in labels.items()
+        if each
+    }
+    values = list(dict.fromkeys(value for each in shares.values() for value in each))
+    values.sort(key=lambda value: -max(each.get(value, 0) for each in shares.values()))
+    rows = [[value, *(f"{each.get(value, 0):.1%}" for each in shares.values())] for value in values[:MOST_ROWS]]
     if len(values) > MOST_ROWS:
-        rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in having)])
-    return table(rows, [in_one_line(source, 40), *having], ("left", *("right" for _ in having)))
+        rows.append([f"{len(values) - MOST_ROWS} more", *("(--json has all)" for _ in shares)])
+    return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))
 
 
 def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
@@ -205,7 +203,7 @@ def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
 
         return try_out(with_statistics(config), ranks)
     for note in (*config.notes, *unread_vars(config.root)):
-        click.echo(f"warning: {note}", err=True)
+        print_error(f"warning: {note}")
     return None
 
 

@@ -16,7 +16,7 @@ from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, few, listed, short
 from emrun.cli.console import Directory, with_terminal_log
-from emrun.cli.failures import end_by_signal, tell_json
+from emrun.cli.failures import end_by_signal, print_error, tell_json
 from emrun.cli.output import only_json, print_json, with_json
 from emrun.cli.sweep import command_of, prepared
 from emrun.cli.trial import arguments
@@ -37,6 +37,7 @@ from emrun.launch.results import Result, result_of
 from emrun.launch.settings import Condition, Sweep
 from emrun.launch.sweep import SweepLoop
 from emrun.launch.trials import Trial, Trials, identity
+from emrun.runs.summaries import chosen_by
 
 
 def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -127,9 +128,9 @@ def compare(
     with only_json(as_json):
         ending, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
-        click.echo(ending.text.strip(), err=True)
+        print_error(ending.text.strip())
         if ending.signal_number is not None:
-            click.echo(folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr)), err=True)
+            print_error(folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr)))
             end_by_signal(ending.signal_number)
         tell_json(UsageError(ending.text.strip()), ending.exit_status)
         return int(ending.exit_status)
@@ -146,17 +147,16 @@ def _metric_of(config: Config, metric: str | None, wants_max: bool | None) -> tu
         UsageError: the statistic is not an address, or nothing tells which values are better.
     """
     entries = config.get("hooks") or ()
-    saves = next((each["SaveBest"] or {} for each in entries if isinstance(each, dict) and "SaveBest" in each), {})
-    parts = [saves.get("stream", "valid"), saves.get("variable", "loss"), saves.get("aggregation", "mean")]
-    watched = "/".join(str(each) for each in parts if each is not None)
+    saves = (each["SaveBest"] for each in entries if isinstance(each, dict) and "SaveBest" in each)
+    watched, best = chosen_by(next(saves, None))
     address = metric or watched
     address += "/mean" if address.count("/") == 1 else ""
     if address.count("/") < 2:
         raise UsageError(f"--metric {metric}: write STREAM/VARIABLE or STREAM/VARIABLE/AGGREGATION, as valid/accuracy")
     if wants_max is not None:
         return address, "max" if wants_max else "min"
-    condition = saves.get("condition", "min") if address == watched else direction_of(address.split("/")[1])
-    if condition not in ("min", "max"):
+    condition = best if address == watched else direction_of(address.split("/")[1])
+    if condition is None:
         raise UsageError(f"nothing tells whether larger or smaller values of {address} are better; add --max or --min")
     return address, condition
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from emrun.cli.console import GivenPath, overrides_argument
+from emrun.cli.failures import print_error
 from emrun.cli.output import print_json, table, with_json
 from emrun.config.config import read_config
 from emrun.config.json_schema import config_schema
@@ -43,7 +44,7 @@ def show_config(
 
     read = read_config(config, overrides)
     for note in read.notes:
-        click.echo(f"warning: {note}", err=True)
+        print_error(f"warning: {note}")
     tree = read.tree if resolved else read.root
     rows: list[tuple[str, Any, str]] = []
     if origins:
@@ -67,7 +68,7 @@ def _place(key: str, rows: list[tuple[str, Any, str]]) -> int:
     """Return the index at which a key belongs among the rows: after the last row of its mapping."""
     while "." in key:
         key = key.rpartition(".")[0]
-        found = [index for index, row in enumerate(rows) if row[0] == key or row[0].startswith(f"{key}.")]
+        found = [index for index, row in enumerate(rows) if f"{row[0]}.".startswith(f"{key}.")]
         if found:
             return found[-1] + 1
     return len(rows)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,6 +20,9 @@ from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
 from emrun.base.terminal import outlived
 from emrun.ranks.group import rank_of
+
+if TYPE_CHECKING:
+    from emrun.config.config import Config
 
 VERBOSE = "emrun.verbose"
 """Key of `click.Context.meta`: whether the option `--verbose` was given."""
@@ -46,15 +49,19 @@ def named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
+def _config_of(context: click.Context) -> Config:
     from emrun.config.config import read_config
+
+    return read_config(context.params.get("config") or context.params["directory"])
+
+
+def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
     from emrun.config.override_keys import keys_below
 
     if "=" in incomplete:
         return
     head, dot, tail = incomplete.removeprefix("~").rpartition(".")
-    source = context.params.get("config") or context.params["directory"]
-    for name, is_deeper in keys_below(read_config(source), head.split(".") if head else []).items():
+    for name, is_deeper in keys_below(_config_of(context), head.split(".") if head else []).items():
         if name.startswith(tail):
             deletes = incomplete.startswith("~")
             ending = "." if is_deeper else "=" * (not deletes)
@@ -63,11 +70,9 @@ def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionIt
 
 
 def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
-    from emrun.config.config import read_config
     from emrun.config.override_keys import streams_of
 
-    source = context.params.get("config") or context.params["directory"]
-    found = [] if re.search(r"[.~=]", incomplete) else named(streams_of(read_config(source)), incomplete)
+    found = [] if re.search(r"[.~=]", incomplete) else named(streams_of(_config_of(context)), incomplete)
     return found or _overrides(context, incomplete)
 
 
@@ -229,18 +234,11 @@ def _warnings_once() -> Iterator[None]:
     """
     show, told = warnings.showwarning, set()
 
-    def once(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        key = (str(message), category, filename, lineno)
+    def once(*args: Any, **kwargs: Any) -> None:
+        key = (str(args[0]), *args[1:4])  # the message, the category, the file and the line
         if key not in told:
             told.add(key)
-            show(message, category, filename, lineno, file, line)
+            show(*args, **kwargs)
 
     if not sys.warnoptions:
         warnings.showwarning = once

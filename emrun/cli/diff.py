@@ -70,36 +70,31 @@ def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _config(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        [in_one_line(each["key"], _LONGEST), *(_side(each[name]) for name in "ab"), _origin(each)]
-        for each in found["config"]
-    ]
+    rows = [[each["key"], *(_side(each[name]) for name in "ab"), _origin(each)] for each in found["config"]]
     order = found["hooks_order"]
     if order is not None:
-        names = [[in_one_line(name, _LONGEST) for name in order[side]] for side in "ab"]
-        rows.append(["order of hooks", listed(names[0]), listed(names[1]), ""])
+        rows.append(["order of hooks", *(listed(order[name]) for name in "ab"), ""])
     yield from _table("config", rows, ["key", "a", "b", "from"])
 
 
 def _side(value: Mapping[str, Any] | None) -> str:
-    return "(not there)" if value is None else _value(value["value"])
-
-
-def _value(value: Any) -> str:
-    return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
+    if value is None:
+        return "(not there)"
+    found = value["value"]
+    return in_one_line(found if isinstance(found, str) else json.dumps(found, default=str), _LONGEST)
 
 
 def _origin(row: Mapping[str, Any]) -> str:
-    origins = {name: in_one_line(row[name]["origin"]) for name in "ab" if row[name] is not None}
+    origins = {name: row[name]["origin"] for name in "ab" if row[name] is not None}
     if len(set(origins.values())) == 1:
-        return next(iter(origins.values()))
+        return str(next(iter(origins.values())))
     return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
 
 
 def _packages(found: Mapping[str, Any]) -> Iterator[str]:
     versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
     versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
-    rows = [["(not there)" if cell is None else in_one_line(cell, _LONGEST) for cell in row] for row in versions]
+    rows = [["(not there)" if cell is None else cell for cell in row] for row in versions]
     yield from _table("packages", rows, ["package", "a", "b"])
     if found["repositories"] is not None:
         for name in "ab":
@@ -119,26 +114,18 @@ def _repository(entry: Mapping[str, Any]) -> str:
 
 def _modules(found: Mapping[str, Any]) -> Iterator[str]:
     modules = found["modules"]
-    rows = [[in_one_line(each["name"], _LONGEST), each["change"]] for each in modules]
-    yield from _table("code", rows, ["module", ""])
+    yield from _table("code", [[each["name"], each["change"]] for each in modules], ["module", ""])
     left = _MOST_LINES
     for each in modules:
-        lines = (each["diff"] or "").split("\n") if each["diff"] else []
+        lines = each["diff"].split("\n") if each["diff"] else []
         yield from (f"  {in_one_line(line.expandtabs(4))}" for line in lines[:left])
         if len(lines) > left:
-            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(each['name'], _LONGEST)}"
+            yield f"  ... {counted(len(lines) - left, 'more line')} of {in_one_line(each['name'])}"
         left = max(0, left - len(lines))
 
 
 def _data(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        [
-            in_one_line(each["stream"], _LONGEST),
-            str(each["pass"]),
-            listed([in_one_line(name, _LONGEST) for name in each["sources"]]),
-        ]
-        for each in found["data"]
-    ]
+    rows = [[each["stream"], str(each["pass"]), listed(each["sources"])] for each in found["data"]]
     yield from _table("data", rows, ["stream", "pass", "sources that differ in its first batch"])
 
 
@@ -151,7 +138,7 @@ def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"statistics: they differ from epoch {epochs['first']} on{counts}"
         columns = [(which, side) for which in ("last", "lowest", "highest") for side in "ab"]
         rows = [
-            [in_one_line(address, _LONGEST), *(_entry(sides[side], which) for which, side in columns)]
+            [address, *(_entry(sides[side], which) for which, side in columns)]
             for address, sides in found["statistics"].items()
             if sides["a"] != sides["b"]
         ]
@@ -172,7 +159,7 @@ def _steps(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"steps: not compared: {whose} recorded none"
     elif first is not None:
         values = "; ".join(
-            f"{'the ' if name in ('loss',) else ''}{in_one_line(name, _LONGEST)} differs: {_pair(*pair)}"
+            f"{'the ' * (name == 'loss')}{in_one_line(name)} differs: {_pair(*pair)}"
             for name, pair in first["values"].items()
         )
         thinned = f" (every {first['every']:,}th iteration is recorded)" if first["every"] > 1 else ""
@@ -204,6 +191,6 @@ def _table(name: str, rows: Sequence[_Row], headers: Sequence[str]) -> Iterator[
 
 
 def _cut(rows: Sequence[_Row], headers: Sequence[str]) -> Iterator[str]:
-    yield table(rows[:_MOST_ROWS], headers)
+    yield table([[in_one_line(cell) for cell in row] for row in rows[:_MOST_ROWS]], headers)
     if len(rows) > _MOST_ROWS:
         yield f"... {len(rows) - _MOST_ROWS} more (--json has all)"

@@ -242,7 +242,7 @@ def import_torch() -> None:
 
 def report_and_end_by_signal(number: int) -> NoReturn:
     """Say on standard error which signal interrupted the command, and end the process by it."""
-    click.echo(f"interrupted by {signal.Signals(number).name}", err=True)
+    print_error(f"interrupted by {signal.Signals(number).name}")
     end_by_signal(number)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+import itertools
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError, reason_of
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import did_you_mean, few, listed
 from emrun.cli.console import GivenPath, named, quietly
 
 _SAMPLES = Path(__file__).parent.parent / "sample_configs"
@@ -75,7 +75,7 @@ def init(directory: Path, sample: str) -> None:
         raise click.UsageError(f"{target} is not a directory")
     there = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
     if there:
-        message = f"{target} is not empty (it has {listed([*there[:3], *['...'] * (len(there) > 3)])})"
+        message = f"{target} is not empty (it has {few(there)})"
         raise click.UsageError(f"{message}; name a new or an empty directory")
     files = _files(known[sample])
     try:
@@ -114,30 +114,25 @@ def _files(sample: Path) -> dict[str, bytes]:
 
 def _comment(config: str) -> str:
     """Return the comment at the beginning of a sample, as a paragraph between empty lines."""
-    lines: list[str] = []
-    for line in config.splitlines():
-        if not line.startswith("#"):
-            break
-        is_command = line.startswith("#   ")
-        lines += [""] * (is_command and not (lines and lines[-1].startswith("    ")))
-        lines.append(f"    {line[4:]}" if is_command else line[2:])
-    return "".join(f"\n{line}" for line in lines) + "\n" * bool(lines)
+    lines = itertools.takewhile(lambda line: line.startswith("#"), config.splitlines())
+    shown = [line.replace("#   ", "\n    ").removeprefix("# ").removeprefix("#") for line in lines]  # commands are code
+    return "".join(f"\n{line}" for line in shown) + "\n"
 
 
 def _write(target: Path, files: dict[str, bytes]) -> None:
     """Write the files into a directory, all or none."""
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as undone:
-        if is_new:
-            undone.callback(_try, target.rmdir)
+    written: list[Path] = []  # not a file that another process has written
+    try:
         for name, content in files.items():
             with (target / name).open("xb") as file:
-                undone.callback(_try, (target / name).unlink)  # not one that another process has written
+                written.append(target / name)
                 file.write(content)
-        undone.pop_all()
-
-
-def _try(remove: Callable[[], None]) -> None:
-    with suppress(OSError):  # the error that is told is the one of the write
-        remove()
+    except BaseException:
+        with suppress(OSError):  # the error that is told is the one of the write
+            for each in written:
+                each.unlink()
+            if is_new:
+                target.rmdir()
+        raise

@@ -14,6 +14,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.console import GivenPath, complete_runs
+from emrun.cli.failures import print_error
 from emrun.cli.output import print_json, table, with_json
 from emrun.epoch_data import as_float
 from emrun.runs.columns import FACTS, Column, Row, column
@@ -132,16 +133,11 @@ def _contents(row: Row) -> str:
     except StorageError as error:
         text = str(error)
     config = "\n".join(in_one_line(line) for line in text.split("\n")).rstrip()
-    entries = sorted(row.run.directory.iterdir())
-    lines = [
-        [
-            "d" if each.is_dir() and not each.is_symlink() else "-",
-            in_one_line(each.name),
-            size_of(size_below(each) if each.is_dir() and not each.is_symlink() else each.lstat().st_size),
-        ]
-        for each in entries
-        if not each.name.startswith(".")
-    ]
+    lines = []
+    for each in sorted(row.run.directory.glob("[!.]*")):
+        is_folder = each.is_dir() and not each.is_symlink()
+        size = size_below(each) if is_folder else each.lstat().st_size
+        lines.append(["d" if is_folder else "-", in_one_line(each.name), size_of(size)])
     return f"{config}\n\n{table(lines, align=['left', 'left', 'right'])}"
 
 
@@ -166,13 +162,13 @@ def _plain(value: Any) -> Any:
 def _tell(root: Path, found: Sequence[Row], rows: Sequence[Row], *, has_conditions: bool) -> None:
     """Say on standard error what the list does not show, and what is damaged."""
     if not found:
-        click.echo(f"no runs in {root} (-r also searches the directories below)", err=True)
+        print_error(f"no runs in {root} (-r also searches the directories below)")
     elif len(found) > len(rows):
         early = "they ended before the first iteration; -a shows them"
         why = "they do not meet the conditions" if has_conditions else early
-        click.echo(f"{counted(len(found) - len(rows), 'run')} not shown: {why}", err=True)
+        print_error(f"{counted(len(found) - len(rows), 'run')} not shown: {why}")
     problems = [f"{in_one_line(row.name)}: {in_one_line(each)}" for row in rows for each in row.run.problems]
     for each in problems[:_MOST_PROBLEMS]:
-        click.echo(f"warning: {each}", err=True)
+        print_error(f"warning: {each}")
     if len(problems) > _MOST_PROBLEMS:
-        click.echo(f"warning: {len(problems) - _MOST_PROBLEMS} more problems; --json has all", err=True)
+        print_error(f"warning: {len(problems) - _MOST_PROBLEMS} more problems; --json has all")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +166,10 @@ def summary(metrics: Sequence[Mapping[str, Any]], shown: Collection[str] | None 
             for epoch, value in values
             if isinstance(value, int | float) and not math.isnan(as_float(value))
         ]
-        low, high = (min(numbers, key=lambda v: v[0]), max(numbers, key=lambda v: v[0])) if numbers else (None, None)
-        extremes = [f"{_short(each[0])} ({each[1]})" if each else "" for each in (low, high)]
+        extremes = ["", ""]
+        if numbers:
+            found = (min(numbers, key=itemgetter(0)), max(numbers, key=itemgetter(0)))
+            extremes = [f"{_short(value)} ({epoch})" for value, epoch in found]
         rows.append([stream, name, _short(values[-1][1]), *extremes])
     headers = ["stream", "variable", "last", "lowest (epoch)", "highest (epoch)"]
     return table(rows, headers) if rows else ""

@@ -37,19 +37,22 @@ def problems_of(error: BaseException) -> list[dict[str, Any]]:
         message = f"{type(error).__name__}: {message}" if code.startswith("code.") else message
         problems = [Problem(None, "", message, code, getattr(error, "fix", ""))]
     tree = _tree() if isinstance(error, ConfigError) else None
-    return [
-        {
-            "code": each.code,
-            "file": each.position and each.position.source,
-            "line": (each.position and each.position.line) or None,
-            "column": (each.position and each.position.column) or None,
-            "key": each.key or None,
-            "message": hidden(each.message),
-            "fix": fix_of(each, tree),
-            "retry": getattr(error, "retry", False) is True,
-        }
-        for each in problems
-    ]
+    retries = getattr(error, "retry", False) is True
+    return [_in_json(each, fix_of(each, tree), retries) for each in problems]
+
+
+def _in_json(problem: Problem, fix: Any, retries: bool) -> dict[str, Any]:
+    place = problem.position or Position("")
+    return {
+        "code": problem.code,
+        "file": place.source or None,
+        "line": place.line or None,
+        "column": place.column or None,
+        "key": problem.key or None,
+        "message": hidden(problem.message),
+        "fix": fix,
+        "retry": retries,
+    }
 
 
 def code_of(error: BaseException) -> str:
@@ -88,8 +91,8 @@ def fix_of(problem: Problem, tree: Node | None) -> dict[str, list[str]] | None:
         return {"overrides": [rest]}
     if verb == "command":
         return {"command": shlex.split(rest)}
-    place = _place(problem.position, tree) if tree is not None and problem.position is not None else None
-    if place is None or tree is None:
+    place = _place(problem.position, tree)
+    if place is None:
         return None
     path, node = place
     if verb == "delete":
@@ -100,23 +103,24 @@ def fix_of(problem: Problem, tree: Node | None) -> dict[str, list[str]] | None:
         name, arguments = (str(path[2]), node) if len(path) > 2 else (str(node.value), None)
         return {"overrides": _hook_at_end(path[1], name, arguments)}
     found = _MEANT.search(problem.message) if problem.code in _BY_NAME else None
-    overrides = _by_name(tree, path, node, found[1], found[2]) if found else None
+    overrides = _by_name(path, node, found[1], found[2]) if found else None
     return None if overrides is None else {"overrides": overrides}
 
 
-def _place(position: Position, tree: Node) -> tuple[tuple[Any, ...], Node] | None:
+def _place(position: Position | None, tree: Node | None) -> tuple[tuple[Any, ...], Node] | None:
     """Return the path and the node of the innermost value that stands, or whose key stands, at a position."""
     places = [
-        (path, node) for path, node, alias in tree.places() if alias is None and position in (node.position, node.key)
+        (path, node)
+        for path, node, alias in (tree.places() if tree is not None and position is not None else ())
+        if alias is None and position in (node.position, node.key)
     ]
     return max(places, key=lambda each: len(each[0]), default=None)
 
 
-def _by_name(tree: Node, path: tuple[Any, ...], node: Node, wrong: str, meant: str) -> list[str] | None:
+def _by_name(path: tuple[Any, ...], node: Node, wrong: str, meant: str) -> list[str] | None:
     """Return the overrides that write a name in place of a wrong one: of a key, of a value, or in a value.
 
     Args:
-        tree: the config.
         path: the path of the value, or of a mapping or a list that has it.
         node: what stands there.
         wrong: the wrong name.
@@ -124,14 +128,11 @@ def _by_name(tree: Node, path: tuple[Any, ...], node: Node, wrong: str, meant: s
     """
     for key, child in node.entries():
         if key == wrong or (child.value == wrong and isinstance(key, int)):
-            return _by_name(tree, (*path, key), child, wrong, meant)
+            return _by_name((*path, key), child, wrong, meant)
     name = str(path[-1])
     if (corrected := _corrected(name, wrong, meant)) is not None:
         if path[0] == "hooks" and len(path) == 3:
             return _hook_at_end(path[1], corrected, node)
-        is_overridden = node.position.source.startswith("override ")  # then this value wins
-        if tree.get(*path[:-1], corrected) is not None and not is_overridden:
-            return [f"~{_key(path)}"]
         return [f"~{_key(path)}", f"{_key((*path[:-1], corrected))}={_yaml(node)}"]
     text = _corrected(str(node.value), wrong, meant) if isinstance(node.value, str) else None
     if text is None:

@@ -9,6 +9,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.wording import counted, in_one_line, size_of
+from emrun.cli.failures import print_error
 from emrun.cli.ls import choosing_runs, runs_table
 from emrun.cli.output import print_json
 from emrun.runs.columns import FACTS, Column, Row, column
@@ -59,7 +60,7 @@ def prune(
     for row, removal in found:
         refusal = removal.refusal()
         if refusal is not None:
-            click.echo(f"{in_one_line(row.name)} stays: it {in_one_line(refusal)}", err=True)
+            print_error(f"{in_one_line(row.name)} stays: it {in_one_line(refusal)}")
         elif removal.size:
             going.append((row, removal))
     if as_json:
@@ -67,11 +68,11 @@ def prune(
     elif going:
         click.echo(f"{_table(going, judged)}\n{_said(going, what)}")
     if not going:
-        click.echo("nothing to remove", err=True)
+        print_error("nothing to remove")
     if dry_run or not going:
         return 0
     if not (yes or _agrees()):
-        click.echo("nothing was removed", err=True)
+        print_error("nothing was removed")
         return 0
     removed, failures = 0, []
     for row, removal in going:
@@ -83,7 +84,7 @@ def prune(
             failures.append(f"{in_one_line(row.name)}: {in_one_line(str(error))}")
     click.echo(f"removed {size_of(removed)}", err=as_json)
     for failure in failures:
-        click.echo(f"error: {failure}", err=True)
+        print_error(f"error: {failure}")
     return 74 if failures else 0
 
 
@@ -139,7 +140,7 @@ def _agrees() -> bool:
     try:
         return click.confirm("remove them?", err=True)
     except click.Abort:  # there is no answer; Ctrl-C is one
-        click.echo(err=True)
+        print_error("")
         return False
 
 

@@ -98,9 +98,9 @@ def remove(directory: Path, status: int | None) -> None:
 
         others = remove_run(directory)
         if others:
-            click.echo(f"{from_here(directory)} stays: it {others_shown(directory, others)}", err=True)
+            print_error(f"{from_here(directory)} stays: it {others_shown(directory, others)}")
         elif not click.get_current_context().params["quiet"]:
-            click.echo(f"deleted {from_here(directory)} (--rm)", err=True)
+            print_error(f"deleted {from_here(directory)} (--rm)")
 
 
 def _print(ended: Ended) -> None:
@@ -181,7 +181,7 @@ def leave_words(cause: str = "", survived: str = "", problems: Sequence[Any] = (
 def end_interrupted(what: str, number: int) -> NoReturn:
     """Say what is not complete, if this process is the one to speak, and end it by a signal."""
     if not is_follower():
-        click.echo(what, err=True)
+        print_error(what)
     leave()
     end_by_signal(number)
 

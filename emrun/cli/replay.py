@@ -49,13 +49,11 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
 
 
 def _in_json(found: Replay) -> dict[str, Any]:
-    capsule, step = found.capsule, found.capsule.step
+    capsule = found.capsule
+    step = capsule.step
     return {
         "reproduced": found.reproduced,
-        "step": {
-            "stream": step.stream, "train": step.train, "batch": step.batch, "epoch": step.epoch,
-            "iteration": step.iteration,
-        },
+        "step": {name: getattr(step, name) for name in ("stream", "train", "batch", "epoch", "iteration")},
         "then": {"error": capsule.facts["error"], "message": capsule.facts["message"]},
         "now": found.message or None,
         "weights": capsule.facts["weights"],

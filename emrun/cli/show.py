@@ -31,17 +31,17 @@ def show(name: str | None, as_json: bool) -> None:
     of these names, or a dotted path, such as my_hooks.Mine, that is found in the current directory. What is printed is
     its docstring.
     """
-    if as_json and (name is None or name in PLACES):
-        kinds = PLACES if name is None else [name]
-        print_json({kind: [{"name": each, "summary": text} for each, text in listing(kind)] for kind in kinds})
-        return
     if name is None or name in PLACES:
-        formatter = click.HelpFormatter(width=_width())
-        for kind, place in PLACES.items() if name is None else ():
-            with formatter.section(f"{kind.capitalize()} ({place})"):
-                formatter.write_dl(listing(kind))
-        if name is not None:
-            formatter.write_dl(listing(name))
+        listed = {kind: listing(kind) for kind in PLACES if name in (None, kind)}
+        if as_json:
+            print_json(
+                {kind: [{"name": each, "summary": text} for each, text in rows] for kind, rows in listed.items()}
+            )
+            return
+        formatter = click.HelpFormatter(width=width(sys.stdout) or 10_000)  # in a pipe, each name has one line
+        for kind, rows in listed.items():
+            with formatter.section(f"{kind.capitalize()} ({PLACES[kind]})"):
+                formatter.write_dl(rows)
         click.echo(formatter.getvalue().strip())
         return
     text = explanation(name)
@@ -59,8 +59,3 @@ def show(name: str | None, as_json: bool) -> None:
         except NotThere as error:
             raise click.UsageError(str(error)) from error
     print_json({"name": name, "text": text}) if as_json else click.echo(text)
-
-
-def _width() -> int:
-    """Return how long lines may be: in a pipe, each name has one line."""
-    return width(sys.stdout) or 10_000

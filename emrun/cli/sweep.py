@@ -19,7 +19,7 @@ from emrun.base.errors import ArgumentError, ConfigError, Position, Problem, Usa
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, from_here, last_parts, listed
 from emrun.cli.console import Directory, config_arguments, with_terminal_log
-from emrun.cli.failures import end_by_signal, import_torch, tell_json, users_code
+from emrun.cli.failures import end_by_signal, import_torch, print_error, tell_json, users_code
 from emrun.cli.output import only_json, print_json, so_far, table, with_json
 from emrun.cli.trial import COMMAND, arguments, check_objective, main
 from emrun.config.config import Config, load_config
@@ -103,7 +103,7 @@ def sweep(
         with only_json(as_json):
             ending = _run(trials, search, command, place)
         if ending.exit_status == 2:  # nothing was trained
-            click.echo(ending.text.strip(), err=True)
+            print_error(ending.text.strip())
             tell_json(UsageError(ending.text.strip()), 2)
             return 2
     experiments = _known(trials, search)
@@ -233,31 +233,32 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
     other = [each for _, results in experiments for each in results if each.changed]
     if other:
         text = f"{counted(len(other), 'trial')} of other code than there is now (changed: {listed(_changed(other))})"
-        click.echo(f"warning: {text}; delete their directories to train them again", err=True)
+        print_error(f"warning: {text}; delete their directories to train them again")
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
         print_json({**so_far(), **whole, "experiments": rows})
         return
-    several, has_objective = settings.runs_per_experiment > 1, settings.objective is not None
-    headers = [
-        *last_parts([each.name for each in trials.parameters]),
-        "status",
-        *[str(settings.objective)] * has_objective,
-    ]
-    headers += ["std", "95 % interval", "runs"] * (several and has_objective) + ["changed code"] * bool(other)
-    headers += [f"trial in {from_here(trials.directory)}"] * (not several)
-    cells = []
+    names = last_parts([each.name for each in trials.parameters])
+    several = settings.runs_per_experiment > 1
+    lines = []
     for experiment, results in experiments:
+        shown = [each.shown(experiment.values[each.name]) for each in trials.parameters]
+        row = [*zip(names, shown, strict=True), ("status", _standing(results))]
         found = summary_of(each.value for each in results)
-        row = [each.shown(experiment.values[each.name]) for each in trials.parameters]
-        row += [_standing(results), *[_short(found["mean"])] * has_objective]
-        if several and has_objective:
+        if settings.objective is not None:
+            row.append((settings.objective, _short(found["mean"])))
+        if settings.objective is not None and several:
             interval = f"± {_short(found['interval'])}" if found["interval"] else ""  # equal values do not tell it
-            row += [_short(found["deviation"]), interval, f"{found['count']} of {len(results)}"]
-        row += [", ".join(_changed(results))] * bool(other)
-        cells.append([*row, *[experiment.trials[0].directory.name] * (not several)])
-    click.echo(table(cells, headers))
+            count = f"{found['count']} of {len(results)}"
+            row += [("std", _short(found["deviation"])), ("95 % interval", interval), ("runs", count)]
+        if other:
+            row.append(("changed code", ", ".join(_changed(results))))
+        if not several:
+            row.append((f"trial in {from_here(trials.directory)}", experiment.trials[0].directory.name))
+        lines.append(row)
+    headers = [name for name, _ in lines[0]] if lines else names
+    click.echo(table([[cell for _, cell in row] for row in lines], headers))
 
 
 def _changed(results: Sequence[Result]) -> list[str]:
@@ -278,12 +279,12 @@ def _short(value: float | None) -> str:
 def _end(ending: Ending, experiments: Sequence[Ranked]) -> int:
     """Say how to continue a sweep that is not done, and return the exit status."""
     if ending.text:
-        click.echo(ending.text.strip(), err=True)
+        print_error(ending.text.strip())
     every = [each for _, results in experiments for each in results]
     left = [each for each in every if each.status not in DONE]
     if left:
         again = folded_command("continue with", ["emrun", *sys.argv[1:]], width(sys.stderr))
-        click.echo(f"{len(every) - len(left)} of {len(every)} trials done\n{again}", err=True)
+        print_error(f"{len(every) - len(left)} of {len(every)} trials done\n{again}")
     if ending.signal_number is not None:
         end_by_signal(ending.signal_number)
     return ending.exit_status

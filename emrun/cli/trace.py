@@ -15,6 +15,7 @@ import click
 from emrun.base.arguments import expanded
 from emrun.base.wording import in_one_line
 from emrun.cli.console import GivenPath, complete_runs
+from emrun.cli.failures import print_error
 from emrun.cli.output import plain, table
 from emrun.runs.finding import find_run, followed
 from emrun.runs.records import RUN, Records
@@ -70,7 +71,7 @@ def trace(
         _print(found.rows(list(names.values())), names, kind)
     for name, run in found.runs.items():
         for problem in run.problems:
-            click.echo(f"warning: {in_one_line(name)}: {in_one_line(problem)}", err=True)
+            print_error(f"warning: {in_one_line(name)}: {in_one_line(problem)}")
 
 
 def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:

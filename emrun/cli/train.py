@@ -20,6 +20,7 @@ from emrun.cli.failures import (
     fail,
     ignore_early_requests,
     import_torch,
+    print_error,
     unwound_by_sigterm,
     users_code,
     words_before_sigterm,
@@ -117,11 +118,13 @@ def train(
         return _go_on(resumed, loaded)
     if sweep is None and is_begun(config) and not is_follower() and not click.get_current_context().params["quiet"]:
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
-        click.echo(f"{config} is a run; a new run begins with its config ({how})", err=True)
+        print_error(f"{config} is a run; a new run begins with its config ({how})")
     try:
         with only_json(as_json), unwound_by_sigterm(), users_code():
             training = create_training(
-                *(with_statistics(loaded), output_root, output_dir),
+                with_statistics(loaded),
+                output_root,
+                output_dir,
                 command=sys.argv,
                 remove_failed=removes,
                 added_hooks=DISPLAY,
@@ -151,7 +154,7 @@ def _show_parameters(training: Training) -> None:
         and not is_follower()
         and (rows := list(parameters(training.model)))
     ):
-        click.echo(parameters_table(rows), err=True)
+        print_error(parameters_table(rows))
 
 
 def _go_on(output_dir: Path, loaded: Config) -> int:
@@ -210,7 +213,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
                 capsule = training.main_loop.capsule
                 if capsule is not None:
                     kept = shown / capsule.relative_to(training.output_dir)
-                    click.echo(f"repeat the step that failed with: emrun replay {kept}", err=True)
+                    print_error(f"repeat the step that failed with: emrun replay {kept}")
                 _tell_what_survived(training, shown, error)
         return status
 
@@ -228,10 +231,10 @@ def run(training: Training, *, keeps: bool = True) -> int:
     if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
         print_json({**run_as_json(training.output_dir, training), "exit_status": outcome.exit_status})
     if outcome.warning is not None and not is_follower():
-        click.echo(f"warning: {outcome.warning}", err=True)
+        print_error(f"warning: {outcome.warning}")
     if outcome.status == "interrupted":
         if is_quiet and not is_follower():  # otherwise the log has said it
-            click.echo(str(outcome.reason), err=True)
+            print_error(str(outcome.reason))
         if keeps and not is_follower():
             _tell_what_survived(training, shown)
         if outcome.signal_number is not None:
@@ -256,15 +259,14 @@ def _tell_what_survived(training: Training, shown: Path, error: BaseException | 
         label = "start again with"
         words = _with_free_output_dir(sys.argv[1:], shown) if is_begun(directory) else sys.argv[1:]
         words = words if words[:1] == ["train"] else ["train", str(shown)]
-    click.echo(f"{done}; {kept}\n{folded_command(label, ['emrun', *words], width(sys.stderr))}", err=True)
+    print_error(f"{done}; {kept}\n{folded_command(label, ['emrun', *words], width(sys.stderr))}")
 
 
 def _with_free_output_dir(arguments: Sequence[str], directory: Path) -> list[str]:
     """Return arguments of the command with an --output-dir that does not exist yet, if they have this option."""
     others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
     free = str(next(path for path in others if not path.exists()))
-    pairs = zip(["", *arguments], arguments, strict=False)
-    return [
-        free if before == "--output-dir" else f"--output-dir={free}" if each.startswith("--output-dir=") else each
-        for before, each in pairs
-    ]
+    words = [f"--output-dir={free}" if each.startswith("--output-dir=") else each for each in arguments]
+    if "--output-dir" in words:
+        words[words.index("--output-dir") + 1] = free
+    return words

@@ -58,9 +58,15 @@ def check_call(
             message = f"argument {name!r} is already given by position; remove it"
             yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
         elif name not in keywords and not parameters.takes_any:
-            left_over = _left_over(value, key, name, node)
-            yield left_over or unknown(value, key, name, allowed)
-            misspelt |= {nearest(name, allowed)} if left_over is None else set()
+            cls = node.get("class")
+            is_left_over = cls is not None and not cls.position.line and value.position.line
+            if is_left_over and sure(name, allowed) is None:
+                what = f"{node.value['class'].shown()} has no argument {name!r}"
+                message = f"{what}, which was written for another class; delete it with ~{key}.{name}"
+                yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
+            else:
+                yield unknown(value, key, name, allowed)
+                misspelt.add(nearest(name, allowed))
     for name, parameter in named.items():
         needed = parameter.default is parameter.empty and name not in taken and name not in misspelt
         if needed and args is not None and name not in arguments and name not in supplied:
@@ -73,17 +79,6 @@ def check_call(
     values = [(name, f"{key}.args[{index}]", value) for index, (name, value) in by_position]
     for name, where, value in [*values, *((name, f"{key}.{name}", value) for name, value in arguments.items())]:
         yield from check_type(value, named.get(name), where)
-
-
-def _left_over(value: Node, key: str, name: str, call: Node) -> Problem | None:
-    """Return the problem of an argument that was written for a class that an override has replaced."""
-    cls = call.get("class")
-    if cls is None or cls.former is None or not value.position.line:
-        return None
-    with_what = f" with ~{key}.{name}" if "[" not in key else ""
-    hint = f"which was written for {cls.former}; delete it{with_what}"
-    message = f"{str(cls.shown()).rpartition('.')[2]} has no argument {name!r}, {hint}"
-    return Problem(value.key_position, key, message, "config.unknown-key", "delete")
 
 
 def check_type(value: Node, parameter: inspect.Parameter | None, where: str) -> list[Problem]:

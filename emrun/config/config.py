@@ -18,7 +18,7 @@ from emrun.base.wording import did_you_mean, from_here
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import copies_left, merge, override, stream_of_eval, words_in
 from emrun.config.yaml_text import dump
-from emrun.config.yaml_tree import Node, node_of, parse
+from emrun.config.yaml_tree import Node, list_in, mapping_in, node_of, parse
 
 _MAX_EXTENDS = 100  # files in a chain of `extends`
 _MAX_BYTES = 40_000_000  # of a file; `parse` limits the characters
@@ -103,7 +103,7 @@ class Config(Mapping[str, Any]):
         """
         config = self.overridden([each for each in overrides if stream_of_eval(each) is not None])
         section = config.root.get("eval", stream)
-        if section is not None and isinstance(section.value, dict):
+        if section is not None and mapping_in(section):
             config = config.with_root(merge(config.root, section))
         return config.overridden([each for each in overrides if stream_of_eval(each) is None])
 
@@ -172,32 +172,31 @@ def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
 
     The config given to a command (no `name`) may also be an open pipe: `/dev/stdin`, or `<(...)` of a shell.
     """
+
+    def refused(message: str, line: int = 0, column: int = 0) -> ConfigError:
+        return ConfigError(Problem(Position(name or str(path), line, column), "", message, "config.file"))
+
     try:
         if name is None and path.is_dir():
             path = path / "config.yaml"
         is_open = str(path) == "/dev/stdin" or str(path.parent) in ("/dev/fd", "/proc/self/fd")  # does not block
         if not (stat.S_ISREG(path.stat().st_mode) or (name is None and is_open)):
-            raise ConfigError(Problem(Position(name or str(path)), "", "is not a regular file", "config.file"))
+            raise refused("is not a regular file")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         if is_timeout(error):
             raise ReadTimeout(errno.ETIMEDOUT, f"cannot read {name or path}: {TIMED_OUT}") from error
         others = [each.name for each in path.parent.glob("*.y*ml")] if isinstance(error, FileNotFoundError) else ()
-        near = did_you_mean(path.name, others)
-        raise ConfigError(
-            Problem(Position(name or str(path)), "", f"cannot be read: {error.strerror}{near}", "config.file")
-        ) from error
+        raise refused(f"cannot be read: {error.strerror}{did_you_mean(path.name, others)}") from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(Problem(Position(name or str(path)), "", f"is larger than {_MAX_BYTES} bytes", "config.file"))
+        raise refused(f"is larger than {_MAX_BYTES} bytes")
     try:
         return path, content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8").removeprefix("\ufeff").split("\n")
-        position = Position(name or str(path), len(before), len(before[-1]) + 1)
-        raise ConfigError(
-            Problem(position, "", "is not encoded in UTF-8; save the file as UTF-8", "config.file")
-        ) from error
+        message = "is not encoded in UTF-8; save the file as UTF-8"
+        raise refused(message, len(before), len(before[-1]) + 1) from error
 
 
 def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Path, ...] = ()) -> Node:
@@ -240,17 +239,15 @@ def _over(below: Node, node: Node) -> Node:
     """
     for key, own in node.value.items():
         old = below.get(key)
-        if key == "hooks" and isinstance(own.value, dict) and old and isinstance(old.value, list):
-            how = (
-                "to change an argument of one hook only, write ${vars.NAME} as its value in that file, and set it here"
-            )
-            raise own.error(
-                f"must be a list, which replaces the list of the extended file; {how}", key, "config.extends"
-            )
-        if own.is_empty and old and old.value and isinstance(old.value, list | dict):
-            drops = f"is empty, which drops {len(old.value)} entries of the extended file"
-            how = f"to drop them, write {'[]' if isinstance(old.value, list) else '{}'}, or else remove the key"
-            raise own.error(f"{drops}; {how}", key, "config.extends")
+        if key == "hooks" and mapping_in(own) and list_in(old):
+            how = "to change an argument of one hook only, write ${vars.NAME} as its value there, and set it here"
+            message = f"must be a list, which replaces the list of the extended file; {how}"
+            raise own.error(message, key, "config.extends")
+        lost = mapping_in(old) or list_in(old)
+        if own.is_empty and lost:
+            how = f"to drop them, write {type(lost)()}, or else remove the key"
+            message = f"is empty, which drops {len(lost)} entries of the extended file; {how}"
+            raise own.error(message, key, "config.extends")
     return merge(below, node)
 
 

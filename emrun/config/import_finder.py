@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 from emrun.base.wording import from_here, sure
-from emrun.config.names import NoModule, no_dotted_path, no_member
+from emrun.config.names import NoModule, no_member, parts_of
 from emrun.config.signatures import Parameters, parameters_of
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
@@ -100,9 +100,7 @@ def locate(path: str) -> Any:
         LookupError: the module does not exist, or does not have the name; the message says where a module was found.
         BaseException: the error that importing the module raises.
     """
-    parts = path.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise no_dotted_path(path)
+    parts = parts_of(path)
     found: Any = None
     for index, part in enumerate(parts):
         if found is not None and hasattr(found, part):

@@ -10,30 +10,21 @@ from typing import Any
 
 from emrun.base.censor import hide
 from emrun.base.wording import did_you_mean
-from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, of_each, read_scalar
+from emrun.config.yaml_tree import MAX_DEPTH, MAX_NODES, Node, mapping_in, of_each, read_scalar
 
 _INTERPOLATION = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<name>[^{}]*)\}|\$\{")
 
 
-def interpolate(config: Node) -> Node:
+def interpolate(config: Node, *, reads_environment: bool = True) -> Node:
     """Replace every `${key.path}`, `${env:NAME}` and `${env:NAME,default}`; `$${` stands for `${`.
 
     A value that is exactly one interpolation gets the type of the value it refers to; a value from the environment is
-    read as a YAML scalar.
+    read as a YAML scalar. Where the environment is not to be read, `${env:...}` stays as it is.
 
     Raises:
         ConfigError: a name is unknown, keys refer to each other in a cycle, or the result is too large or too deep.
     """
-    return _Interpolation(config).of(config, (), 1)
-
-
-def without_environment(config: Node) -> Node:
-    """Replace every `${key.path}` as `interpolate` does, but leave `${env:...}` as it is: the environment is not read.
-
-    Raises:
-        ConfigError: as `interpolate`.
-    """
-    return _Interpolation(config, reads_environment=False).of(config, (), 1)
+    return _Interpolation(config, reads_environment).of(config, (), 1)
 
 
 def unread_vars(config: Node) -> list[str]:
@@ -48,28 +39,23 @@ def unread_vars(config: Node) -> list[str]:
 
 def unread_values(config: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
     """Yield the free values, under `vars`, that are never used, with their paths."""
-    found = list(config.places())
-    free = [(path, node) for path, node, _ in found if path == ("vars",) or (path[0], *path[2:]) == ("eval", "vars")]
-    if not free:
-        return
-    texts = (node.value for _, node, _ in found if isinstance(node.value, str))
-    names = {match["name"] for text in texts for match in _INTERPOLATION.finditer(text) if match["name"]}
-    above = [path for path, _ in free]
-    copied = {node.position for path, node, _ in found if path[:1] not in above and path[:3] not in above}
-    for path, node in [leaf for section in free for leaf in _single_values(*section)]:
+    free: list[tuple[tuple[Any, ...], Node]] = []
+    names: set[str] = set()
+    copied = set()
+    for path, node, _ in config.places():
+        if isinstance(node.value, str):
+            names |= {match["name"] for match in _INTERPOLATION.finditer(node.value) if match["name"]}
+        depth = 3 if path[0] == "eval" else 1
+        is_in_list = any(isinstance(part, int) for part in path[depth:])  # a list is one value
+        if path[depth - 1 : depth] != ("vars",):
+            copied.add(node.position)
+        elif len(path) > depth and not mapping_in(node) and not is_in_list:
+            free.append((path, node))
+    for path, node in free:
         name = f"{name_of(path)}."
         is_named = any(f"{each}.".startswith(name) or name.startswith(f"{each}.") for each in names)
         if not is_named and (node.position not in copied or not node.position.line):
             yield path, node
-
-
-def _single_values(path: tuple[Any, ...], node: Node) -> Iterator[tuple[tuple[Any, ...], Node]]:
-    """Yield the values in a mapping and in the mappings below it, with their paths."""
-    for key, child in node.value.items() if isinstance(node.value, dict) else ():
-        if isinstance(child.value, dict) and child.value:
-            yield from _single_values((*path, key), child)
-        else:
-            yield (*path, key), child
 
 
 def name_of(path: Sequence[Any]) -> str:
@@ -80,7 +66,7 @@ def name_of(path: Sequence[Any]) -> str:
 class _Interpolation:
     """Replaces each `${...}` and counts the resulting values: like aliases, references can multiply."""
 
-    def __init__(self, root: Node, *, reads_environment: bool = True) -> None:
+    def __init__(self, root: Node, reads_environment: bool) -> None:
         self._root = root
         self._count = 0
         self._reads_environment = reads_environment
@@ -100,7 +86,7 @@ class _Interpolation:
             found = self._named(whole["name"], node, active, depth)
             is_read = whole["name"].startswith("env:") and self._reads_environment
             value = read_scalar(found.value) if is_read else found.value
-            return replace(found, value=value, position=node.position, key=node.key, former=node.former)
+            return replace(found, value=value, position=node.position, key=node.key)
         return self._text(node, active, depth)
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:

@@ -150,16 +150,14 @@ def same_class(one: Any, other: Any) -> bool:
     """
     if not (isinstance(one, str) and isinstance(other, str)):
         return bool(one == other)
-    dotted = [name for name in (one, other) if "." in name]
-    if len(dotted) == 2:
+    short, dotted = sorted((one, other), key=lambda name: "." in name)
+    if "." in short:
         return one == other
-    if not dotted:
-        return normalised(one) == normalised(other)
-    short = normalised(next(name for name in (one, other) if name not in dotted))
-    if dotted[0].startswith(("emrun.", "torch.optim.")):
-        return normalised(dotted[0].rpartition(".")[2]) == short
+    last = dotted.rpartition(".")[2]
+    if "." not in dotted or dotted.startswith(("emrun.", "torch.optim.")):
+        return normalised(last) == normalised(short)
     found = (entry for kind in _KINDS for entry in plugins(kind).items())
-    return any(normalised(name) == short and paths == dotted for name, paths in found)
+    return any(normalised(name) == normalised(short) and paths == [dotted] for name, paths in found)
 
 
 def short_names(kind: str, *, installed: bool = True) -> list[str]:
@@ -172,9 +170,16 @@ def short_names(kind: str, *, installed: bool = True) -> list[str]:
     return [*built_ins(kind), *(plugins(kind) if installed else ())]
 
 
-def no_dotted_path(path: str) -> NotThere:
-    """Return the error for a string that is not a dotted path."""
-    return NotThere(f"{path!r} is not a dotted path such as my_module.MyClass")
+def parts_of(path: str) -> list[str]:
+    """Return the names in a dotted path.
+
+    Raises:
+        NotThere: the text is not a dotted path.
+    """
+    parts = path.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise NotThere(f"{path!r} is not a dotted path such as my_module.MyClass")
+    return parts
 
 
 def beside_config(error: NotThere, source: str) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from emrun.base.errors import ConfigError, Position, Problem, UsageError
 from emrun.base.wording import did_you_mean, listed, normalised
 from emrun.config.interpolation import name_of, unread_values
-from emrun.config.names import SUPPLIED, is_supplied, same_class
+from emrun.config.names import same_class
 from emrun.config.type_hints import BOOLEANS
-from emrun.config.yaml_tree import MAX_DEPTH, Node, Place, parse, read_scalar
+from emrun.config.yaml_tree import MAX_DEPTH, Node, mapping_in, parse
 
 _LONGEST_PART = 24  # of an override in a name
 
@@ -57,8 +57,9 @@ def hook_entry(entry: Node) -> tuple[str | None, Node | None]:
     """Return the name and the arguments of an entry of the list of hooks; the name is None for a malformed entry."""
     if isinstance(entry.value, str):
         return entry.value, None
-    name, arguments = next(iter(entry.value.items())) if isinstance(entry.value, dict) and entry.value else (None, None)
-    return (name, arguments) if isinstance(name, str) and len(entry.value) == 1 else (None, None)
+    entries = mapping_in(entry)
+    name, arguments = next(iter(entries.items()), (None, None))
+    return (name, arguments) if isinstance(name, str) and len(entries) == 1 else (None, None)
 
 
 def override(config: Node, overrides: Sequence[str]) -> Node:
@@ -95,39 +96,25 @@ class _Overriding:
         self._position = here = Position(f"override {text!r}")
         key, equals, value = (text[1:], "", "") if text.startswith("~") else text.partition("=")
         if not equals and not text.startswith("~"):
-            raise self._error("", f"an override must be key=value, or ~key to delete a key{self._example(text)}")
+            raise self._error("", f"an override must be key=value, or ~key to delete a key: {text}=VALUE or ~{text}")
         if key.startswith("+"):
-            kind, _, name = key.lstrip("+").partition(".")
-            how = f"keys that are missing are added without a '+': write {text.lstrip('+')}"
-            raise self._error(kind, is_supplied(name, kind)) if name in SUPPLIED.get(kind, ()) else self._error("", how)
+            raise self._error("", f"keys that are missing are added without a '+': write {text.lstrip('+')}")
         new = replace(parse(value, here.source), position=here, key=here) if equals else None
         self._path = path = re.sub(r"\[([0-9]+)\]", r".\1", key).split(".")  # messages write hooks[0]
         if len(path) > MAX_DEPTH:
             raise self._error("", f"the key has more than {MAX_DEPTH} parts")
-        if any(part != part.strip() for part in path):
-            blank = text.replace(key, ".".join(part.strip() for part in key.split(".")), 1)
-            raise self._error("", f"the key has a blank; write {blank}")
-        if not all(path):
-            raise self._error("", f"{key!r} is not a key; write for example model.optimizer.lr=0.1")
+        if any(not part or part != part.strip() for part in path):
+            how = "write its parts with one dot between them and no blanks, such as model.optimizer.lr=0.1"
+            raise self._error("", f"{key!r} is not a key; {how}")
         hooks = self.tree.get("hooks") or Node(None, here, here)
         if new is not None and path[0] == "hooks" and hooks.value is None:
             self.tree = replace(self.tree, value={**self.tree.value, "hooks": replace(hooks, value=[])})
         if len(path) > 1 and path[0] == "hooks":
             _, name, rest = hooks_at(path[1:], [str(hook_entry(item)[0]) for _, item in hooks.entries()])
             path[1:] = [name, *rest]
-        self.tree = self._changed(self.tree, path, new, ())
+        self.tree = self._changed(self.tree, path, new, "")
         if new is not None:
             self._earlier[here.source] = path
-
-    def _example(self, key: str) -> str:
-        """Return what to write for a key without a value, if the config has the key."""
-        if key.startswith("hooks.") and key.count(".") == 1:
-            return f"; write {key}={{}}, or {key}.ARGUMENT=VALUE"
-        if (node := self.tree.get(*key.split("."))) is None:
-            return ""
-        if isinstance(node.value, dict):
-            return f"; write {key}.{next(iter(node.value), 'KEY')}=VALUE"
-        return f"; write {key}=VALUE, which is {node.shown()!r} now"
 
     def check_vars(self, before: Node) -> None:
         """Check that overrides add no free values that are never used: such a mistake would be silent."""
@@ -138,60 +125,57 @@ class _Overriding:
                 near = did_you_mean(str(path[-1]), owner.children() if owner else [])
                 raise self._error(".".join(map(str, path[:-1])), f"${{{name_of(path)}}} is never used{near}")
 
-    def _changed(self, base: Node, path: Sequence[Any], new: Node | None, above: tuple[str, ...]) -> Node:
+    def _changed(self, base: Node, path: Sequence[Any], new: Node | None, above: str) -> Node:
         """Return `base`, the value at the path `above`, with a path below it set to `new`, or deleted."""
         is_list = isinstance(base.value, list)
         part, *rest = path
-        where = (*above, str(part))
+        where = f"{above}.{part}".removeprefix(".")
         self._check_dots(base, path, above)
         if not is_list and not isinstance(base.value, dict):
             if new is not None and base.position.source in self._earlier:
-                message = f"{'.'.join(above)} is also set to {base.shown()!r} by {base.position}; remove one of the two"
+                message = f"{above} is also set to {base.shown()!r} by {base.position}; remove one of the two"
                 raise self._error("", message)
             base = Node({}, self._position, base.key or self._position)
         entries = dict(base.entries())
         key = self._index(base.value, str(part), above, new) if is_list else self._key(entries, part, above, new)
         if new is None and not rest:
             del entries[key]
-        elif is_list and above == ("hooks",):
+        elif is_list and above == "hooks":
             entries[key] = self._hook(entries.get(key) or Node(str(part), self._position), rest, new, where)
         elif rest or new is None:
             entries[key] = self._changed(entries.get(key) or Node({}, self._position, self._position), rest, new, where)
         else:
             if key in ("class", "import"):
                 entries.pop("import" if key == "class" else "class", None)
-                new = _renamed(new, entries.get(key))
             entries[key] = self._laid(entries[key], new, where) if key in entries else new
         return replace(base, value=list(entries.values()) if is_list else entries)
 
-    def _check_dots(self, base: Node, path: Sequence[Any], above: tuple[str, ...]) -> None:
+    def _check_dots(self, base: Node, path: Sequence[Any], above: str) -> None:
         """Refuse a path that may mean a key with dots, such as `layers.0`: a dot separates keys."""
         rest = f"{'.'.join(map(str, path))}."
         meant = next((key for key in base.children() if "." in key and rest.startswith(f"{key}.")), None)
         if meant is not None and len(path) > 1:
-            mapping = f"{'.'.join(above)}={{{json.dumps(meant)}: VALUE}}"
+            mapping = f"{above}={{{json.dumps(meant)}: VALUE}}"
             message = f"the key {meant!r} has a dot, which separates keys; write {mapping}, or change the file"
-            raise self._error(".".join(above), message)
+            raise self._error(above, message)
 
-    def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: tuple[str, ...]) -> Node:
+    def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: str) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
         if not path and new is not None and not isinstance(new.value, dict):
-            message = f"must be a mapping of the hook's arguments, not {new.plain()!r}"
-            advice = f"; without arguments, write {'.'.join(where)}={{}}" if new.value is None else ""
-            raise self._error(".".join(where), message + advice)
+            message = f"must be a mapping of the hook's arguments, such as {{}}, not {new.plain()!r}"
+            raise self._error(where, message)
         name, arguments = hook_entry(entry)
         if name is None:  # reported when the hooks are built
             return entry if new is not None else self._changed(entry, path, new, where)
-        has_arguments = arguments is not None and isinstance(arguments.value, dict)
-        old = arguments if arguments is not None and has_arguments else Node({}, self._position)
+        old = Node({}, self._position) if arguments is None else replace(arguments, value=mapping_in(arguments))
         changed = self._changed(old, path, new, where) if path or new is None else self._laid(old, new, where)
         key = (arguments and arguments.key) or entry.position
         return replace(entry, value={name: replace(changed, key=key)})
 
-    def _laid(self, base: Node, new: Node, where: tuple[str, ...]) -> Node:
+    def _laid(self, base: Node, new: Node, where: str) -> Node:
         """Return the value of an override merged over the previous value."""
         is_same = isinstance(base.value, dict) and isinstance(new.value, dict) and not _is_another_form(base, new)
-        has_items = where == ("hooks",) or any(re.fullmatch(r"[0-9]+", str(key)) for key in new.children())
+        has_items = where == "hooks" or any(re.fullmatch(r"[0-9]+", str(key)) for key in new.children())
         if isinstance(new.value, dict) and (is_same or (isinstance(base.value, list) and new.value and has_items)):
             for part, node in new.value.items():
                 base = self._changed(base, [part], node, where)
@@ -201,25 +185,21 @@ class _Overriding:
                 raise self._error("", f"would undo {lost.position}; remove one of the two, or write this one first")
         return new
 
-    def _key(self, entries: Mapping[Any, Node], part: Any, above: tuple[str, ...], new: Node | None) -> Any:
+    def _key(self, entries: Mapping[Any, Node], part: Any, above: str, new: Node | None) -> Any:
         """Return the key of a mapping that a part of a path refers to; other keys than strings match by their text."""
         key = part if part in entries else next((key for key in entries if str(key) == str(part)), part)
         if new is None and key not in entries:
             near = did_you_mean(part, map(str, entries))
-            raise self._error(".".join(above), f"has no key {part!r} to delete{near}")
+            raise self._error(above, f"has no key {part!r} to delete{near}")
         return key
 
-    def _index(self, items: Sequence[Node], part: str, above: tuple[str, ...], new: Node | None) -> int:
+    def _index(self, items: Sequence[Node], part: str, where: str, new: Node | None) -> int:
         """Return the index that a part of a path refers to; a hook that is not listed gets the index after the last."""
-        where = ".".join(above)
-        if re.fullmatch(r"[0-9]+", part):
-            if len(part) > 9 or int(part) >= len(items):
-                holds = f"has length {len(items)}, and indices begin at 0" if items else "is empty"
-                raise self._error(where, f"there is no item {part}; the list {holds}")
+        if part in map(str, range(len(items))):
             return int(part)
-        if above != ("hooks",):
-            holds = f"the list has length {len(items)}, indices begin at 0"
-            raise self._error(where, f"{part!r} is not an index; {holds}; to replace the list, write {where}=...")
+        if where != "hooks" or part.isdecimal():
+            holds = f"the list has length {len(items)}, and indices begin at 0"
+            raise self._error(where, f"there is no item {part!r}; {holds}; to replace the list, write {where}=...")
         names = [str(hook_entry(item)[0]) for item in items]
         indices, _, _ = hooks_at([part], names)
         if len(indices) > 1:
@@ -265,7 +245,7 @@ def hooks_at(path: Sequence[str], names: Sequence[str]) -> tuple[list[int], str,
         names: the names of the listed hooks.
     """
     first, *rest = path
-    if first.isdecimal() and len(first) < 10 and int(first) < len(names):
+    if first in map(str, range(len(names))):
         parts = names[int(first)].split(".")
         return [int(first)], first, rest[len(parts) :] if rest[: len(parts)] == parts else rest
     for length in range(len(path), 0, -1):
@@ -281,13 +261,6 @@ def is_hook(part: str, name: str) -> bool:
     return part == name or normalised(part) == normalised(name.rpartition(".")[2])
 
 
-def _renamed(new: Node, old: Node | None) -> Node:
-    """Return the new name of a class, with the old name as `former`: the other keys were written for the old class."""
-    if old is None or same_class(old.plain(), new.plain()):
-        return new
-    return replace(new, former=old.former or str(old.shown()))
-
-
 def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",)) -> Iterator[str]:
     """Yield a note for each value that overrides changed while a copy of it, made by a YAML anchor, did not change.
 
@@ -296,19 +269,24 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         after: the config with the overrides.
         unread: sections in which an unchanged copy does not matter.
     """
-    found = list(before.places())
-    there, left = _by_position(found), _by_position(after.places())
+    there, left = _by_position(before), _by_position(after)
     reported: list[tuple[Any, ...]] = []
-    for path, node, _ in found:
-        kept = {other: each for other, each in left.get(node.position, {}).items() if other[0] not in unread}
-        was_copied = len(there.get(node.position, ())) > max(1, len(left.get(node.position, ())))
+    for path, node, _ in before.places():
+        copies, same = there.get(node.position, {}), left.get(node.position, {})
+        kept = [other for other in copies if other in same and other[0] not in unread]
         is_below = any(path[: len(other)] == other for other in reported)
         is_there = after.get(*path[:-1]) is not None  # otherwise the mapping around the value was deleted too
         new = after.get(*path)
-        is_same = new is not None and new.plain() == node.plain()
-        if was_copied and kept and path not in left[node.position] and is_there and not (is_below or is_same):
+        is_same = path in same or (new is not None and new.plain() == node.plain())
+        if kept and is_there and not (is_below or is_same):
             reported.append(path)
-            yield _note_of_copies(path, there[node.position][path], new, kept)
+            others = ", ".join(f"{_key_path(other)} ({copies[other]})" for other in kept)
+            before_key, after_key = ("~", "") if new is None else ("", f"={json.dumps(new.shown())}")
+            more = shlex.join(f"{before_key}{_key_path(other)}{after_key}" for other in kept)
+            yield (
+                f"{_key_path(path)} ({copies[path]}) is overridden, but not {others}, which a YAML anchor gives the "
+                f"same value; to change that value too, add {more}"
+            )
 
 
 def words_in(overrides: Sequence[str]) -> Iterator[str]:
@@ -342,30 +320,13 @@ def in_name(overrides: Sequence[str], most: int = 36) -> str:
     return found
 
 
-def _by_position(found: Iterable[Place]) -> dict[Position, dict[tuple[Any, ...], Position]]:
+def _by_position(tree: Node) -> dict[Position, dict[tuple[Any, ...], Position]]:
     """Return position of a value in a file -> paths with that value -> the position of their alias, or of the value."""
     paths: dict[Position, dict[tuple[Any, ...], Position]] = {}
-    for path, node, alias in found:
+    for path, node, alias in tree.places():
         if node.position.line:  # a value that is not from a file has no position of its own
             paths.setdefault(node.position, {})[path] = alias or node.position
     return paths
-
-
-def _note_of_copies(
-    path: tuple[Any, ...], place: Position, new: Node | None, kept: Mapping[tuple[Any, ...], Position]
-) -> str:
-    copies = ", ".join(f"{_key_path(other)} ({each})" for other, each in kept.items())
-    if new is None:
-        ways = [f"~{_key_path(other)}" for other in kept]
-    else:
-        value = new.shown()
-        text = value if isinstance(value, str) and read_scalar(value) == value else json.dumps(value)
-        ways = [f"{_key_path(other)}={text}" for other in kept]
-    more = " ".join(shlex.quote(way) for way in ways)
-    return (
-        f"{_key_path(path)} ({place}) is overridden, but not {copies}, which a YAML anchor gives the same value; "
-        f"to change that value too, add {more}"
-    )
 
 
 def _key_path(path: Sequence[Any]) -> str:

@@ -21,7 +21,7 @@ from emrun.config.planner import ADDED, Planner
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, check_sections
 from emrun.config.source_finder import Unimported
-from emrun.config.yaml_tree import Node
+from emrun.config.yaml_tree import Node, list_in, mapping_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,14 @@ class Plan:
         """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
-        overlays = config.root.get("eval")
-        streams = overlays.value if overlays is not None and isinstance(overlays.value, dict) else {}
+        streams = mapping_in(config.root.get("eval"))
         for stream in (None, *(each for each in streams if isinstance(each, str))):
             laid_over = config if stream is None else config.overlaid(stream)
             try:
                 plans.append(cls.of(laid_over, finder))
             except ConfigError as error:
-                known = {(problem.position, problem.message) for problem in problems}
-                lines = {problem.position for problem in problems if problem.position and problem.position.line}
-                new = [each for each in error.problems if (each.position, each.message) not in known]
-                new = [each for each in new if each.position not in lines] if stream else new
+                known = list(map(_spot, problems))
+                new = [each for each in error.problems if _spot(each) not in known]
                 problems += [replace(each, key=f"eval.{stream}.{each.key}") for each in new] if stream else new
         problems = problems or plans[0]._without_optimizer()
         if problems:
@@ -98,17 +95,13 @@ class Plan:
 
     def _without_optimizer(self) -> list[Problem]:
         """Return the problem of a `TorchModel` that has no optimizer and that no hook gets, which could set one."""
-        optimizer = self.config.get("model", "optimizer")
+        optimizer, model = self.config.get("model", "optimizer"), self.model
         is_set = optimizer is not None and optimizer.value is not None
         may_be_set = any(hook is None or hook.wants("model") for hook in self.hooks)
-        if is_set or may_be_set or self.model is None:  # without imports, the model or a hook may be unknown
+        is_unknown = model is None or not same_class(model.node.value["class"].value, DEFAULT_MODEL)
+        if is_set or may_be_set or is_unknown:  # without imports, the model or a hook may be unknown
             return []
-        is_own = not same_class(self.model.node.value["class"].value, DEFAULT_MODEL)
-        return (
-            []
-            if is_own
-            else [Problem(self.model.node.key_position, "model.optimizer", NO_OPTIMIZER, "config.missing-key")]
-        )
+        return [Problem(model.node.key_position, "model.optimizer", NO_OPTIMIZER, "config.missing-key")]
 
     @property
     def on_bad_example(self) -> Any:
@@ -119,6 +112,11 @@ class Plan:
         """Return the value of a key of the config, or the default when the key is missing or null."""
         node = self.config.get(key)
         return default if node is None or node.value is None else node.plain()
+
+
+def _spot(problem: Problem) -> object:
+    """Return what shows that a problem is known: its position in a file, or else its message."""
+    return problem.position if problem.position is not None and problem.position.line else problem.message
 
 
 def defaults_of(config: Config) -> list[tuple[str, Any, str]]:
@@ -187,11 +185,9 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
 def named_streams(config: Node) -> list[tuple[str, Node]]:
     """Return the names of the streams that the main loop runs, each with its node in the config."""
     section = config.get("main_loop")
-    train = config.get("main_loop", "train_stream_name")
-    extra = config.get("main_loop", "extra_streams")
-    named = [("train", section or config)] if train is None else []
-    named += [(train.value, train)] if train is not None and isinstance(train.value, str) else []
-    for entry in extra.value if extra is not None and isinstance(extra.value, list) else []:
+    train = config.get("main_loop", "train_stream_name") or Node("train", (section or config).position)
+    named = [(train.value, train)] if isinstance(train.value, str) else []
+    for entry in list_in(config.get("main_loop", "extra_streams")):
         names = list(entry.value) if isinstance(entry.value, dict) else [entry.value]
         named += [(name, entry) for name in names if isinstance(name, str)]  # the main loop reports the others
     return named
@@ -199,8 +195,7 @@ def named_streams(config: Node) -> list[tuple[str, Node]]:
 
 def hook_entries(config: Node, *added: str) -> list[Node]:
     """Return the entries of the list of hooks, followed by the hooks in `added` that the list does not have."""
-    section = config.get("hooks")
-    entries = list(section.value) if section is not None and isinstance(section.value, list) else []
+    entries = list_in(config.get("hooks"))
     return [*entries, *(Node(name, config.position) for name in added if not _lists(entries, name))]
 
 

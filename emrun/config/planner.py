@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from emrun.base.errors import HookError, MissingExtra, Position, Problem
 from emrun.base.types import Factory, Form
-from emrun.base.wording import did_you_mean, listed, normalised, sure
+from emrun.base.wording import did_you_mean, listed, normalised
 from emrun.config.calls import check_call
 from emrun.config.import_finder import Imported, not_installed
 from emrun.config.names import (
@@ -26,10 +26,9 @@ from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED_TO_LOOP, check_main_loop
 from emrun.config.signatures import UNREAD, takes_text
 from emrun.config.type_hints import allows_mapping, alternatives, form_in
-from emrun.config.yaml_tree import Node
+from emrun.config.yaml_tree import Node, mapping_in
 from emrun.events import check_events
 
-_KEYS = ("class", "import", "args")
 SWEEP = "emrun.launch.settings.Sweep"
 """The class whose constructor is the schema of the section `sweep`."""
 ADDED = Position("emrun")
@@ -131,7 +130,7 @@ class Planner:
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
-        entries = dict(arguments.value) if arguments is not None and isinstance(arguments.value, dict) else {}
+        entries = dict(mapping_in(arguments))
         for argument in ("class", "import"):
             if argument in entries:
                 message = f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`"
@@ -172,26 +171,18 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
-        for name, child in node.value.items() if isinstance(node.value, dict) and form is not None else ():
-            if isinstance(child.value, str) and sure(str(name), ["class"]) and name != "class" and len(name) < 6:
-                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
-                return None
-        if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
+        if node.is_form:
             return self._call(node, key, "", supplied, form, outer if form is None else None)
-        if isinstance(node.value, dict) and (form is None or allows_mapping(hint)):
-            has_forms = any(isinstance(child.value, dict) for child in node.value.values())
-            if form is not None and form.package and not has_forms:
-                self._problem(
-                    node, key, f"missing key 'class'; write {self._written_as(None, form)}", "config.missing-key"
-                )
-                return None
+        has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
+        may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
+        if isinstance(node.value, dict) and may_be_forms:
             inner = None if form is None else Annotated[Factory, form]  # each value is a form, not a mapping of forms
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
         if form is not None and node.value is not None:
-            named = node.value[0].value if isinstance(node.value, list) and node.value else node.value
-            what = f"with 'class'; write {self._written_as(named, form)}"
+            how = "{class: NAME, inputs: [NAME, ...]}" if "inputs" in form.keys else "{class: NAME, argument: value}"
+            what = f"with 'class'; write {how}"
             if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):
                 what = "from names to objects; write {NAME: {import: emrun.metrics.accuracy, inputs: [NAME, ...]}}"
             message = f"{node.shown()!r} is not a mapping {what}"
@@ -202,14 +193,6 @@ class Planner:
                 self.value(child, f"{key}[{index}]", supplied, outer=outer) for index, child in enumerate(node.value)
             ]
         return node.value
-
-    @staticmethod
-    def _written_as(value: Any, form: Form) -> str:
-        """Return an example of a form for a message, with the value of the config as the class where it may be one."""
-        if "inputs" in form.keys:
-            return "{class: NAME, inputs: [NAME, ...]}"
-        name = value if isinstance(value, str) and value.isidentifier() else "NAME"
-        return f"{{class: {name}, argument: value}}"
 
     def _call(
         self,
@@ -238,21 +221,14 @@ class Planner:
         own_keys = form.keys if form else ()
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         below = tuple(name for name in supplied if (kind, name) != ("dataset", "model"))
-        rest = {k: v for k, v in node.value.items() if k not in own_keys and k not in _KEYS}
-        args = node.get("args")
-        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
+        rest = {k: v for k, v in node.value.items() if k not in (*own_keys, "class", "import")}
         if is_import:
-            self.problems += [
-                Problem(
-                    v.key_position,
-                    key,
-                    f"unknown argument {k!r}; 'import' names an object that is not called",
-                    "config.unknown-key",
-                    "delete",
-                )
-                for k, v in {**rest, **({"args": args} if args else {})}.items()
-            ]
+            for name, child in rest.items():
+                message = f"unknown argument {name!r}; 'import' names an object that is not called"
+                self._problem(child, key, message, "config.unknown-key", "delete")
             return Recipe(target, node, key, True, form=form, options=options)
+        args = rest.pop("args", None)
+        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if args is not None and given is None:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
         first = form.supplied if form else 0
@@ -332,16 +308,17 @@ class Planner:
             NotThere: the name is unknown or ambiguous.
         """
         if form is not None and form.package:
-            members = self._finder.classes(form.package)
-            if members is None:
+            homes = dict.fromkeys(self._finder.classes(form.package) or (), form.package)
+            if not homes:
                 return None
-            own = (self._finder.classes(form.built_in) or []) if form.built_in else []
-            for home, each in [*((form.built_in, each) for each in own), *((form.package, each) for each in members)]:
+            if form.built_in:
+                homes |= dict.fromkeys(self._finder.classes(form.built_in) or (), form.built_in)
+            for each, home in homes.items():
                 if normalised(each) == normalised(text):
                     return f"{home}.{each}"
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
-            names = sorted({*own, *members} - _BASES)
+            names = sorted(homes.keys() - _BASES)
             hint = did_you_mean(text, names) or f"; there are {listed(names)}."
             raise NotThere(f"unknown class {text!r}{hint} For another class, write its dotted path")
         if (path := dotted_path(text, kind)) is not None:

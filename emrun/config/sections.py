@@ -10,8 +10,8 @@ from emrun.base.errors import ArgumentError, Problem
 from emrun.config.calls import check_type, unknown
 from emrun.config.overrides import hook_entry
 from emrun.config.signatures import Parameters
-from emrun.config.type_hints import mismatch
-from emrun.config.yaml_tree import Node
+from emrun.config.type_hints import describe, mismatch
+from emrun.config.yaml_tree import Node, list_in, mapping_in
 from emrun.extra_streams import read_extra_streams
 
 SECTIONS: dict[str, type] = {
@@ -41,7 +41,7 @@ DEFAULT_MODEL = "TorchModel"
 SUPPLIED_TO_LOOP = ("self", "model", "dataset", "hooks", "run", "rank_log", "seed")
 """The parameters of the main loop that are not keys of its section."""
 
-_WORDS = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true or false", str: "a string"}
+_A_HOOK = "write `- Name` or `- Name: {argument: value}`, or each argument on a line indented further than the name"
 
 
 def check_sections(config: Node) -> Iterator[Problem]:
@@ -60,8 +60,7 @@ def check_sections(config: Node) -> Iterator[Problem]:
             safe_component("name", named.value)
         except ArgumentError as error:
             yield Problem(named.position, "name", error.message)
-    overlays = config.get("eval")
-    for stream, overlay in (overlays.value if overlays and isinstance(overlays.value, dict) else {}).items():
+    for stream, overlay in mapping_in(config.get("eval")).items():
         if isinstance(overlay.value, dict):
             yield from _check_kinds(overlay, f"eval.{stream}", OVERLAY)
             yield from check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
@@ -85,7 +84,7 @@ def check_main_loop(section: Node | None, main_loop: Parameters | None, name: st
     allowed = [each for each in main_loop.named if each not in SUPPLIED_TO_LOOP]
     for key, node in section.value.items():
         if key in allowed:
-            if isinstance(node.value, dict) and ("class" in node.value or "import" in node.value):
+            if node.is_form:
                 message = f"{name} does not build objects; write the value without 'class' or 'import'"
                 yield Problem(node.position, f"{name}.{key}", message, "config.type")
             else:
@@ -115,15 +114,11 @@ def _check_kinds(section: Node, prefix: str, allowed: Collection[str]) -> Iterat
         wrong = not isinstance(node.value, kind) or (isinstance(node.value, bool) and kind is not bool)
         if wrong and (name in REQUIRED or node.value is not None):
             shown = "it is empty, and" if node.is_empty else repr(node.shown())
-            message = f"{shown} is not {_WORDS[kind]}"
-            if isinstance(node.value, str | int | float) and kind not in (dict, list):
-                message = mismatch(node, kind) or message
+            message = (not node.is_empty and mismatch(node, kind)) or f"{shown} is not {describe(kind)}"
             if name in REQUIRED and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.shown()):
                 message += f"; write {{class: {node.shown()}}}"
-            if name == "hooks" and isinstance(node.value, dict) and node.value:
-                first, child = next(iter(node.value.items()))
-                arguments = "" if child.value is None else ": ..."
-                message = f"each hook needs a dash before its name: - {first}{arguments}"
+            if name == "hooks":
+                message += f" of hooks: {_A_HOOK}"
             fix = f"set {text}" if (text := message.partition("; write ")[2]) else ""
             yield Problem(node.position, where, message, "config.type", fix)
 
@@ -135,19 +130,9 @@ def check_hooks(hooks: Node | None, where: str) -> Iterator[Problem]:
         hooks: the list.
         where: the key of the list in the config.
     """
-    for index, entry in enumerate(hooks.value if hooks is not None and isinstance(hooks.value, list) else ()):
+    for index, entry in enumerate(list_in(hooks)):
         name, arguments = hook_entry(entry)
-        if name is not None and " {" in name:
-            text = f"{name}: {arguments.shown() if arguments is not None else ''}".replace(" {", ": {", 1)
-            yield Problem(entry.position, f"{where}[{index}]", f"a colon is missing: - {text}", "config.structure")
-        elif name is None or name == "class":
-            message = f"{entry.shown()!r} is not a hook; write `- Name` or `- Name: {{argument: value}}`"
-            if (kind := entry.get("class")) is not None and isinstance(kind.value, str):
-                message = f"a hook has no key 'class'; write `- {kind.value}` or `- {kind.value}: {{argument: value}}`"
-            elif isinstance(entry.value, dict) and next(iter(entry.value.values()), entry).value is None:
-                first = next(iter(entry.value))
-                message = f"indent the arguments of {first} further than its name, or write `- {first}: {{...}}`"
+        is_mapping = arguments is None or isinstance(arguments.value, dict | None)
+        if name in (None, "class") or not is_mapping or " {" in str(name):
+            message = f"{entry.shown()!r} is not a hook; {_A_HOOK}"
             yield Problem(entry.position, f"{where}[{index}]", message, "config.structure")
-        elif arguments is not None and arguments.value is not None and not isinstance(arguments.value, dict):
-            message = f"{arguments.shown()!r} is not a mapping; write `- {name}: {{argument: value}}`"
-            yield Problem(arguments.position, f"{where}[{index}].{name}", message, "config.structure")

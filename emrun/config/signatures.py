@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -76,23 +77,14 @@ def handed_on(function: ast.FunctionDef) -> Share:
     if function.args.kwarg is None:
         return Share.NONE
     name = function.args.kwarg.arg
-    calls = [
-        node for node in ast.walk(function) if isinstance(node, ast.Call) and any(not k.arg for k in node.keywords)
-    ]
-    handing = [
-        call
-        for call in calls
-        if ast.unparse(call.func).endswith(".__init__") and f"**{name}" in map(ast.unparse, call.keywords)
-    ]
-    uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == name]
-    if not handing:
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    text = "\n".join(map(ast.unparse, body))  # each simple statement is one line
+    if not re.search(rf"\.__init__\(.*\*\*{name}\b", text):
         return Share.NONE
-    for statement in function.body:
-        if isinstance(statement, ast.Expr) and statement.value is handing[0]:
-            return Share.ALL if ast.unparse(handing[0].func) == "super().__init__" and len(uses) == 1 else Share.SOME
-        if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(statement)):
-            break
-    return Share.SOME
+    hands = re.search(rf"^super\(\)\.__init__\(.*\*\*{name}\b", text, re.MULTILINE)
+    is_used_once = len(re.findall(rf"\b{name}\b", text)) == 1
+    may_end = hands is not None and re.search(r"\b(return|yield)\b", text[: hands.start()])
+    return Share.ALL if hands is not None and is_used_once and not may_end else Share.SOME
 
 
 def parameters_of(target: Callable[..., Any]) -> Parameters | None:
@@ -106,16 +98,17 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
         return None
     hints = _hints([function for function, _, _ in receivers])
     named: dict[str, inspect.Parameter] = {}
-    signatures = {share: [own for _, own, each in receivers if each is share] for share in (Share.ALL, Share.SOME)}
-    for share, signature in ((share, each) for share, several in signatures.items() for each in several):
+    first = receivers[0][1]
+    for _, signature, share in receivers:
         default = None if share is Share.ALL else UNREAD
-        for each in signature.parameters.values():
+        for each in signature.parameters.values() if share is not Share.NONE else ():
             if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 typed = each.replace(annotation=hints.get(each.name))
                 behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the function before may set it
-                named.setdefault(each.name, typed if signature is receivers[0][1] else behind)
-    takes_more = any(each.kind is each.VAR_POSITIONAL for each in receivers[0][1].parameters.values())
-    return Parameters(named, takes_keywords(signatures[Share.ALL][-1]), takes_more, hints)
+                named.setdefault(each.name, typed if signature is first else behind)
+    last = [signature for _, signature, share in receivers if share is Share.ALL][-1]
+    takes_more = any(each.kind is each.VAR_POSITIONAL for each in first.parameters.values())
+    return Parameters(named, takes_keywords(last), takes_more, hints)
 
 
 _Method = tuple[type, Any, int]

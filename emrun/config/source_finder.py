@@ -24,7 +24,7 @@ from typing import Any
 import emrun.base.types
 from emrun.base.types import AtLeast, Form, Units
 from emrun.config.import_finder import Imported
-from emrun.config.names import NoModule, no_dotted_path, no_member
+from emrun.config.names import NoModule, no_member, parts_of
 from emrun.config.signatures import UNREAD, Parameters, anything
 from emrun.config.source_modules import TORCH, Binding, SourceModule, SourceModules, bound_in
 from emrun.hook import EVENTS, AbstractHook
@@ -83,8 +83,7 @@ class Unimported(Imported):
         Raises:
             LookupError: the object does not exist.
         """
-        if not all(part.isidentifier() for part in path.split(".")):
-            raise no_dotted_path(path)
+        parts_of(path)
         found = self._lookup(path)
         if isinstance(found, LookupError) and not (isinstance(found, NoModule) and self._modules.may_find_more):
             raise found

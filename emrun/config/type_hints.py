@@ -21,6 +21,7 @@ Mark = TypeVar("Mark", Units, AtLeast)
 
 BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 """Words that are texts in YAML 1.2, but were booleans in YAML 1.1 -> the booleans."""
+_SHOWN: dict[Any, str] = {dict: "this mapping", list: "this list"}
 _QUOTED = {"true": "true", "false": "false"}
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", str: "a string"}
 _WORDS |= {float: "a number", complex: "a number", type(None): "null", None: "null"}
@@ -54,22 +55,23 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
-    allowed = _describe(hint)
-    if allowed.startswith("one of "):
-        return f"{node.shown()!r} is not {allowed}{_meant(value, hint, name)}"
-    literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
-    texts = [each for each in literals if isinstance(each, str)]
-    hint_to_fix = did_you_mean(value, texts) if isinstance(value, str) else ""
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
-    if isinstance(value, str) and not takes_text and type(read_scalar(value)) in (int, float):
-        hint_to_fix = "; write the number without quotes"
-    elif isinstance(value, int | float) and not isinstance(value, bool) and takes_text:
-        hint_to_fix = "; write it in quotes"
+    advice = instead(str(value), name)
+    if advice is not None:
+        how = f"; {advice}"
+    elif isinstance(value, str) and not takes_text and type(read_scalar(value)) in (int, float):
+        how = "; write the number without quotes"
+    elif isinstance(value, str):
+        literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
+        how = did_you_mean(value, map(str, literals))
+    elif type(value) in (int, float) and takes_text:
+        how = "; write it in quotes"
     elif isinstance(value, dict) and any(_takes_mappings(each) for each in alternatives(hint)):
-        hint_to_fix = f"; write a list: [{', '.join(f'{key}: ...' for key in value)}]"
-    shown = node.shown()
-    kind = "this mapping" if isinstance(shown, dict) else "this list" if isinstance(shown, list) else repr(shown)
-    return f"{kind} is not {allowed}{hint_to_fix}"
+        how = f"; write a list: [{', '.join(f'{key}: ...' for key in value)}]"
+    else:
+        how = ""
+    shown = _SHOWN.get(type(value)) or repr(node.shown())
+    return f"{shown} is not {describe(hint)}{how}"
 
 
 def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
@@ -83,14 +85,6 @@ def _takes_mappings(alternative: tuple[str, Any, tuple[Any, ...]]) -> bool:
     """Return whether an alternative is a list whose items may be mappings."""
     sort, _, arguments = alternative
     return sort == "sequence" and bool(arguments) and any(each[0] == "mapping" for each in alternatives(arguments[0]))
-
-
-def _meant(value: Any, hint: Any, name: str) -> str:
-    """Return advice about a value that is none of those that a hint lists."""
-    advice = instead(str(value), name)
-    if advice is not None or not isinstance(value, str):
-        return f"; {advice}" if advice else ""
-    return did_you_mean(value, [str(each) for _, _, values in alternatives(hint) for each in values])
 
 
 def contradicts(default: Any, hint: Any) -> bool:
@@ -132,9 +126,7 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
 
 
 def _accepts(node: Node, hint: Any) -> bool:
-    value = node.value
-    is_form = isinstance(value, dict) and ("class" in value or "import" in value)  # an object that will be built
-    return is_form or any(_is_one(value, *each) for each in alternatives(hint))
+    return node.is_form or any(_is_one(node.value, *each) for each in alternatives(hint))
 
 
 def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> bool:
@@ -162,7 +154,7 @@ def _is_one(value: Any, sort: str, kind: Any, arguments: tuple[Any, ...]) -> boo
     return True
 
 
-def _describe(hint: Any) -> str:
+def describe(hint: Any) -> str:
     """Return what a config can write for a hint; objects only where nothing else is allowed."""
     allowed = list(alternatives(hint))
     written = [each for each in allowed if each[0] != "no text"] or allowed
@@ -179,7 +171,7 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
             values = arguments[1] if len(arguments) == 2 else Any
             return "a mapping" + (f" whose values are {_plural(values)}" if values is not Any else "")
         case "tuple":
-            return f"a list of {len(arguments)} values: {', '.join(map(_describe, arguments))}"
+            return f"a list of {len(arguments)} values: {', '.join(map(describe, arguments))}"
         case "sequence":
             return "a list" + (f" of {_plural(arguments[0])}" if arguments else "")
         case "no text":
@@ -189,7 +181,7 @@ def _described(sort: str, kind: Any, arguments: tuple[Any, ...]) -> str:
 
 def _plural(hint: Any) -> str:
     counted = [each for each in (*_WORDS.values(), "a mapping", "a list") if each.startswith("a ")]
-    parts = _describe(hint).split(" or ")
+    parts = describe(hint).split(" or ")
     return " or ".join(f"{each.removeprefix('a ')}s" if each in counted else each for each in parts)
 
 

@@ -6,7 +6,13 @@ import re
 
 from ruamel.yaml.error import MarkedYAMLError
 
-_NO_COLON = re.compile(r"\s*(?:-\s+)*([\w.]+)\s+[\[{]")  # a key or the name of a hook before a bracket
+_MISSING = (
+    (r"(-)(\w.*)", "write a space after the dash: {0} {1}"),
+    (r"([\w.]+):(\S.*)", "write a space after the colon: {0}: {1}"),
+    (r"([\w.]+)\s*=\s*(.*)", "write a colon after a key, not '=': {0}: {1}"),
+    (r"([\w.]+)\s+(\S.*)", "a colon is missing: {0}: {1}"),
+)
+"""How a line begins, after its dashes, in which something is missing behind the first part."""
 
 
 class Slip:
@@ -23,10 +29,11 @@ class Slip:
     def __init__(self, error: MarkedYAMLError, lines: list[str]) -> None:
         self._problem = " ".join(str(error.problem or error.context or "is not valid YAML").split())
         self._context = str(error.context or "")
-        mark, start = error.problem_mark or error.context_mark, error.context_mark or error.problem_mark
-        self._line: int = mark.line if mark else 0
-        self._column: int = mark.column if mark else 0
-        self._start: tuple[int, int] = (start.line, start.column) if start else (0, 0)
+        mark = error.problem_mark or error.context_mark
+        start = error.context_mark or mark
+        self._line: int = mark.line
+        self._column: int = mark.column
+        self._start: tuple[int, int] = (start.line, start.column)
         self._lines = [*lines, *[""] * (max(self._line, self._start[0]) + 1 - len(lines))]
         self._text = self._lines[self._line]
 
@@ -54,12 +61,12 @@ class Slip:
     def _colon(self) -> str | tuple[int, int, str] | None:
         """Explain a colon where a key is not possible."""
         before = self._text[: self._column]
-        if missing := _NO_COLON.match(before):
-            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
+        if re.search(r"[\[{]", before) and (missing := self._missing(self._line)):
+            return missing
         key = _without_dashes(before)
         if ": " in key:
             return "this line has a second ':'; put a string with ': ' in quotes, and nested keys in {} or on new lines"
-        above = self._line_above(self._line)
+        above = self._line_above()
         if above is None:
             return None
         own, other = _indent(self._text), _indent(self._lines[above])
@@ -67,51 +74,40 @@ class Slip:
             return self._line, own, f"{key!r} is indented further than the key above, which already has a value"
         return self._of_no_key(above)
 
+    def _missing(self, line: int) -> tuple[int, int, str] | None:
+        """Return what is missing in a line, and where; None if nothing is, or it is not known."""
+        text = self._lines[line].rstrip()
+        word = _without_dashes(text)
+        for beginning, message in _MISSING:
+            if found := re.match(beginning, word):
+                return line, len(text) - len(word) + found.end(1), message.format(*found.groups())
+        return None
+
     def _of_no_key(self, line: int) -> tuple[int, int, str]:
         """Explain a line that is neither a key with a value nor an entry of a list."""
-        text = self._lines[line]
-        entry = text.strip()
-        word = _without_dashes(entry)
-        column = _indent(text) + len(entry) - len(word)
-        if re.match(r"-\w", entry):
-            return line, column, f"write a space after the dash: - {entry[1:]}"
-        if found := re.match(r"([\w.]+):(\S.*)", word):
-            return line, column + len(found[1]), f"write a space after the colon: {found[1]}: {found[2]}"
-        if found := re.match(r"([\w.]+)\s*=\s*(.*)", word):
-            return line, column, f"write a colon after a key, not '=': {found[1]}: {found[2]}"
-        if found := re.match(r"([\w.]+)\s+(\S.*)", word):
-            return line, column + len(found[1]), f"a colon is missing: {found[1]}: {found[2]}"
+        text = self._lines[line].rstrip()
+        word = _without_dashes(text)
         below = next((each for each in self._lines[line + 1 :] if each.strip()), "")
+        if missing := self._missing(line):
+            return missing
         if _indent(below) > _indent(text):
-            return line, column + len(word), f"a colon is missing: {word}:"
-        if entry == word:
-            return line, column, f"{word!r} is neither a key nor a list entry; write {word}: VALUE or - {word}"
-        return line, column, f"{word!r} is a list entry, but the next line is a key"
+            return line, len(text), f"a colon is missing: {word}:"
+        message = f"{word!r} is neither a key nor a list entry; write {word}: VALUE or - {word}"
+        return line, len(text) - len(word), message
 
     def _in_a_block(self) -> str | tuple[int, int, str]:
         """Explain a token that cannot follow in a mapping or a list of several lines."""
         found = self._problem.rpartition("found ")[2].strip("'")
-        rest = self._text[self._column :].strip()
+        is_in_list = "block collection" in self._context or "block sequence" in self._context
         if found in ("]", "}"):
-            if missing := _NO_COLON.match(self._text):
-                return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
-            return f"this {found!r} has no opening {'[' if found == ']' else '{'!r}"
+            return self._missing(self._line) or f"this {found!r} has no opening {'[' if found == ']' else '{'!r}"
         if found == "<scalar>":
             return "text follows a closing quote; quote the whole value, and write '' for a ' inside single quotes"
-        in_list = "block collection" in self._context or "block sequence" in self._context
-        if found == "?" and in_list:
-            if re.match(r"-\w", rest):
-                return f"write a space after the dash: - {rest[1:]}"
-            return f"this list entry has no dash; write - {rest}"
-        if found == "-" and not in_list:
-            above = self._line_above(self._line)
-            before = None if above is None else self._line_above(above)
-            if above is not None and before is not None:
-                first = self._lines[above]
-                if _indent(first) == self._column > _indent(self._lines[before]):
-                    return above, self._column, f"this list entry has no dash; write - {first.strip()}"
-            return "this list entry is among keys; begin it in the same column as the other entries of its list"
-        above = self._line_above(self._line)
+        if found == "?" and is_in_list:
+            return self._missing(self._line) or f"this list entry has no dash; write - {self._text.strip()}"
+        if found == "-" and not is_in_list:
+            return "this list entry is among keys; write all entries of a list with a dash, in one column"
+        above = self._line_above()
         column = _indent(self._lines[above]) if above is not None else 0
         advice = "lines that belong together must begin in the same column"
         return f"is indented by {self._column}, the line above by {column}; {advice}"
@@ -131,14 +127,12 @@ class Slip:
         """Explain a token that cannot follow inside [] or {}."""
         if self._text[: self._column + 1].endswith("${"):
             return "a string with ${...} needs quotes inside [] and {}"
-        if missing := re.search(r"([\w.]+)\s+[\[{]$", self._text[: self._column + 1]):
-            return self._line, missing.end(1), f"a colon is missing: {missing[1]}: ..."
         line, column = self._start
         bracket = self._lines[line][column : column + 1]
         if "<stream end>" in self._problem:
             return line, column, f"this {bracket!r} is never closed"
         opened = f"the {bracket!r} of line {line + 1}, column {column + 1} is never closed"
-        return f"a comma is missing here, a string with ': ' needs quotes, or {opened}"
+        return f"a comma or a colon is missing here, a string with ': ' needs quotes, or {opened}"
 
     def _no_value(self) -> str:
         character = self._text[self._column : self._column + 1]
@@ -153,9 +147,9 @@ class Slip:
             return first, _indent(self._lines[first]), message
         return None
 
-    def _line_above(self, line: int) -> int | None:
-        """Return the index of the last line above `line` that is not empty or a comment."""
-        return next((each for each in range(line - 1, -1, -1) if _is_meaningful(self._lines[each])), None)
+    def _line_above(self) -> int | None:
+        """Return the index of the last line above that is not empty or a comment."""
+        return next((each for each in range(self._line - 1, -1, -1) if _is_meaningful(self._lines[each])), None)
 
 
 def _is_meaningful(line: str) -> bool:

@@ -27,16 +27,14 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar from the environment has a `spelling`, its text in the config for messages. `former` is the name of a class
-    that an override has replaced by this name. A copy that a YAML anchor made of a value also has the position of its
-    `alias`.
+    A scalar from the environment has a `spelling`, its text in the config for messages. A copy that a YAML anchor made
+    of a value also has the position of its `alias`.
     """
 
     value: Any
     position: Position
     key: Position | None = None
     spelling: str | None = None
-    former: str | None = None
     alias: Position | None = None
 
     def plain(self) -> Any:
@@ -81,6 +79,11 @@ class Node:
         return self.key or self.position
 
     @property
+    def is_form(self) -> bool:
+        """Whether the node is a mapping with `class` or `import`, which stands for an object."""
+        return not {"class", "import"}.isdisjoint(mapping_in(self))
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing is written for the key."""
         return self.value is None and self.position == self.key
@@ -88,6 +91,16 @@ class Node:
 
 Place = tuple[tuple[Any, ...], Node, Position | None]
 """A path, the node at the path, and the position of the YAML alias that copied it there, if any."""
+
+
+def mapping_in(node: Node | None) -> dict[Any, Node]:
+    """Return the entries of a node that is a mapping; otherwise none."""
+    return node.value if node is not None and isinstance(node.value, dict) else {}
+
+
+def list_in(node: Node | None) -> list[Node]:
+    """Return the entries of a node that is a list; otherwise none."""
+    return node.value if node is not None and isinstance(node.value, list) else []
 
 
 def of_each(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from emrun.base.errors import ConfigError, Position, StorageError
-from emrun.config.interpolation import without_environment
+from emrun.config.interpolation import interpolate
 from emrun.config.overrides import hook_entry
 from emrun.config.yaml_tree import Node, node_of
 from emrun.runs.stored_run import StoredRun
@@ -41,7 +41,7 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
 
 def _tree(run: StoredRun) -> Node:
     try:
-        return without_environment(run.config.root)
+        return interpolate(run.config.root, reads_environment=False)
     except ConfigError:  # a reference leads nowhere
         return run.config.root
 

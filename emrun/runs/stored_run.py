@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from emrun.base.errors import ConfigError, Position, StorageError
 from emrun.config.config import Config
-from emrun.config.interpolation import without_environment
+from emrun.config.interpolation import interpolate
 from emrun.config.overrides import hooks_at
 from emrun.config.yaml_tree import node_of, parse
 from emrun.epoch_data import as_float, named, statistics
@@ -210,7 +210,7 @@ class StoredRun:
         if "${" not in self.config_text:
             return self.written
         root = node_of(self.written, Position(str(self.directory / CONFIG)))
-        return without_environment(root).plain()  # type: ignore[no-any-return]
+        return interpolate(root, reads_environment=False).plain()  # type: ignore[no-any-return]
 
     def _text(self, name: str, most: int) -> str:
         content = read_regular(self.directory / name, most)

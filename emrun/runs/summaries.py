@@ -14,6 +14,14 @@ from emrun.runs.stored_run import StoredRun, statistic
 Which = Literal["last", "min", "max"]
 
 
+def chosen_by(save_best: Any) -> tuple[str, Literal["min", "max"]]:
+    """Return the address and the condition by which the hook `SaveBest` with some arguments chooses."""
+    given: dict[Any, Any] = save_best if isinstance(save_best, dict) else {}
+    parts = [given.get("stream", "valid"), given.get("variable", "loss"), given.get("aggregation", "mean")]
+    address = "/".join(str(each) for each in parts if each is not None)
+    return address, "max" if given.get("condition") == "max" else "min"
+
+
 @dataclass(slots=True)
 class Summary:
     """The last, the lowest and the highest value of a statistic, each with its epoch; None if there is none.
@@ -52,11 +60,7 @@ class Summaries:
     @cached_property
     def watched(self) -> tuple[str, Which]:
         """The address and the condition by which the hook `SaveBest` of the run chooses; without it, its default."""
-        found = self.run.value("hooks.SaveBest")
-        given: dict[Any, Any] = found if isinstance(found, dict) else {}
-        condition = given.get("condition", "min")
-        parts = [given.get("stream", "valid"), given.get("variable", "loss"), given.get("aggregation", "mean")]
-        return "/".join(str(each) for each in parts if each is not None), "max" if condition == "max" else "min"
+        return chosen_by(self.run.value("hooks.SaveBest"))
 
     @property
     def best(self) -> tuple[float, int] | None:

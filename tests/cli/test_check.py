@@ -476,8 +476,8 @@ def test_numerics_are_a_table_in_which_what_differs_is_wrong(project, emrun):
     [
         (["--numerics"], "--numerics needs a CONFIG"),
         (["--nproc", "2"], "--nproc needs a CONFIG"),
-        (["c.yaml", "--static", "--numerics"], "--static imports nothing, so that it cannot run a step"),
-        (["c.yaml", "--static", "--nproc", "2"], "--static imports nothing, so that it cannot run a step"),
+        (["c.yaml", "--static", "--numerics"], "--static imports nothing, as --numerics does"),
+        (["c.yaml", "--static", "--nproc", "2"], "--static imports nothing, as --nproc does"),
     ],
 )
 def test_numerics_need_a_config_that_runs(arguments, message):

@@ -243,8 +243,10 @@ def test_a_dataset_can_be_made_in_python():
 def test_the_hooks_are_listed_with_what_they_do(emrun):
     done = emrun("show", "hooks")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == short_names("hook")
-    assert all(len(line.split()) > 4 for line in done.stdout.splitlines())
+    title, *lines = done.stdout.splitlines()
+    assert title == "Hooks (entries of hooks):"
+    assert [line.split()[0] for line in lines] == short_names("hook")
+    assert all(len(line.split()) > 4 for line in lines)
 
 
 def test_show_without_a_name_lists_every_kind(emrun):
@@ -258,9 +260,9 @@ def test_show_without_a_name_lists_every_kind(emrun):
 
 def test_a_listing_is_wrapped_on_a_terminal_and_has_a_line_for_each_name_in_a_pipe(monkeypatch):
     piped = CliRunner().invoke(commands, ["show", "schedules"]).stdout
-    assert len(piped.splitlines()) == len(listing("schedules"))
+    assert len(piped.splitlines()) == 1 + len(listing("schedules"))
     assert max(map(len, piped.splitlines())) > 80
-    monkeypatch.setattr(sys.modules["emrun.cli.show"], "_width", lambda: 80)
+    monkeypatch.setattr(sys.modules["emrun.cli.show"], "width", lambda stream: 80)
     assert max(map(len, CliRunner().invoke(commands, ["show"]).stdout.splitlines())) <= 80
 
 

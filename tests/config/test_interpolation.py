@@ -7,7 +7,7 @@ from config.problems import problem_of
 
 from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
-from emrun.config.interpolation import escaped, interpolate, unread_vars, without_environment
+from emrun.config.interpolation import escaped, interpolate, unread_vars
 from emrun.config.overrides import override
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
@@ -228,7 +228,7 @@ def test_a_free_value_of_an_extended_file_need_not_be_used(tmp_path):
 def test_the_environment_can_be_left_alone(monkeypatch):
     monkeypatch.setenv("EMRUN_TEST", "secret")
     text = "a: ${env:EMRUN_TEST}\nb: x ${env:EMRUN_TEST,y} ${c}\nc: 3\nd: ${c}\ne: ${env:EMRUN_TEST_NOT_SET}\nf: ${a}\n"
-    assert without_environment(parse(text, "c.yaml")).plain() == {
+    assert interpolate(parse(text, "c.yaml"), reads_environment=False).plain() == {
         "a": "${env:EMRUN_TEST}", "b": "x ${env:EMRUN_TEST,y} 3", "c": 3, "d": 3, "e": "${env:EMRUN_TEST_NOT_SET}",
         "f": "${env:EMRUN_TEST}",
     }  # fmt: skip

@@ -158,7 +158,7 @@ def test_a_key_with_a_blank_is_found():
 
 @pytest.mark.parametrize("text", ["a.b =1", "a. b=1", " a.b=1", "~a.b "])
 def test_a_key_with_blanks_around_a_part_is_an_error(text):
-    assert f"write {text.replace(' ', '')}" in override_problem("a: {b: 1}", text).message
+    assert "is not a key; write its parts with one dot" in override_problem("a: {b: 1}", text).message
 
 
 @pytest.mark.parametrize(
@@ -202,22 +202,13 @@ def test_a_hook_that_is_listed_twice_needs_an_index():
 def test_a_hook_takes_a_mapping_of_arguments(value):
     problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
     assert problem.key == "hooks.StopAfter"
-    assert "must be a mapping of the hook's arguments, not " in problem.message
-    assert problem.message.endswith("; without arguments, write hooks.StopAfter={}") is (value == "null")
+    assert "must be a mapping of the hook's arguments, such as {}, not " in problem.message
 
 
-@pytest.mark.parametrize(
-    ("override", "example"),
-    [
-        ("a.b", "; write a.b=VALUE, which is 3 now"),
-        ("a", "; write a.b=VALUE"),
-        ("hooks.StopAfter", "; write hooks.StopAfter={}, or hooks.StopAfter.ARGUMENT=VALUE"),
-        ("other", ""),
-    ],
-)
-def test_a_key_without_a_value_is_told_what_to_write(override, example):
-    problem = override_problem("a: {b: 3}", override)
-    assert problem.message == f"an override must be key=value, or ~key to delete a key{example}"
+@pytest.mark.parametrize("text", ["a.b", "hooks.StopAfter", "other"])
+def test_a_key_without_a_value_is_told_what_to_write(text):
+    problem = override_problem("a: {b: 3}", text)
+    assert problem.message == f"an override must be key=value, or ~key to delete a key: {text}=VALUE or ~{text}"
 
 
 def test_the_whole_list_of_hooks_can_be_replaced():
@@ -235,18 +226,18 @@ def test_a_mapping_replaces_a_list_where_no_key_is_an_index(value):
     text = "model: {inputs: [x, y], outputs: [z]}"
     for whole in (f"model.inputs={value}", f"model={{inputs: {value}}}"):
         assert changed(text, whole) == {"model": {"inputs": value, "outputs": ["z"]}}
-    assert "'x' is not an index" in override_problem(text, "model.inputs={0: a, x: b}").message
+    assert "there is no item 'x'" in override_problem(text, "model.inputs={0: a, x: b}").message
     assert "would undo" in override_problem(text, "model.inputs.0=a", f"model.inputs={value}").message
 
 
 @pytest.mark.parametrize(
     "key, message",
     [
-        ("a.3", "there is no item 3; the list has length 3, and indices begin at 0"),
-        ("a." + "9" * 5000, "there is no item 999"),
-        ("a.-1", "'-1' is not an index; the list has length 3"),
-        ("a.x", "'x' is not an index; the list has length 3"),
-        ("hooks.7.x", "there is no item 7"),
+        ("a.3", "there is no item '3'; the list has length 3, and indices begin at 0; to replace the list, "),
+        ("a." + "9" * 5000, "there is no item '999"),
+        ("a.-1", "there is no item '-1'; the list has length 3"),
+        ("a.x", "there is no item 'x'; the list has length 3"),
+        ("hooks.7.x", "there is no item '7'"),
     ],
 )
 def test_an_index_that_is_not_there_is_an_error(key, message):
@@ -287,7 +278,7 @@ def test_hooks_and_their_arguments_are_deleted_by_name():
         (["~hooks.StopAfter.epoch"], "has no key 'epoch' to delete; did you mean 'epochs'?"),
         (["~model", "~model"], "has no key 'model' to delete"),
         (["~hooks.1", "~hooks.StopAfter"], "there is no hook 'StopAfter' in the list"),
-        (["hooks=[A]", "~hooks.2"], "there is no item 2; the list has length 1, and indices begin at 0"),
+        (["hooks=[A]", "~hooks.2"], "there is no item '2'; the list has length 1, and indices begin at 0"),
     ],
 )
 def test_what_cannot_be_deleted_is_an_error(overrides, message):
@@ -461,9 +452,9 @@ def test_an_override_that_does_not_reach_a_copy_names_both_lines_and_what_to_add
         (["dataset.deep.k=2"], "eval.valid.dataset.deep.k=2 eval.test.dataset.deep.k=2"),
         (["eval.valid.dataset.n=2"], "dataset.n=2 eval.test.dataset.n=2"),
         (["dataset.n=7", "eval.test.dataset.n=7"], "eval.valid.dataset.n=7"),
-        (["dataset.class=B"], "eval.test.dataset.class=B"),
+        (["dataset.class=B"], """'eval.test.dataset.class="B"'"""),
         (["~dataset.n"], "'~eval.valid.dataset.n' '~eval.test.dataset.n'"),
-        (["model.a=x y"], "'model.b=x y' 'model.c.1=x y'"),
+        (["model.a=x y"], """'model.b="x y"' 'model.c.1="x y"'"""),
         (["model.b=4"], "model.a=4 model.c.1=4"),
         (["hooks.A.variables=[x]"], """'eval.test.hooks.0.A.variables=["x"]'"""),
         (["dataset={class: B, n: 5}"], """'eval.test.dataset={"class": "B", "n": 5}'"""),
