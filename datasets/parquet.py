@@ -163,6 +163,7 @@ class _RowGroups:
         self.schema: Any = schema
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
         if argument == "train" and forms.categories:
             self._learn()
 
@@ -183,7 +184,7 @@ class _RowGroups:
             self._forms.learn(name, values)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}, "_footer": None}
@@ -194,14 +195,14 @@ class _RowGroups:
         present = list(dict.fromkeys(groups.tolist()))
         tables, places = [], []
         for group in present:
-            kept = self._kept
-            found = kept.get(group)
+            found = self._kept.pop(group, None)
             if found is None:
-                self._kept = kept = dict(list(kept.items())[1 - _KEPT :])  # frees memory before it reads
+                for each in [*self._kept][: 1 - _KEPT]:  # frees memory before it reads
+                    self._kept.pop(each, None)
                 found = self._read_group(group, ctx)
-            self._kept = {**{each: kept[each] for each in kept if each != group}, group: found}
+            self._kept[group] = found
             here = np.flatnonzero(groups == group)
-            inside = rows[here] - (self._ends[group - 1] if group else 0)
+            inside = rows[here] - self._begins[group]
             if len(present) == 1:
                 return found.sources(inside)
             places.append(here)

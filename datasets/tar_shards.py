@@ -274,7 +274,7 @@ def _read_headers(file: IO[bytes], fields: Sequence[str], others: list[str], exa
         folder, _, last = member.name.rpartition("/")
         stem, _, field = last.partition(".")
         field = _same_field(field)
-        if not stem or not _is_plain_file(member):
+        if not stem or not member.isreg() or member.issparse():  # hidden, a link, a device, or with holes
             if not member.isdir() and field.endswith(tuple(fields)):
                 others.append(member.name)
             continue
@@ -404,11 +404,6 @@ class _Member(tarfile.TarInfo):
         if found.size < 0 or (found.type in _EXTENDED and found.size > _MAX_EXTENDED):
             raise ValueError(f"a header of type {found.type!r} has an impossible size of {found.size} bytes")
         return found
-
-
-def _is_plain_file(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a file whose content is in the archive in one piece: no link, device or hole."""
-    return member.isreg() and not member.issparse()
 
 
 def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
