@@ -8,6 +8,7 @@ import numpy as np
 
 from emrun.base.errors import ArgumentError, needing
 from emrun.datasets._categories import ColumnForms
+from emrun.stream_context import Array
 
 with needing("the dataset", "pyarrow", "data"):
     import pyarrow as pa
@@ -96,14 +97,14 @@ def sources_of(table: Any) -> dict[str, Any]:
     return {name: _values(table.column(name).combine_chunks()) for name in table.column_names}
 
 
-def views_of(table: Any) -> dict[str, np.ndarray[Any, Any]]:
+def views_of(table: Any) -> dict[str, Array]:
     """Return the columns without nulls that are arrays as a whole: views of Arrow's memory, but for booleans."""
     columns = {name: table.column(name) for name in table.column_names}
     views = {name: _view(column.chunk(0)) for name, column in columns.items() if column.num_chunks == 1}
     return {name: view for name, view in views.items() if view is not None}
 
 
-def _view(array: Any) -> np.ndarray[Any, Any] | None:
+def _view(array: Any) -> Array | None:
     if _is_number(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
     if types.is_dictionary(array.type) and _is_number(array.type.value_type):
@@ -115,7 +116,7 @@ def _view(array: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
+def _values(array: Any) -> Array | list[Any]:
     view = _view(array)
     if view is not None:
         return np.array(view)  # a copy, because Arrow's memory cannot be changed
@@ -127,7 +128,7 @@ def _values(array: Any) -> np.ndarray[Any, Any] | list[Any]:
     return [values[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 
 
-def _lengths(array: Any) -> np.ndarray[Any, Any]:
+def _lengths(array: Any) -> Array:
     return np.asarray(compute.list_value_length(array).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 

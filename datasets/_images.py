@@ -14,6 +14,7 @@ import numpy as np
 from emrun.base.arguments import check_choice, check_count, check_flag
 from emrun.base.errors import ArgumentError, needing
 from emrun.base.wording import did_you_mean
+from emrun.stream_context import Array
 
 _MAX_PIXELS = 2**26  # 0.8 GB as three float32 channels; an image that claims to be larger is damaged or malicious
 _EIGHT_BITS = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
@@ -82,9 +83,7 @@ class Images:
         self._filter = str(interpolation).upper()
         self._orients = orient
 
-    def read(
-        self, source: Path | IO[bytes], formats: list[str], rng: np.random.Generator | None = None
-    ) -> np.ndarray[Any, Any]:
+    def read(self, source: Path | IO[bytes], formats: list[str], rng: np.random.Generator | None = None) -> Array:
         """Return an image as bytes of shape (H, W, C).
 
         Args:
@@ -198,7 +197,7 @@ def _centre(side: int, part: int, each: float) -> tuple[float, float]:
     return first * (side / whole), (first + part) * (side / whole)
 
 
-def write_image(pixels: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+def write_image(pixels: Array, out: Array) -> None:
     """Write bytes of shape (H, W, C) into an array of shape (C, H, W): as they are, or as float32 in [0, 1]."""
     if out.dtype == np.uint8:
         out[...] = pixels.transpose(2, 0, 1)

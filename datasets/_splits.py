@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import Rows, StreamContext
 
@@ -21,7 +22,7 @@ class Part(Protocol):
         """Return the number of examples."""
         ...
 
-    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows, an int64 array of shape (B,): source -> values with a first axis of length B.
 
         The result must depend only on `rows` and `ctx`: batches are read in any order, in any process.
@@ -32,19 +33,19 @@ class Part(Protocol):
 class ThreeStreams(AbstractDataset):
     """Streams `train`, `valid` and `test`, which `_open` begins."""
 
-    def train_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+    def train_stream(self, ctx: StreamContext) -> Iterable[Batch]:
         """Return the training batches."""
         return self._open("train", ctx)
 
-    def valid_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+    def valid_stream(self, ctx: StreamContext) -> Iterable[Batch]:
         """Return the validation batches."""
         return self._open("valid", ctx)
 
-    def test_stream(self, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+    def test_stream(self, ctx: StreamContext) -> Iterable[Batch]:
         """Return the test batches."""
         return self._open("test", ctx)
 
-    def _open(self, name: str, ctx: StreamContext) -> Iterable[Mapping[str, Any]]:
+    def _open(self, name: str, ctx: StreamContext) -> Iterable[Batch]:
         """Return the batches of a pass over a stream."""
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class Splits(ThreeStreams):
         """Stream -> number of its batches."""
         return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
 
-    def _open(self, name: str, ctx: StreamContext) -> Iterator[Mapping[str, Any]]:
+    def _open(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
         part, shuffle = self._parts[name], name == "train" and ctx.epoch > 0
         for rows in ctx.batches(len(part), self._batch_size, shuffle=shuffle, blocks=part.blocks):
             yield part.read(rows, ctx)

@@ -12,10 +12,10 @@ import numpy as np
 from emrun.base.arguments import check_count, check_flag
 from emrun.base.errors import needing
 from emrun.datasets._splits import ThreeStreams
-from emrun.stream_context import StreamContext
+from emrun.stream_context import Array, StreamContext
 
 _TEST_EVERY = 5  # every fifth example is held out, half of them for `valid`, half for `test`
-_Arrays = dict[str, np.ndarray[Any, Any]]
+_Arrays = dict[str, Array]
 
 
 class Digits(ThreeStreams):
@@ -74,7 +74,7 @@ class Digits(ThreeStreams):
             yield {"image": images.reshape(len(images), -1) if self._flat else images, "label": part["label"][rows]}
 
 
-def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _load() -> tuple[Array, Array]:
     with needing("Digits", "scikit-learn", "metrics"):
         spec = find_spec("sklearn")  # to import it takes a second
         if spec is None or spec.origin is None:
@@ -83,14 +83,12 @@ def _load() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32), table[:, -1].astype(np.int64)
 
 
-def _moved(images: Any, shift: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def _moved(images: Any, shift: int, rng: np.random.Generator) -> Array:
     """Return images of shape (B, 1, H, W), each moved by up to `shift` pixels; the free pixels are 0."""
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
     down, right = rng.integers(0, 2 * shift + 1, size=(2, len(images)))
     rows = down[:, None] + np.arange(height)
     columns = right[:, None] + np.arange(width)
-    moved: np.ndarray[Any, Any] = padded[
-        np.arange(len(images))[:, None, None], 0, rows[:, :, None], columns[:, None, :]
-    ]
+    moved: Array = padded[np.arange(len(images))[:, None, None], 0, rows[:, :, None], columns[:, None, :]]
     return moved[:, None]

@@ -13,6 +13,7 @@ import numpy as np
 
 from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
+from emrun.base.types import Batch
 from emrun.base.wording import listed, meant_of
 from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._paths import check_unchanged, files_of, identity
@@ -128,7 +129,7 @@ class _Rows(Part):
             if own != names:
                 self._numbers[column] = np.array([*map(names.index, own), -1])  # -1 is a class that is not known
 
-    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         for path, before in self._identities.items():  # a memory-mapped file shows a change without any error
             check_unchanged(path, before, f"stream {ctx.stream_name!r}: {str(path)!r}")

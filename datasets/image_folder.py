@@ -13,13 +13,13 @@ import numpy as np
 
 from emrun.base.arguments import check_flag, expanded
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.types import Policy
+from emrun.base.types import Batch, Policy
 from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import Images, check_pillow, write_image
 from emrun.datasets._paths import first_of, what_is_in
 from emrun.datasets._splits import Part
-from emrun.stream_context import Rows, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
 _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -125,7 +125,7 @@ class _Pictures(Part):
 
     def __init__(
         self,
-        files: tuple[Path, list[str], np.ndarray[Any, Any]],
+        files: tuple[Path, list[str], Array],
         size: tuple[int, int],
         images: Images,
         reader: ExampleReader,
@@ -142,7 +142,7 @@ class _Pictures(Part):
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows."""
         images = ctx.empty((len(rows), self._images.channels, *self._size), self._images.dtype)
 
@@ -161,7 +161,7 @@ class _Pictures(Part):
     def _named(self, row: int) -> tuple[str, str]:
         return self._files[row], str(self._root / self._files[row])
 
-    def _pixels(self, row: int, rng: np.random.Generator | None) -> np.ndarray[Any, Any]:
+    def _pixels(self, row: int, rng: np.random.Generator | None) -> Array:
         """Return an image as bytes of shape (H, W, C)."""
         path = self._root / self._files[row]
         pixels = self._images.read(path, _FORMATS, rng)
@@ -195,18 +195,13 @@ def _folders(argument: str, root: Path) -> list[str]:
     return names
 
 
-def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[str], np.ndarray[Any, Any]]:
+def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[str], Array]:
     """Return the folder, the paths of its images relative to the folder, sorted by class and name, and their labels."""
     there = _folders(argument, root)
     if there != classes:
-        more = [name for name in there if name not in classes]
-        less = [name for name in classes if name not in there]
-        raise ArgumentError(
-            argument,
-            f"{root} does not have all classes of train; missing: {listed(less)}"
-            if less
-            else f"{root} has classes that train does not have: {listed(more)}",
-        )
+        less, more = (sorted({*one}.difference(other)) for one, other in ((classes, there), (there, classes)))
+        what = f"{root} must have the classes of train; missing: {listed(less)}; not in train: {listed(more)}"
+        raise ArgumentError(argument, what)
     files: list[str] = []
     labels: list[int] = []
     others = [each.name for each in root.iterdir() if not each.is_dir() or each.name.startswith(".")]

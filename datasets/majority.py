@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from emrun.base.arguments import check_count
+from emrun.base.types import Batch
 from emrun.dataset import AbstractDataset
 from emrun.stream_context import StreamContext
 
@@ -47,12 +47,12 @@ class Majority(AbstractDataset):
         sizes = {"train": self._split, "valid": len(self._y) - self._split}
         return {name: -(-size // self._batch_size) for name, size in sizes.items()}
 
-    def train_stream(self, ctx: StreamContext) -> Iterator[dict[str, Any]]:
+    def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield the training batches, shuffled."""
         for rows in ctx.batches(self._split, self._batch_size, shuffle=True):
             yield {"x": self._x[rows], "y": self._y[rows]}
 
-    def valid_stream(self, ctx: StreamContext) -> Iterator[dict[str, Any]]:
+    def valid_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield the validation batches."""
         for rows in ctx.batches(len(self._y) - self._split, self._batch_size):
             yield {"x": self._x[self._split + rows], "y": self._y[self._split + rows]}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from emrun.base.arguments import check_count
+from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import POSITION
 from emrun.base.types import Batch
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.wording import listed
 from emrun.dataset import named_classes, stream_function, stream_names
 from emrun.datasets._examples import NamedSplits
 from emrun.datasets._splits import ThreeStreams, has_only
@@ -192,15 +191,13 @@ def _check(datasets: Mapping[str, Any], weights: Mapping[str, float]) -> None:
         if "train" not in streams:
             kind = type(dataset).__name__
             raise ArgumentError("datasets", f"{name}: {kind} has no stream 'train' (its streams: {listed(streams)})")
-        if name not in weights:
-            raise ArgumentError("weights", f"dataset {name!r} has no weight")
     _check_classes(datasets)
+    if weights.keys() != datasets.keys():
+        raise ArgumentError(
+            "weights", f"are those of {listed([*map(str, weights)])}; the datasets are {listed([*datasets])}"
+        )
     for name, weight in weights.items():
-        if name not in datasets:
-            raise ArgumentError("weights", f"there is no dataset {name!r}{did_you_mean(str(name), datasets)}")
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not is_number or not 0 < weight < math.inf:
-            raise ArgumentError("weights", f"{name}: {weight!r} is not a positive number")
+        check_number("weights", weight, f"a positive number, as the weight of {name}", above=0)
 
 
 def _check_classes(datasets: Mapping[str, Any]) -> None:

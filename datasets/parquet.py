@@ -11,7 +11,8 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
-from emrun.base.wording import meant_of
+from emrun.base.types import Batch
+from emrun.base.wording import listed, meant_of
 from emrun.datasets._arrow import (
     check_types,
     formed,
@@ -23,7 +24,7 @@ from emrun.datasets._arrow import (
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Splits
-from emrun.stream_context import Rows, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
 with needing("Parquet", "pyarrow", "data"):
     import pyarrow as pa
@@ -116,9 +117,9 @@ class Parquet(Splits):
 @dataclass(frozen=True)
 class _RowGroup:
     table: Any
-    arrays: dict[str, np.ndarray[Any, Any]]  # of the table's memory: NumPy takes rows in less time than Arrow
+    arrays: dict[str, Array]  # of the table's memory: NumPy takes rows in less time than Arrow
 
-    def sources(self, rows: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def sources(self, rows: Array) -> dict[str, Any]:
         """Return the batch of these rows of the row group."""
         batch: dict[str, Any] = {name: array.take(rows, axis=0) for name, array in self.arrays.items()}
         if others := [name for name in self.table.column_names if name not in batch]:
@@ -145,9 +146,9 @@ class _RowGroups:
             found = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
             schema = found if schema is None else schema
             if not found.equals(schema):
-                raise ArgumentError(
-                    argument, f"{str(path)!r} and {str(files[0])!r} have different columns: {_differing(found, schema)}"
-                )
+                columns_of = [listed([f"{each.name} ({each.type})" for each in one]) for one in (found, schema)]
+                what = f"{str(path)!r} has the columns {columns_of[0]}, but {str(files[0])!r} {columns_of[1]}"
+                raise ArgumentError(argument, what)
             columns = schema.names
             if not index:
                 self._check_forms(schema)
@@ -162,6 +163,7 @@ class _RowGroups:
         self.schema: Any = schema
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
+        self._begins = self._ends - sizes
         if argument == "train" and forms.categories:
             self._learn()
 
@@ -182,25 +184,25 @@ class _RowGroups:
             self._forms.learn(name, values)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self._ends[-1])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}, "_footer": None}
 
-    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the batch of these rows; the row groups that were used last stay in memory for the next batch."""
         groups = np.searchsorted(self._ends, rows, side="right")
         present = list(dict.fromkeys(groups.tolist()))
         tables, places = [], []
         for group in present:
-            kept = self._kept
-            found = kept.get(group)
+            found = self._kept.pop(group, None)
             if found is None:
-                self._kept = kept = dict(list(kept.items())[1 - _KEPT :])  # frees memory before it reads
+                for each in [*self._kept][: 1 - _KEPT]:  # frees memory before it reads
+                    self._kept.pop(each, None)
                 found = self._read_group(group, ctx)
-            self._kept = {**{each: kept[each] for each in kept if each != group}, group: found}
+            self._kept[group] = found
             here = np.flatnonzero(groups == group)
-            inside = rows[here] - (self._ends[group - 1] if group else 0)
+            inside = rows[here] - self._begins[group]
             if len(present) == 1:
                 return found.sources(inside)
             places.append(here)
@@ -291,11 +293,3 @@ def _check_nulls(argument: str, path: Path, metadata: Any, columns: Sequence[str
             if name in columns and known is not None and known.has_null_count and known.null_count:
                 where = f"{str(path)!r}, row group {group}"
                 raise ArgumentError(argument, f"{where}: {_null(name, known.null_count)}")
-
-
-def _differing(found: Any, expected: Any) -> str:
-    return ", ".join(
-        f"{ours.name} ({ours.type}) and {theirs.name} ({theirs.type})"
-        for ours, theirs in zip(found, expected, strict=True)
-        if not ours.equals(theirs)
-    )

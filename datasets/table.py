@@ -18,9 +18,8 @@ from emrun.base.wording import listed, meant_of
 from emrun.datasets._categories import ColumnForms
 from emrun.datasets._paths import check_unchanged, identity
 from emrun.datasets._splits import Part, Splits
-from emrun.stream_context import Rows, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
-_Array = np.ndarray[Any, Any]
 _BLOCK = 2**24  # bytes of a CSV file that are read at once; a row must not be longer
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
@@ -122,13 +121,13 @@ class _Sources(Part):
         files = files if isinstance(files, Mapping) else expanded(files)
         expected = train.dtypes() if train is not None else {}
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
-        if ending != ".csv" and (columns is not None or forms.fill):
-            key, what = ("columns", "columns") if columns is not None else ("fill", "empty cells")
-            raise ArgumentError(key, f"only CSV files have {what}, and {argument} is not a CSV file")
+        for key, value in {"columns": columns, "fill": forms.fill}.items():
+            if value and ending != ".csv":
+                raise ArgumentError(key, f"only CSV files have it, and {argument} is not a CSV file")
         if memory_map and not isinstance(files, Mapping):
             what = f"only .npy files can be mapped; save each source of {argument} ({files}) as one"
             raise ArgumentError("memory_map", what)
-        self._sources: dict[str, _Array | _Mapped]
+        self._sources: dict[str, Array | _Mapped]
         if isinstance(files, Mapping):
             self._sources = {source: _read_npy(argument, source, path, memory_map) for source, path in files.items()}
         elif ending == ".csv":
@@ -136,8 +135,7 @@ class _Sources(Part):
         elif ending == ".npz":
             self._sources = dict(_read_npz(argument, files))
         else:
-            what = "a .npy file has no name for its source; write {source: file.npy}"
-            raise ArgumentError(argument, what if ending == ".npy" else f"{files} is neither a .npz nor a .csv file")
+            raise ArgumentError(argument, f"{files} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
         self._forms, self._where = forms, str(files)
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         named = columns if columns is not None else {source: source for source in self._sources}
@@ -165,7 +163,7 @@ class _Sources(Part):
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)
 
-    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, _Array]:
+    def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Array]:
         """Return the batch of these rows."""
         batch = {
             source: values[rows].astype(values.dtype.newbyteorder("="), copy=False)
@@ -180,7 +178,7 @@ class _Sources(Part):
     def _check(self, argument: str, expected: Mapping[str, np.dtype[Any]]) -> None:
         for source, values in self._sources.items():
             if values.ndim == 0 or values.dtype.kind in "OV":
-                what = "a single value" if values.ndim == 0 else f"of dtype {values.dtype}"
+                what = f"{values.dtype} of shape {values.shape}"
                 raise ArgumentError(argument, f"source {source!r} is {what}, not an array with one entry per example")
         lengths = {source: values.shape[0] for source, values in self._sources.items()}
         if len(set(lengths.values())) > 1:
@@ -201,10 +199,10 @@ class _Mapped:
 
     def __init__(self, path: Path) -> None:
         self._path, self._identity = path, identity(path)
-        self._values: _Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
+        self._values: Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
         self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
 
-    def __getitem__(self, rows: Rows) -> _Array:
+    def __getitem__(self, rows: Rows) -> Array:
         check_unchanged(self._path, self._identity, str(self._path), "it was mapped")
         if self._values is None:
             self._values = np.load(self._path, mmap_mode="r", allow_pickle=False)
@@ -227,7 +225,7 @@ def _reading(argument: str, path: Path) -> Iterator[None]:
         raise ArgumentError(argument, f"{path} cannot be read: {reason_of(error)}") from error
 
 
-def _read_npy(argument: str, source: str, file: str | Path, memory_map: bool) -> _Array | _Mapped:
+def _read_npy(argument: str, source: str, file: str | Path, memory_map: bool) -> Array | _Mapped:
     path = expanded(file)
     if path.suffix.lower() != ".npy":
         raise ArgumentError(argument, f"source {source!r}: {file} is not a .npy file")
@@ -235,7 +233,7 @@ def _read_npy(argument: str, source: str, file: str | Path, memory_map: bool) ->
         return _Mapped(path) if memory_map else np.load(path, allow_pickle=False)
 
 
-def _read_npz(argument: str, path: Path) -> dict[str, _Array]:
+def _read_npz(argument: str, path: Path) -> dict[str, Array]:
     with _reading(argument, path), path.open("rb") as file:  # NumPy does not close files that it cannot read
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):
@@ -259,7 +257,7 @@ def _check_columns(columns: Mapping[str, str | Sequence[str]] | None) -> None:
 
 def _read_csv(
     argument: str, path: Path, columns: Mapping[str, str | Sequence[str]] | None, forms: ColumnForms
-) -> Iterator[tuple[str, _Array]]:
+) -> Iterator[tuple[str, Array]]:
     """Yield the sources of a CSV file; the columns have the types of the file that was read first, that of train."""
     with needing("Table", "pyarrow", "data"):
         import pyarrow as pa
@@ -313,7 +311,7 @@ def _read_csv(
             yield source, np.stack([arrays[name].astype(np.float32) for name in named], axis=1)
 
 
-def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForms) -> _Array:
+def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForms) -> Array:
     """Return a column of a CSV file without gaps: texts if it has categories, else numbers."""
     from emrun.datasets._arrow import formed
 
@@ -323,7 +321,7 @@ def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForm
         row = column.is_null().index(True).as_py() + 2  # the header is row 1
         raise ArgumentError(argument, f"{path}: column {name!r}: Row #{row} is empty; {advice}")
     forms.types[name] = column.type
-    values: _Array = column.to_numpy()
+    values: Array = column.to_numpy()
     if name in forms.categories:
         return values.astype(str)
     return values if values.dtype == np.int64 else values.astype(np.float32)

@@ -23,7 +23,7 @@ from emrun.base.wording import counted, listed
 from emrun.datasets._examples import ExampleReader, NamedSplits, with_names
 from emrun.datasets._images import FORMATS, Images, check_pillow, write_image
 from emrun.datasets._paths import check_unchanged, files_of, first_of, identity
-from emrun.stream_context import Rows, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
 _ABSENT = -1
@@ -36,7 +36,6 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGLINK,
 )
 _DAMAGE = (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError)  # what `tarfile` raises for damage
-_Array = np.ndarray[Any, Any]
 
 
 class TarShards(NamedSplits):
@@ -139,12 +138,12 @@ class _Field:
     kind: str
     images: Images
 
-    def room(self, count: int, ctx: StreamContext) -> _Array | None:
+    def room(self, count: int, ctx: StreamContext) -> Array | None:
         """Return an array for the images of a batch; None if only the values tell the shape."""
         size, channels, dtype = self.images.size, self.images.channels, self.images.dtype
         return ctx.empty((count, channels, *size), dtype) if size and self.kind in FORMATS else None
 
-    def decode(self, content: bytes, rng: np.random.Generator | None, out: _Array | None) -> Any:
+    def decode(self, content: bytes, rng: np.random.Generator | None, out: Array | None) -> Any:
         """Return the value of the field, for an image in `out`, if given; `rng` draws a random part of an image."""
         try:
             if self.kind not in FORMATS:
@@ -191,7 +190,7 @@ def _same_field(field: str) -> str:
     return re.sub("jpeg$", "jpg", field.lower())
 
 
-def _array(content: bytes) -> _Array:
+def _array(content: bytes) -> Array:
     try:
         return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except MemoryError as error:  # of a header that is damaged or malicious
@@ -275,7 +274,7 @@ def _read_headers(file: IO[bytes], fields: Sequence[str], others: list[str], exa
         folder, _, last = member.name.rpartition("/")
         stem, _, field = last.partition(".")
         field = _same_field(field)
-        if not stem or not _is_plain_file(member):
+        if not stem or not member.isreg() or member.issparse():  # hidden, a link, a device, or with holes
             if not member.isdir() and field.endswith(tuple(fields)):
                 others.append(member.name)
             continue
@@ -405,11 +404,6 @@ class _Member(tarfile.TarInfo):
         if found.size < 0 or (found.type in _EXTENDED and found.size > _MAX_EXTENDED):
             raise ValueError(f"a header of type {found.type!r} has an impossible size of {found.size} bytes")
         return found
-
-
-def _is_plain_file(member: tarfile.TarInfo) -> bool:
-    """Return whether a member is a file whose content is in the archive in one piece: no link, device or hole."""
-    return member.isreg() and not member.issparse()
 
 
 def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

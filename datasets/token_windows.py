@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,11 +14,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from emrun.base.arguments import check_count, expanded
 from emrun.base.errors import ArgumentError, StorageError, StreamError, reason_of
+from emrun.base.types import Batch
 from emrun.base.wording import counted
 from emrun.datasets._paths import files_of, identity
 from emrun.datasets._splits import Part, Splits
 from emrun.storage.files import flush_file, storing, written_aside
-from emrun.stream_context import Rows, StreamContext
+from emrun.stream_context import Array, Rows, StreamContext
 
 _LOG = logging.getLogger(__name__)
 _BYTES = 256  # size of the vocabulary without a tokenizer
@@ -26,7 +27,6 @@ _CHUNK = 2**22
 _BEGINNING = 2**16  # bytes of the first file, by whose tokens tokenizers are compared
 _FORMAT = 2  # version of the cache; to increase when tokens are made or stored differently
 _SIZES = ("vocabulary_size", "vocab_size", "n_vocab", "get_vocab_size")
-_Tokens = np.ndarray[Any, Any]
 
 
 class TokenWindows(Splits):
@@ -98,14 +98,14 @@ class TokenWindows(Splits):
 class _Windows(Part):
     """Windows of tokens that are in memory or, if `tokens` is a path, in a NumPy file."""
 
-    def __init__(self, argument: str, tokens: _Tokens | Path, window: int) -> None:
+    def __init__(self, argument: str, tokens: Array | Path, window: int) -> None:
         length = len(_loaded(tokens))
         if length <= window:
             raise ArgumentError(argument, f"{length} tokens are too few; a window and its targets need {window + 1}")
         if rest := (length - 1) % window:
             _LOG.info("%s: left out the last %s, which fill no window", argument, counted(rest, "token"))
         self._tokens = tokens
-        self._windows: _Tokens | None = None  # a view: each window with its last target
+        self._windows: Array | None = None  # a view: each window with its last target
         self._length = length
         self._window = window
 
@@ -115,13 +115,13 @@ class _Windows(Part):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_windows": None}
 
-    def read(self, rows: Rows, ctx: StreamContext) -> Mapping[str, Any]:
+    def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the windows of these rows."""
         found = self._view(ctx)[rows]
         tokens, targets = (part.astype(np.int64, order="C") for part in (found[:, :-1], found[:, 1:]))
         return {"tokens": tokens, "targets": targets}
 
-    def _view(self, ctx: StreamContext) -> _Tokens:
+    def _view(self, ctx: StreamContext) -> Array:
         if self._windows is None:
             try:
                 self._windows = sliding_window_view(_loaded(self._tokens), self._window + 1)[:: self._window]
@@ -132,7 +132,7 @@ class _Windows(Part):
         return self._windows
 
 
-def _loaded(tokens: _Tokens | Path) -> _Tokens:
+def _loaded(tokens: Array | Path) -> Array:
     return np.load(tokens, mmap_mode="r") if isinstance(tokens, Path) else tokens
 
 
@@ -147,7 +147,7 @@ class _Encoder:
         kinds = (np.uint8, np.uint16, np.int32, np.int64)
         self._dtype = np.dtype(next(kind for kind in kinds if most <= _values(kind)))
 
-    def tokens(self, argument: str, paths: Sequence[Path]) -> _Tokens | Path:
+    def tokens(self, argument: str, paths: Sequence[Path]) -> Array | Path:
         """Return the tokens of files as one array in memory or, with a folder, the NumPy file that has them."""
         if self._folder is None:
             return np.concatenate([np.empty(0, self._dtype), *self._pieces(argument, paths)])
@@ -167,7 +167,7 @@ class _Encoder:
                 flush_file(aside)
         return path
 
-    def _write(self, file: IO[bytes], pieces: Iterator[_Tokens]) -> None:
+    def _write(self, file: IO[bytes], pieces: Iterator[Array]) -> None:
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (0,)}
         np.lib.format.write_array_header_1_0(file, header)  # with room for a longer shape
         begins = file.tell()
@@ -177,7 +177,7 @@ class _Encoder:
         if file.tell() != begins:
             raise RuntimeError("NumPy's header of the array is not as long as that of an empty array")
 
-    def _pieces(self, argument: str, paths: Sequence[Path]) -> Iterator[_Tokens]:
+    def _pieces(self, argument: str, paths: Sequence[Path]) -> Iterator[Array]:
         for path in paths:
             before = identity(path)
             yield from self._read(argument, path)
@@ -186,7 +186,7 @@ class _Encoder:
             if self._separator is not None:
                 yield np.array([self._separator], self._dtype)
 
-    def _read(self, argument: str, path: Path, most: int = -1) -> Iterator[_Tokens]:
+    def _read(self, argument: str, path: Path, most: int = -1) -> Iterator[Array]:
         """Yield the tokens of a file, or with a tokenizer of its first bytes."""
         try:
             with path.open("rb") as file:
@@ -200,7 +200,7 @@ class _Encoder:
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(argument, f"{str(path)!r}: {error}") from error
 
-    def _encoded(self, text: str) -> _Tokens:
+    def _encoded(self, text: str) -> Array:
         found = self._tokenizer.encode(text)
         tokens = np.asarray(getattr(found, "ids", found))
         if not tokens.size:

@@ -102,8 +102,8 @@ class TorchDataset(ThreeStreams):
             check_names("sources", sources)
         if collate is not None and not callable(collate):
             raise ArgumentError("collate", f"{type(collate).__name__} is not a function; write {{import: NAME}}")
-        others = {name: data for name, data in (("valid", valid), ("test", test)) if data is not None}
-        self._data: dict[str, Any] = {"train": train, **others}
+        given = {"train": train, "valid": valid, "test": test}
+        self._data = {name: data for name, data in given.items() if data is not None or name == "train"}
         for name, data in self._data.items():
             _check(name, data, sampler if name == "train" else None)
         has_only(self, self._data)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMPARED = 2
 """The number of first batches of a pass that all ranks compare."""
 Rows = np.ndarray[Any, np.dtype[np.int64]]
+Array = np.ndarray[Any, Any]
 
 
 class WithLeftOut(NamedTuple):
@@ -52,7 +53,7 @@ class StreamContext:
         ranks: the ranks of the run; `batches` yields only the rows of this one.
     """
 
-    allocate: Callable[..., np.ndarray[Any, Any]] = np.empty
+    allocate: Callable[..., Array] = np.empty
     """Makes the arrays of `empty`; worker processes set another function."""
 
     def __init__(
@@ -106,7 +107,7 @@ class StreamContext:
             self._torch_generator = torch.Generator().manual_seed(self._place_seed() % 2**63)
         return self._torch_generator
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
         """Return a new array, without values, for a batch; in a worker process, it lies in shared memory.
 
         The loop gets the array itself when it is yielded, not a copy. So the array can then no longer be written to.

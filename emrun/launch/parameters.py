@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from emrun.base.errors import ConfigError, Position, Problem
+from emrun.base.arguments import check_flag, check_number
+from emrun.base.errors import ArgumentError, ConfigError, Position, Problem
 from emrun.base.wording import meant_of
 from emrun.config.sections import SECTIONS
 from emrun.config.yaml_tree import Node, node_of, parse, read_scalar
-from emrun.epoch_data import as_float
 
 _RANGE = ("low", "high", "log", "step")
 _NOT_SWEPT = {
@@ -41,12 +42,35 @@ class Span:
         high: the largest value.
         log: whether the logarithm of the value is what varies evenly.
         step: the distance between two values; None for any value, or any whole number if `low` and `high` are whole.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed.
     """
 
     low: float
     high: float
     log: bool = False
     step: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {"low": self.low, "high": self.high}
+        if self.step is not None:
+            numbers["step"] = self.step
+        for name, value in numbers.items():
+            check_number(name, value, "a number; a range needs low and high")
+        check_flag("log", self.log)
+        if not self.low < self.high:
+            raise ArgumentError("low", f"{self.low} must be less than high, {self.high}")
+        if self.log and self.low <= 0:
+            raise ArgumentError("low", f"{self.low} must be greater than 0 in a range with log")
+        width = self.high - self.low
+        if width > sys.float_info.max:
+            raise ArgumentError(
+                "high", f"high - low is too large for a number; high is {self.high}, and low {self.low}"
+            )
+        if self.step is not None and (self.log or not 0 < self.step <= width < self.step * _MOST_STEPS):
+            message = "must be greater than 0 and at most high - low, no tiny part of it, and a range with log has none"
+            raise ArgumentError("step", f"{message}; it is {self.step}")
 
     @property
     def is_whole(self) -> bool:
@@ -114,6 +138,10 @@ class Parameter:
             return text_of(setting[self.name])
         return ", ".join(f"{key.rpartition('.')[2]}={text_of(each)}" for key, each in setting.items())
 
+    def nearest(self, value: Value) -> Value:
+        """Return the value that a proposal stands for; see `Span.nearest`."""
+        return value if self.span is None else self.span.nearest(value)
+
     def value_in(self, config: Mapping[str, Any]) -> Value | None:
         """Return the value that a config has; None if it has none of this parameter.
 
@@ -121,15 +149,13 @@ class Parameter:
             config: key -> the value of the config, for all of `keys`.
         """
         if self.span is None:
-            fits = (all(_same(config[key], each) for key, each in choice.items()) for choice in self.choices)
-            return next((index for index, each in enumerate(fits) if each), None)
+            for index, choice in enumerate(self.choices):
+                if all(type(config[key]) is type(each) and config[key] == each for key, each in choice.items()):
+                    return index
+            return None
         value = config[self.name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return value if is_number and self.span.low <= value <= self.span.high else None
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
 
 
 def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
@@ -148,9 +174,7 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
         here = Position(f"-p {text!r}")
         name, equals, values = text.partition("=")
         if not equals or not name:
-            raise ConfigError(
-                Problem(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'", "config.sweep")
-            )
+            raise _wrong(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'")
         nodes[name] = node_of(parse(values, here.source).plain(), here)
     problems: list[Problem] = []
     found: list[Parameter] = []
@@ -175,17 +199,17 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
 def _parameter(name: str, node: Node) -> Parameter:
     section = name.partition(".")[0]
     if section in _NOT_SWEPT:
-        raise ConfigError(Problem(node.key_position, name, _NOT_SWEPT[section], "config.sweep"))
+        raise _wrong(node.key_position, name, _NOT_SWEPT[section])
     is_key = "." in name or section in SECTIONS
     if not is_key and not isinstance(node.value, list):
-        raise ConfigError(Problem(node.key_position, name, _NOT_A_KEY, "config.sweep"))
+        raise _wrong(node.key_position, name, _NOT_A_KEY)
     if isinstance(node.value, dict):
         return Parameter(name, (), _span(name, node), ({name: node.position},))
     if not isinstance(node.value, list):
         message = f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}"
-        raise ConfigError(Problem(node.position, name, message, "config.sweep"))
+        raise _wrong(node.position, name, message)
     if not node.value:
-        raise ConfigError(Problem(node.position, name, "the list of values is empty", "config.sweep"))
+        raise _wrong(node.position, name, "the list of values is empty")
     if is_key:
         choices: list[dict[str, Node]] = [{name: each} for each in node.value]
     else:
@@ -194,58 +218,34 @@ def _parameter(name: str, node: Node) -> Parameter:
     looks = [{key: repr(value) for key, value in choice.items()} for choice in plain]
     for index, choice in enumerate(looks):
         if choice in looks[:index]:
-            raise ConfigError(
-                Problem(node.value[index].position, name, "the list has this value twice", "config.sweep")
-            )
+            raise _wrong(node.value[index].position, name, "the list has this value twice")
     return Parameter(name, plain, None, tuple({key: each.position for key, each in one.items()} for one in choices))
 
 
 def _several(name: str, node: Node) -> dict[str, Node]:
     """Return key -> value of a mapping that sets several keys."""
     if not isinstance(node.value, dict) or not node.value:
-        raise ConfigError(Problem(node.position, name, _NOT_A_KEY, "config.sweep"))
+        raise _wrong(node.position, name, _NOT_A_KEY)
     for key, child in node.value.items():
-        if str(key).partition(".")[0] in _NOT_SWEPT:
-            raise ConfigError(
-                Problem(child.key_position, str(key), _NOT_SWEPT[str(key).partition(".")[0]], "config.sweep")
-            )
+        if (section := str(key).partition(".")[0]) in _NOT_SWEPT:
+            raise _wrong(child.key_position, str(key), _NOT_SWEPT[section])
     return {str(key): child for key, child in node.value.items()}
 
 
 def _span(name: str, node: Node) -> Span:
     """Return the range that a mapping describes."""
-    problems = [
-        Problem(child.key_position, name, f"unknown key {key!r} of a range{meant_of(key, _RANGE)}", "config.sweep")
-        for key, child in node.value.items()
-        if key not in _RANGE
-    ]
-    if problems:
-        raise ConfigError(problems)
-    plain = node.plain()
-    low, high, log, step = (plain.get(key) for key in _RANGE)
+    for key, child in node.value.items():
+        if key not in _RANGE:
+            raise _wrong(child.key_position, name, f"unknown key {key!r} of a range{meant_of(key, _RANGE)}")
+    try:
+        return Span(**{"low": None, "high": None, **node.plain()})
+    except ArgumentError as error:
+        place = node.get(error.argument) or node
+        raise _wrong(place.position, name, str(error)) from error
 
-    def wrong(key: str, message: str) -> ConfigError:
-        child = node.get(key) or node
-        return ConfigError(Problem(child.position, name, message, "config.sweep"))
 
-    for key, value in (("low", low), ("high", high), ("step", step)):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(as_float(value))
-        if not is_number and not (key == "step" and value is None):
-            raise wrong(key, f"a range needs low and high, two numbers; {key} is {value!r:.40}")
-    if not low < high:
-        raise wrong("low", f"low, {low}, must be less than high, {high}")
-    if not isinstance(log, bool | None):
-        raise wrong("log", f"log is true or false, not {log!r}")
-    if log and low <= 0:
-        raise wrong("low", f"low, {low}, must be greater than 0 in a range with log")
-    if not math.isfinite(as_float(high - low)):
-        raise wrong("high", f"high - low is too large for a number; high is {high}, and low {low}")
-    if step is not None and (log or not 0 < step <= high - low < step * _MOST_STEPS):
-        message = (
-            "step must be greater than 0 and at most high - low, no tiny part of it, and a range with log has none"
-        )
-        raise wrong("step", f"{message}; it is {step}")
-    return Span(low, high, bool(log), step)
+def _wrong(position: Position | None, name: str, message: str) -> ConfigError:
+    return ConfigError(Problem(position, name, message, "config.sweep"))
 
 
 def text_of(value: Any) -> str:

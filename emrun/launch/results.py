@@ -43,10 +43,10 @@ class Result:
     """
 
     status: str
-    reason: str | None
-    values: Sequence[tuple[int, float]]
-    value: float | None
-    threads: int | None
+    reason: str | None = None
+    values: Sequence[tuple[int, float]] = ()
+    value: float | None = None
+    threads: int | None = None
     changed: Sequence[str] | None = None
 
 
@@ -59,7 +59,7 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
         code: the code as it is now, to find out what has changed.
     """
     if not holds_run(trial.directory):
-        return Result("waiting", None, (), None, None)
+        return Result("waiting")
     run = StoredRun(trial.directory)
     status = run.status
     if status == "failed" and run.trace.get("exit_status") == _DISK_FULL:

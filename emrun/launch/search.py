@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -37,9 +37,7 @@ class Search:
         self._settings = settings
         self._seed = seed
         self._distributions = {each.name: _distribution(each) for each in parameters}
-        self._nearest: dict[str, Callable[[Value], Value]] = {
-            each.name: each.span.nearest if each.span is not None else lambda value: value for each in parameters
-        }
+        self._parameters = parameters
         name, arguments = settings.pruner, settings.pruner_arguments
         self._study = optuna.create_study(
             sampler=self._sampler(0),
@@ -57,7 +55,7 @@ class Search:
         """Return values for all parameters, and what `begin` gets if they are tried."""
         self._study.sampler = self._sampler(self.count)
         trial = self._study.ask(self._distributions)
-        return {name: self._nearest[name](value) for name, value in trial.params.items()}, trial
+        return {each.name: each.nearest(trial.params[each.name]) for each in self._parameters}, trial
 
     def begin(self, experiment: Experiment, trial: optuna.Trial | None = None) -> None:
         """Note that an experiment runs; without a proposal, it is added."""

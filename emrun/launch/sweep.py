@@ -266,7 +266,8 @@ class SweepLoop:
             word = "failed" if result.status in ("failed", "waiting") or status == _IN_USE else result.status
             self._done[place] = replace(result, status=word, reason=result.reason or f"exit status {status}")
             lines = text.strip().splitlines()[-_MOST_LINES:]
-            _LOG.error("%s: %s (%s)%s", shown, word, _ended(status), "".join(f"\n    {line}" for line in lines))
+            how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+            _LOG.error("%s: %s (%s)%s", shown, word, how, "".join(f"\n    {line}" for line in lines))
             if self._settings.on_error == "stop":
                 self._stop(Ending(1))
         self._note_end(ended.experiment)
@@ -304,11 +305,7 @@ class SweepLoop:
         return f"{ended.trial.directory.name} ({', '.join(parts)})" if parts else ended.trial.directory.name
 
 
-_UNKNOWN = Result("running", None, (), None, None)
-
-
-def _ended(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+_UNKNOWN = Result("running")
 
 
 def planned(trials: Trials, settings: Sweep, search: Search | None) -> Iterator[Experiment]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
+from emrun.base.types import Batch
 from emrun.ranks.group import ranks
 from emrun.ranks.shares import Share
 
@@ -18,7 +18,7 @@ calls = 0
 """How often `all_gather` was called in this process."""
 
 
-def prepare(batch: Mapping[str, Any]) -> int:
+def prepare(batch: Batch) -> int:
     """Prepare for a batch; return the number of its rows on this rank. If it has none, `all_gather` gathers none."""
     global _rows  # noqa: PLW0603 - a process is one rank
     rows = 0 if batch.__class__ is Share and not batch.counts else examples_of(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from functools import lru_cache
 from operator import itemgetter
@@ -10,6 +9,7 @@ from typing import Any
 
 from emrun.base.encoding import digest
 from emrun.base.sources import examples_of
+from emrun.base.types import Batch
 from emrun.ranks.group import Ranks
 
 
@@ -33,7 +33,7 @@ def share_of(sources: Any, counts: bool, total: int, whole: str | None = None) -
     return share
 
 
-def own_share(batch: Mapping[str, Any], ranks: Ranks, *, compares: bool = False) -> Mapping[str, Any]:
+def own_share(batch: Batch, ranks: Ranks, *, compares: bool = False) -> Batch:
     """Return the rows of a rank of a whole batch; the first row, which counts nothing, if the rank has none.
 
     Args:
@@ -69,16 +69,16 @@ def _cut(total: int, rank: int, size: int, least: int) -> tuple[int, int, bool, 
     return rows.start, rows.stop, has_rows, itemgetter(rows)
 
 
-def rows_in(batch: Mapping[str, Any]) -> int:
+def rows_in(batch: Batch) -> int:
     """Return how many examples of a batch count: its number of examples, or of those of the rank."""
     return examples_of(batch) if batch and (batch.__class__ is not Share or batch.counts) else 0
 
 
-def total_in(batch: Mapping[str, Any]) -> int:
+def total_in(batch: Batch) -> int:
     """Return the number of examples of a batch on all ranks."""
     return batch.total if isinstance(batch, Share) else examples_of(batch)
 
 
-def like(batch: Mapping[str, Any]) -> dict[str, Any]:
+def like(batch: Batch) -> dict[str, Any]:
     """Return a copy of a batch, or of a share of a batch."""
     return copy(batch) if isinstance(batch, Share) else dict(batch)

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from emrun.base.errors import StorageError
 from emrun.base.wording import size_of
+from emrun.stream_context import Array
 
 _BY_PIPE = 4096  # bytes; a smaller array costs less in a pipe than in shared memory
 _PLACE = Path("/dev/shm")
@@ -76,7 +77,7 @@ class _Pickler(ForkingPickler):
         return NotImplemented
 
 
-def shared_empty(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def shared_empty(shape: Any, dtype: Any) -> Array:
     """Return a new array in shared memory, which is sent once without a copy; a small one is an array as usual."""
     found = np.empty(shape, dtype)  # without values, it takes no memory
     if found.nbytes > _BY_PIPE and not found.dtype.hasobject:

@@ -115,8 +115,10 @@ class Workers(Iterator[Any]):
             except Exception as error:
                 if not self.close.still_active():
                     raise StopIteration from None
-                if isinstance(error, EOFError | OSError):
-                    self._look_after(index)
+                process = self._processes[index]
+                if isinstance(error, EOFError | OSError) and (exitcode := _exitcode(process)) is not None:
+                    what = f"worker process {index} (pid {process.pid}) {_how_it_ended(exitcode)}"
+                    raise StreamError(f"stream {self._task.name!r}: {what}") from None
                 raise
             with contextlib.suppress(OSError):  # the worker has ended; the next `recv` reports it
                 pipe.send_bytes(b"")
@@ -127,15 +129,6 @@ class Workers(Iterator[Any]):
                 raise item.error
             self._turns.popleft()
         raise StopIteration
-
-    def _look_after(self, index: int) -> None:
-        """Raise an error that says how a worker process ended, if it has ended."""
-        process = self._processes[index]
-        exitcode = _exitcode(process)
-        if exitcode is not None:
-            raise StreamError(
-                f"stream {self._task.name!r}: worker process {index} (pid {process.pid}) {_how_it_ended(exitcode)}"
-            ) from None
 
 
 def _end(processes: list[Any], name: str, folder: Path) -> None:

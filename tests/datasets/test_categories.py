@@ -156,7 +156,7 @@ def test_a_list_cannot_be_filled_and_files_without_empty_cells_neither(tmp_path)
     with pytest.raises(ArgumentError, match=r"^fill.x: column 'x' is list<.*>: its lists cannot be filled"):
         Parquet(str(tmp_path / "t.parquet"), fill={"x": 0})
     np.savez(tmp_path / "t.npz", x=np.ones(3))
-    with pytest.raises(ArgumentError, match=r"^fill: only CSV files have empty cells, and train is not a CSV file"):
+    with pytest.raises(ArgumentError, match=r"^fill: only CSV files have it, and train is not a CSV file"):
         Table(str(tmp_path / "t.npz"), fill={"x": 0})
 
 

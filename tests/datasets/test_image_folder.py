@@ -279,8 +279,8 @@ def test_a_file_that_is_gone_in_a_later_pass_is_an_error_even_where_bad_ones_are
     [
         ({"train": "trian"}, "train: there is no folder trian (the current directory is "),
         ({"train": "train/ant"}, "train: train/ant has no folders; put the images of each class into a folder"),
-        ({"valid": "less"}, "valid: less does not have all classes of train; missing: cat"),
-        ({"valid": "more"}, "valid: more has classes that train does not have: dog"),
+        ({"valid": "less"}, "valid: less must have the classes of train; missing: cat; not in train: nothing"),
+        ({"valid": "more"}, "valid: more must have the classes of train; missing: nothing; not in train: dog"),
         ({"test": "empty"}, "test: empty/bee has no images (.bmp, "),
         ({"size": 0}, "size: 0 is not a whole number of at least 1"),
         ({"size": [8]}, "size: [8] is neither a number of pixels nor [height, width]"),

@@ -243,7 +243,7 @@ def test_a_file_that_was_changed_or_removed_is_an_error(files, dataset):
 
 def test_files_of_other_columns_are_refused(files):
     write(files / "part-c.parquet", {"id": range(3), "x": [1, 2, 3], "text": ["a"] * 3})
-    with pytest.raises(ArgumentError, match=r"different columns: x \(int64\) and x \(float\)"):
+    with pytest.raises(ArgumentError, match=r"has the columns id .*, x \(int64\), .* but .* x \(float\)"):
         Parquet(str(files / "part-*.parquet"))
     write(files / "part-c.parquet", {"id": range(3), "z": [1, 2, 3]})
     with pytest.raises(ArgumentError, match=r"^train: '.*part-c\.parquet' has no column 'x'"):
