@@ -120,7 +120,7 @@ class SaveMasks(SavesExamples):
         folder, files = self._folder, self._files
         try:
             with storing(folder.place, "write"):
-                (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]).encode())
+                (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]))
             folder.finish()
         finally:
             self._drop()

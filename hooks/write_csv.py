@@ -67,8 +67,8 @@ class WriteCSV(FileSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: a value is missing or not a number and the policy is `error`; a name has a character that cannot be
-            written; or there is a file that the run has not written.
+        HookError: a value is missing or not a number and the policy is `error`; or there is a file that the run has not
+            written.
     """
 
     def __init__(
@@ -92,9 +92,6 @@ class WriteCSV(FileSink):
             raise ArgumentError(
                 "delimiter", f"{delimiter!r} is not a single character (quotes and line breaks excluded)"
             )
-        for argument, text in (("delimiter", delimiter), ("default_value", default_value)):
-            if _has_surrogates(str(text)):
-                raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
         if variables is not None:
             check_names("variables", variables)
         super().__init__(output_file, output_dir=output_dir)
@@ -140,7 +137,7 @@ class WriteCSV(FileSink):
             write_atomically(self.file, self._text([header, *wider]))
             self._header = header
         elif lines:
-            append(self.file, self._text(lines).encode())
+            append(self.file, self._text(lines))
 
     def _written(self) -> list[list[str]]:
         """Return the lines of the file below its header."""
@@ -148,7 +145,7 @@ class WriteCSV(FileSink):
             content = io.StringIO(file.read().decode(errors="replace"))
         return list(csv.reader(content, delimiter=self._delimiter))[1:]
 
-    def _text(self, lines: Sequence[Sequence[str]]) -> str:
+    def _text(self, lines: Sequence[Sequence[str]]) -> bytes:
         return csv_of(lines, delimiter=self._delimiter)
 
     def _new_columns(self, row: Row) -> list[list[str]]:
@@ -216,18 +213,7 @@ class WriteCSV(FileSink):
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns; those that would be the same have slashes."""
     short = ["_".join(column) for column in columns]
-    names = [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
-    for column, name in zip(columns, names, strict=True):
-        if _has_surrogates(name):
-            raise HookError(
-                f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
-                "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
-            )
-    return names
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in text)
+    return [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
 
 
 def _without_mean(value: Any) -> list[list[str]]:
