@@ -317,13 +317,13 @@ def test_a_resumed_run_writes_the_same_bytes(tmp_path, digits_config, iterations
     assert content.count(b"\n") > 8
 
 
-def test_without_a_zeroth_epoch_the_columns_are_what_hooks_write(tmp_path, digits_config):
+def test_without_a_zeroth_epoch_the_lines_between_epochs_begin_the_columns(tmp_path, digits_config):
     hooks = [{"ComputeStats": {"variables": ["accuracy"]}}, {"WriteCSV": {"every": "4 updates"}}]
     config = digits_config([*hooks, {"StopAfter": {"epochs": 1}}], skip_zeroth_epoch=True)
     train(create_training(config, output_dir=tmp_path / "run"))
     path = tmp_path / "run" / "training.csv"
-    header = ["epoch_id", "iteration", "train_accuracy", "train_learning_rate", "valid_accuracy"]
-    assert rows(path)[0] == header  # not the loss, which the steps have too
+    header = ["epoch_id", "iteration", "train_accuracy", "train_loss", "train_learning_rate", "valid_accuracy"]
+    assert rows(path)[0] == header
     assert [row[1] for row in rows(path)[1:]] == ["4", "8", "12", "15"]
     before = path.read_bytes()
     path.unlink()
