@@ -16,7 +16,6 @@ from emrun import AbstractHook
 from emrun.base.arguments import check_choice, check_number
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval, Units
-from emrun.hook import Loop
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 
@@ -90,15 +89,14 @@ class AverageWeights(AbstractHook):
 
     def _function(self, half_life: object, decay: float | None, kind: Kind) -> Callable[..., Any]:
         given = [name for name, value in (("half_life", half_life), ("decay", decay)) if value is not None]
+        removes = "an override removes an argument, ~hooks.AverageWeights.decay"
+        if kind == "swa" and given:
+            raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; remove it; {removes}")
         if kind == "swa":
-            if given:
-                raise ArgumentError(given[0], f"kind: swa weights all averaged weights equally; {_without(given[0])}")
             return get_swa_multi_avg_fn()  # type: ignore[no-any-return, no-untyped-call]
-        if not given:
-            raise ArgumentError("half_life", "give half_life or decay, e.g. half_life: 500 updates")
-        if len(given) > 1:
-            both = f"half_life: {half_life} and decay: {decay} say the same in two ways"
-            raise ArgumentError("half_life", f"{both}; {_without('half_life')}, or decay")
+        if len(given) != 1:
+            both = f"half_life is {half_life}, and decay {decay}; {removes}"
+            raise ArgumentError("half_life", f"give one of half_life and decay, e.g. half_life: 500 updates: {both}")
         if half_life is not None:
             if self._every.unit != "updates":
                 raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
@@ -106,18 +104,10 @@ class AverageWeights(AbstractHook):
         check_number(given[0], decay, "a decay between 0 and 1, e.g. 0.999", above=0, below=1)
         return get_ema_multi_avg_fn(float(decay or 0))  # type: ignore[no-any-return, no-untyped-call]
 
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Find out whether there are statistics of BatchNorm to recompute."""
-        super().register_mainloop(main_loop)
-        if not self._recomputes or self._why_not(main_loop) is not None:
-            self.before_evaluation = None  # type: ignore[method-assign, assignment]
-
-    def _why_not(self, loop: Loop) -> str | None:
+    def _why_not(self) -> str | None:
         """Return why statistics of BatchNorm cannot be recomputed; None if they can."""
-        module = getattr(loop.model, "module", None)
-        if not isinstance(module, torch.nn.Module) or not any(
-            isinstance(each, _BatchNorm) for each in module.modules()
-        ):
+        loop: Any = self.main_loop
+        if not any(isinstance(each, _BatchNorm) for each in loop.model.module.modules()):
             return _NO_BATCH_NORM
         if ranks().several:
             return "each rank reads only its rows of the train stream"
@@ -132,11 +122,14 @@ class AverageWeights(AbstractHook):
         for optimizer in getattr(model, "optimizers", {}).values():
             if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
                 raise HookError(f"{type(optimizer).__name__} averages the weights itself; remove AverageWeights")
-        reason = self._why_not(self.main_loop) if self._recomputes and not self.main_loop.evaluating else None
-        if reason is not None and self._batch_norm is not None:
+        reason = self._why_not() if self._recomputes and not self.main_loop.evaluating else None
+        if reason is None:
+            return
+        if self._batch_norm is not None:
             raise HookError(f"AverageWeights: batch_norm: recompute: {reason}; remove batch_norm")
-        if reason is not None and reason != _NO_BATCH_NORM:
+        if reason != _NO_BATCH_NORM:
             _LOG.warning("AverageWeights: the statistics of BatchNorm are averaged, not recomputed: %s", reason)
+        self._recomputes = False
 
     def after_update(self, model: Any, optimizer: Any) -> None:
         """Average the weights, if it is time."""
@@ -158,7 +151,7 @@ class AverageWeights(AbstractHook):
     def before_evaluation(self) -> None:
         """Calculate the statistics of BatchNorm anew, if the averages have changed."""
         loop = self.main_loop
-        if not self._pairs or self._is_recomputed or loop.evaluating:
+        if not self._recomputes or not self._pairs or self._is_recomputed or loop.evaluating:
             return
         with closing(loop.evaluation_pass(loop.train_stream_name)) as batches:  # type: ignore[type-var]
             loop.model.recompute_batch_norm(batches)  # type: ignore[attr-defined]
@@ -187,9 +180,12 @@ class AverageWeights(AbstractHook):
         named = (*model.module.named_parameters(), *model.module.named_buffers())
         own = {name: tensor for name, tensor in named if name in saved}
         model.evaluation_weights = {name: (own if values is None else values)[name].detach().clone() for name in own}
-        pairs = [(model.evaluation_weights[name], tensor) for name, tensor in own.items()]
-        self._pairs = [pair for pair in pairs if pair[1].is_floating_point() or pair[1].is_complex()]
-        self._others = [pair for pair in pairs if not (pair[1].is_floating_point() or pair[1].is_complex())]
+        self._pairs = []
+        self._others = []
+        for name, tensor in own.items():
+            is_averaged = tensor.is_floating_point() or tensor.is_complex()
+            pairs = self._pairs if is_averaged else self._others
+            pairs.append((model.evaluation_weights[name], tensor))
 
     def _add(self, model: Any) -> None:
         """Add the current weights to the averages."""
@@ -203,11 +199,6 @@ class AverageWeights(AbstractHook):
                 for other, tensor in self._others:
                     other.copy_(tensor)
         self._averaged += 1
-
-
-def _without(argument: str) -> str:
-    """Return what to do about an argument that may be in the file while an override gives another one."""
-    return f"remove {argument}, by an override with ~hooks.AverageWeights.{argument}"
 
 
 def _by_kind(pairs: list[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:

@@ -106,7 +106,7 @@ class ClassificationMetrics(ClassHook):
                 kind = type(other).__name__
                 raise HookError(
                     f"ClassificationMetrics: {kind} writes {taken[0]!r} too; set another var_prefix, such as class_",
-                    [each is self for each in self.main_loop.hooks].index(True),
+                    self._index,
                     (self._prefix,) if self._prefix else (),
                 )
 

@@ -46,10 +46,7 @@ class ClipGradients(AbstractHook):
         super().__init__()
         given = {name: limit for name, limit in (("norm", norm), ("value", value)) if limit is not None}
         if len(given) != 1:
-            both = (
-                "norm and value are both given; to limit both, list the hook twice" if given else "give norm or value"
-            )
-            raise ArgumentError("value" if given else "norm", f"{both}, e.g. norm: 1.0")
+            raise ArgumentError("norm", "give norm or value, e.g. norm: 1.0; to limit both, list the hook twice")
         for name, limit in given.items():
             check_number(name, limit, "a positive number, e.g. 1.0", above=0)
         self._norm, self._value = norm, value

@@ -121,11 +121,15 @@ class ComputeStats(OfStreams):
         self._set({each: names for each, names in self._aggregations.items() if each != name})
 
     def _error(self, message: str, *about: str) -> HookError:
-        return HookError(message, [each is self for each in self.main_loop.hooks].index(True), about)
+        return HookError(message, self._index, about)
 
     def _of(self, stream: str) -> dict[str, list[str]]:
         """Return variable -> aggregations of a stream."""
         return {name: each for name, each in self._aggregations.items() if stream in self.only_in.get(name, (stream,))}
+
+    def _new(self, stream: str) -> dict[str, RunningStats]:
+        """Return variable -> its statistics, of a stream of which no batch was read."""
+        return {name: RunningStats(each) for name, each in self._of(stream).items()}
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the statistics of the previous epoch; set aside those of an epoch in which a hook evaluates."""
@@ -136,18 +140,13 @@ class ComputeStats(OfStreams):
         """Add the values of a batch to the statistics of its stream."""
         stats = self.collected.get(stream_name)
         if stats is None:
-            stats = self.collected[stream_name] = {
-                name: RunningStats(each) for name, each in self._of(stream_name).items()
-            }
+            stats = self.collected[stream_name] = self._new(stream_name)
             self._there[stream_name] = list(batch_data)
         weights = batch_data.get("example_weight")
         length = self.main_loop.batch_length
-        name, items = "", iter(tuple(stats.items()))
-        while True:  # again after a variable that is left out
+        for name, running in tuple(stats.items()):
             try:
-                for name, running in items:
-                    running.add(batch_data[name], length, weights)
-                return
+                running.add(batch_data[name], length, weights)
             except (KeyError, TypeError, ValueError) as error:
                 if not (self._skips and isinstance(error, KeyError)):
                     self._leave_out(stream_name, name, error)
@@ -198,9 +197,7 @@ class ComputeStats(OfStreams):
         """Add the statistics of other ranks."""
         for state in states:
             for stream, saved in state["stats"].items():
-                stats = self.collected.setdefault(
-                    stream, {name: RunningStats(each) for name, each in self._of(stream).items()}
-                )
+                stats = self.collected.setdefault(stream, self._new(stream))
                 for name, running in stats.items():
                     if name in saved:
                         running.merge(saved[name])

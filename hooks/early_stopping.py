@@ -112,11 +112,7 @@ class EarlyStopping(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the count, unless this hook watches another statistic now."""
-        if state["of"] != self._statistic.identity:
-            _LOG.warning(
-                "EarlyStopping now watches another statistic, %s (%s); its patience begins anew",
-                *(self._statistic.address, self._statistic.condition),
-            )
+        if not self._statistic.is_of(state, "its patience begins anew"):
             return
         if state["best"] is not None:
             self._best, self._best_epoch = state["best"]["value"], state["best"]["epoch"]

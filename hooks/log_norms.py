@@ -62,7 +62,6 @@ class LogNorms(AbstractHook):
         self._match = patterns("match", match)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
         self._parts: dict[str, _Parts] = {}  # suffix of the optimizer -> its parameters
-        self._matching: dict[str, list[re.Pattern[str]]] = {}  # suffix -> the expressions that match some of them
         self._gradients: Tensor | None = None  # the norms of the current update
         self._before: list[Tensor] = []  # the weights before it
         self._sums: dict[str, tuple[Tensor, int]] = {}  # suffix -> the sums of the values, number of updates
@@ -74,13 +73,13 @@ class LogNorms(AbstractHook):
         super().register_mainloop(main_loop)
         model = main_loop.model
         check_matches("match", self._match, module_of("LogNorms", model))
-        self._find_matching()
-        unused = [each for each in self._match if not any(each in found for found in self._matching.values())]
-        if self._matching and unused:
+        optimizers = getattr(model, "optimizers", None) or {}
+        matching = {suffix_of(model, each): self._parts_of(each).match for each in optimizers.values()}
+        matching = matching or {"": self._match}
+        unused = [each for each in self._match if not any(each in found for found in matching.values())]
+        if unused:
             raise ArgumentError("match", f"{unused[0].pattern!r} matches only parameters that no optimizer trains")
-        names = [] if getattr(model, "optimizer", None) is not None else getattr(model, "optimizers", ())
-        suffixes = list(self._matching) or [f"_{name}" for name in names] or [""]
-        self.writes = [f"{name}/mean" for suffix in suffixes for name in self._names(suffix)]
+        self.writes = [f"{name}/mean" for suffix, match in matching.items() for name in _names(suffix, match)]
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
@@ -95,8 +94,7 @@ class LogNorms(AbstractHook):
         suffix = suffix_of(model, optimizer)
         parts = self._parts.get(suffix)
         if parts is None:
-            found = self._matching[suffix] = _matching(model.module, optimizer, self._match)
-            parts = self._parts[suffix] = _Parts(model.module, optimizer, found)
+            parts = self._parts[suffix] = self._parts_of(optimizer)
         with torch.no_grad():
             self._gradients = parts.norms([each.grad for each in parts.parameters])
             self._before = [each.detach().clone() for each in parts.parameters]
@@ -120,13 +118,15 @@ class LogNorms(AbstractHook):
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the means to the data of the epoch."""
-        if not self._matching:  # of an epoch that was resumed after its last update
-            self._find_matching()
-        for suffix, (total, count) in self._sums.items():
-            means = (total / count).tolist()
-            values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
-            for name, mean in zip(self._names(suffix), means, strict=True):
-                values[name] = {"mean": mean}
+        model: Any = self.main_loop.model
+        for optimizer in model.optimizers.values() if self._sums else ():
+            suffix = suffix_of(model, optimizer)
+            if suffix in self._sums:
+                total, count = self._sums[suffix]
+                names = _names(suffix, self._parts_of(optimizer).match)
+                values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
+                for name, mean in zip(names, (total / count).tolist(), strict=True):
+                    values[name] = {"mean": mean}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the epoch so far."""
@@ -139,21 +139,13 @@ class LogNorms(AbstractHook):
         if list(state["patterns"]) == [each.pattern for each in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
 
-    def _find_matching(self) -> None:
-        """Find out which expressions match parameters of which optimizer, as far as there are optimizers."""
-        model: Any = self.main_loop.model
-        for optimizer in (getattr(model, "optimizers", None) or {}).values():
-            self._matching[suffix_of(model, optimizer)] = _matching(model.module, optimizer, self._match)
-
-    def _names(self, suffix: str) -> list[str]:
-        matching = self._matching.get(suffix, self._match)
-        ends = [suffix, *(f"{suffix}({each.pattern})" for each in matching)]
-        return [f"{value}{end}" for value in _VALUES for end in ends]
+    def _parts_of(self, optimizer: Any) -> _Parts:
+        return _Parts(module_of("LogNorms", self.main_loop.model), optimizer, self._match)
 
     def _record(self, index: int, suffix: str, norms: Tensor) -> None:
         """Add the values of one kind to the step record."""
         count = len(norms)
-        names = self._names(suffix)[index * count : (index + 1) * count]
+        names = _names(suffix, self._parts[suffix].match)[index * count : (index + 1) * count]
         for name, norm in zip(names, norms.unbind(), strict=True):
             self.main_loop.record(name, norm)
 
@@ -163,25 +155,27 @@ class LogNorms(AbstractHook):
         self._sums[suffix] = (exact if total is None else total.to(exact.device) + exact, count + 1)
 
 
-def _matching(module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> list[re.Pattern[str]]:
-    """Return the expressions that match the name of a parameter of an optimizer."""
-    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    names = [name for name, each in module.named_parameters(remove_duplicate=False) if id(each) in held]
-    return [regex for regex in match if any(map(regex.search, names))]
+def _names(suffix: str, match: Sequence[re.Pattern[str]]) -> list[str]:
+    """Return the names of the values of an optimizer."""
+    ends = [suffix, *(f"{suffix}({each.pattern})" for each in match)]
+    return [f"{value}{end}" for value in _VALUES for end in ends]
 
 
 class _Parts:
-    """The parameters of an optimizer, and which of them each expression matches."""
+    """The parameters of an optimizer, and which of them each expression matches, of those that match some."""
 
-    def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[Any]) -> None:
+    def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> None:
         self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
         places = {id(each): index for index, each in enumerate(self.parameters)}
         named = list(module.named_parameters(remove_duplicate=False))
         self._device = self.parameters[0].device
+        self.match = []
         self._indices = []
         for regex in match:
             found = {places[id(each)]: None for name, each in named if id(each) in places and regex.search(name)}
-            self._indices.append(torch.tensor(list(found), dtype=torch.long, device=self._device))
+            if found:
+                self.match.append(regex)
+                self._indices.append(torch.tensor(list(found), device=self._device))
 
     def norms(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Return the 2-norm of all tensors, and of those of each expression, on the device of the first parameter.

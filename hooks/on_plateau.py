@@ -101,8 +101,5 @@ class OnPlateau(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the values, unless this hook watches another statistic now."""
-        if state["of"] == self._statistic.identity:
+        if self._statistic.is_of(state, "its means begin anew"):
             self._values = list(state["values"])[-self._long_term :]
-        else:
-            name, address, objective = type(self).__name__, self._statistic.address, self._statistic.condition
-            _LOG.warning("%s now watches another statistic, %s (%s); its means begin anew", name, address, objective)

@@ -14,7 +14,7 @@ from emrun.base.arguments import check_count, check_flag
 from emrun.base.errors import ArgumentError
 from emrun.base.tables import Table
 from emrun.base.types import Batch, Interval
-from emrun.base.wording import counted, size_of
+from emrun.base.wording import counted, in_one_line, size_of
 from emrun.hook import AbstractHook
 from emrun.storage.files import storing
 
@@ -152,7 +152,7 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     whole = sum(getattr(each, time) for each in found) or 1.0
     rows = [
         [
-            each.key if len(each.key) <= _LONGEST else f"{each.key[: _LONGEST - 3]}...",
+            in_one_line(each.key, _LONGEST),
             str(each.count),
             f"{getattr(each, time) / 1000:.2f}",
             f"{getattr(each, time) / whole:.1%}",

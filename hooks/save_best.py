@@ -82,17 +82,9 @@ class SaveBest(SaveLatest):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best values so far, unless this hook did not compare this statistic before."""
-        statistic = self._statistic
-        if state["of"] == statistic.identity:
+        instead = f"its next value counts as the best, and its checkpoint replaces those named {self.name}"
+        if self._statistic.is_of(state, instead):
             self._kept = [(each["value"], each["epoch"]) for each in state["kept"][: self._keep]]
-            return
-        _LOG.warning(
-            "SaveBest now compares another statistic, %s (%s); its next value counts as the best, and its checkpoint "
-            "replaces those named %s",
-            statistic.address,
-            statistic.condition,
-            self.name,
-        )
 
     def _take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""

@@ -152,7 +152,7 @@ class SaveExamples(SavesExamples):
                 for number, each in enumerate(kept, start=1):
                     if isinstance(each.shown, np.ndarray):
                         (path / _file(number, each)).write_bytes(png(each.shown))
-                (path / "examples.csv").write_bytes(self._table(kept).encode())
+                (path / "examples.csv").write_bytes(self._table(kept))
             folder.finish()
         finally:
             folder.drop()
@@ -181,7 +181,7 @@ class SaveExamples(SavesExamples):
         except ValueError as error:
             raise examples.error(f"show: {self._show!r} is neither a picture nor a text: {error}") from error
 
-    def _table(self, kept: Sequence[_Kept]) -> str:
+    def _table(self, kept: Sequence[_Kept]) -> bytes:
         """Return the examples as CSV."""
         named = needed(self._label, self._prediction) if self._classes else []
         rows = []

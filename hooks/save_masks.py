@@ -120,7 +120,7 @@ class SaveMasks(SavesExamples):
         folder, files = self._folder, self._files
         try:
             with storing(folder.place, "write"):
-                (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]).encode())
+                (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]))
             folder.finish()
         finally:
             self._drop()
@@ -154,21 +154,16 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
         if factor is not None or mask.dtype.kind != "f":
             raise ValueError(f"shape {mask.shape}: only logits, which are floats, have several channels, and no factor")
         mask = mask.argmax(0)
-    mask = mask.reshape(mask.shape[-2:])
+    values = mask.reshape(mask.shape[-2:])
+    is_classes = factor is None and values.dtype.kind in "iu"
     if factor is not None:
-        gray = np.rint(np.clip(np.nan_to_num(mask.astype(np.float64) * factor), 0, 255))
-    elif mask.dtype.kind == "b":
-        gray = mask * 255
-    elif mask.dtype.kind == "f":
-        if not ((mask >= 0) & (mask <= 1)).all():
-            found = f"values from {mask.min():g} to {mask.max():g}"
-            raise ValueError(f"{found}, but floats must be from 0 to 1; return probabilities or classes, or set factor")
-        gray = np.rint(mask * 255)
-    else:
-        if mask.min() < 0 or mask.max() > 255:
-            raise ValueError(f"classes from {mask.min()} to {mask.max()}, but a picture has those from 0 to 255")
-        return png(mask.astype(np.uint8), PALETTE)
-    return png(gray.astype(np.uint8))
+        values = np.clip(np.nan_to_num(values.astype(np.float64) * factor), 0, 255)
+    elif not is_classes:
+        values = values * 255.0
+    if not ((values >= 0) & (values <= 255)).all():
+        found = f"{mask.dtype} from {mask.min():g} to {mask.max():g}"
+        raise ValueError(f"{found}, but classes must be from 0 to 255, and floats from 0 to 1; or set factor")
+    return png(np.rint(values).astype(np.uint8), PALETTE if is_classes else None)
 
 
 def _palette() -> bytes:

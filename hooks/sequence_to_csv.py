@@ -11,6 +11,7 @@ import numpy as np
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
 from emrun.hooks._parts.columns import Column
+from emrun.hooks._parts.evaluations import needed
 from emrun.hooks._parts.examples import Examples
 from emrun.hooks._parts.rows import WritesRows
 
@@ -62,29 +63,27 @@ class SequenceToCsv(WritesRows):
 
     def rows_of(self, examples: Examples) -> Mapping[str, Column]:
         """Return the columns of all elements that are not padding."""
-        values = {name: _sequences(examples, name) for name in self._variables}
-        first, *others = self._variables
-        lengths = [len(each) for each in values[first]]
-        masks = [np.ones(length, bool) for length in lengths]
-        if self._mask is not None:
-            masks = [np.asarray(each) != 0 for each in _sequences(examples, self._mask)]
         name, ids = examples.named(self._id)
-        if name in values:
+        if name in self._variables:
             raise examples.error(f"the column with the ids and a sequence are both called {name!r}")
-        for other, found in [*((each, values[each]) for each in others), (self._mask, masks)]:
-            row = next((row for row, each in enumerate(found) if len(each) != lengths[row]), None)
-            if row is not None:
-                have = f"{first!r} has {lengths[row]} elements, and {other!r} {len(found[row])}"
-                raise examples.error(f"of the example whose {name} is {ids[row]}, {have}")
-        kept = [np.flatnonzero(mask) for mask in masks]
-        counts = [len(each) for each in kept]
-        repeated = np.repeat(np.arange(examples.count), counts)
+        values = {each: _sequences(examples, each) for each in needed(*self._variables, self._mask)}
+        first = self._variables[0]
+        for other, found in values.items():
+            for row, (one, another) in enumerate(zip(values[first], found, strict=True)):
+                if len(one) != len(another):
+                    have = f"{first!r} has {len(one)} elements, and {other!r} {len(another)}"
+                    raise examples.error(f"of the example whose {name} is {ids[row]}, {have}")
+        if self._mask is None:
+            kept = [np.arange(len(each)) for each in values[first]]
+        else:
+            kept = [np.flatnonzero(each) for each in values[self._mask]]
+        repeated = np.repeat(np.arange(examples.count), list(map(len, kept)))
         columns: dict[str, Column] = {
             name: ids[repeated] if isinstance(ids, np.ndarray) else [ids[row] for row in repeated],
             _INDEX: np.concatenate(kept),
         }
-        for each, found in values.items():
-            columns[each] = _joined([_at(values, where) for values, where in zip(found, kept, strict=True)])
+        for each in self._variables:
+            columns[each] = _joined([_at(*pair) for pair in zip(values[each], kept, strict=True)])
         return columns
 
 

@@ -65,8 +65,7 @@ class WriteTrackio(AbstractTracker):
     def begin(self, facts: Facts, identity: str | None) -> str:
         """Choose the name of the run, which `send` begins."""
         self._name = identity or f"{facts.name}-{uuid.uuid4().hex[:6]}"
-        about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
-        self._config = {**facts.config, "emrun": about}
+        self._config = {**facts.config, "emrun": facts.about}
         self._log([])
         return self._name
 

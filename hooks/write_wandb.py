@@ -80,7 +80,6 @@ class WriteWandb(AbstractTracker):
         if self._mode == "offline":
             for old in Path(self.output_dir).glob(f"wandb/offline-run-*-{identity}"):
                 shutil.rmtree(old)
-        about = {"command": facts.command, "git_commit": facts.git_commit, "host": facts.host}
         self._run = wandb.init(
             project=self._project,
             entity=self._entity,
@@ -90,7 +89,7 @@ class WriteWandb(AbstractTracker):
             mode=self._mode,
             dir=str(self.output_dir),
             tags=self._tags,
-            config={**facts.config, "emrun": about},
+            config={**facts.config, "emrun": facts.about},
             reinit="create_new",
             settings=wandb.Settings(
                 console="off",

@@ -40,6 +40,11 @@ class Facts:
     seed: int | None
     host: str
 
+    @property
+    def about(self) -> dict[str, str | None]:
+        """Command, commit and machine, as trackers get them beside the config."""
+        return {"command": self.command, "git_commit": self.git_commit, "host": self.host}
+
 
 def facts_of(directory: Path) -> Facts:
     """Return the facts of a run, from its `config.yaml` and `trace.yaml`.

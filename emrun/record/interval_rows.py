@@ -172,7 +172,7 @@ class _Means:
 
     def _find(self, loop: Loop, batch_data: Mapping[str, Any]) -> list[str]:
         """Return the names of the variables."""
-        written = list(written_by(loop.hooks, loop.train_stream_name))
+        written = written_by(loop.hooks, loop.train_stream_name)
         has_loss = "loss" in loop.model.step_values()  # so that the row has something
         for owner, asked in self._owners.items():
             wanted = asked if asked is not None else [] if has_loss else written
@@ -218,15 +218,12 @@ class _Means:
                 into[name].load_state_dict(saved)
 
 
-def written_by(hooks: Iterable[Any], stream: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return variable -> aggregations -> None, of what hooks declare to write into the data of epochs.
-
-    With a stream, what they do not write for the stream is left out.
-    """
-    found: dict[str, dict[str, Any]] = {}
+def written_by(hooks: Iterable[Any], stream: str | None = None) -> list[str]:
+    """Return the variables that hooks declare to write into the data of epochs, each once; with a stream, for it."""
+    found: dict[str, None] = {}
     for hook in hooks:
         for address in declared(hook, "writes") or ():
-            variable, _, aggregation = address.partition("/")
+            variable = address.partition("/")[0]
             if stream is None or stream in hook.only_in.get(variable, (stream,)):
-                found.setdefault(variable, {})[aggregation or "mean"] = None
-    return found
+                found[variable] = None
+    return list(found)

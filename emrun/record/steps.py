@@ -63,9 +63,9 @@ class Chunk:
 def _is_chunk(**keys: Any) -> bool:
     """Return whether the keys of a chunk are valid: there may be a million chunks, so this is written for its speed."""
     first, every = keys["from"], keys["every"]
-    is_first = type(first) is int and 1 <= first <= 10**12
     return (
-        is_first
+        type(first) is int
+        and 1 <= first <= 10**12
         and type(every) is int
         and 1 <= every <= 10**9
         and type(keys["format"]) is int

@@ -137,7 +137,11 @@ class ClassHook(OfStreams):
             raise ValueError(f"{shapes[2]} does not fit {shapes[1]}; a mask has a number for each label")
         predicted, labels, *masks = map(_without_axis_of_one, values)
         if predicted.dim() > 1 and predicted.shape[:1] + predicted.shape[2:] == labels.shape:
-            self._set_classes(counts, predicted.shape[1], shapes[0])
+            classes = predicted.shape[1]
+            counts.classes = counts.classes or min(classes, self._most)
+            if classes != counts.classes:
+                known = f"{counts.classes:,}, by classes_names, the argument or the dataset's, or by the batches before"
+                raise ValueError(f"{shapes[0]} has {classes} classes, but there can be {known}")
             predicted = (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1)
         elif predicted.shape != labels.shape or not labels.dim():
             raise ValueError(
@@ -150,13 +154,6 @@ class ClassHook(OfStreams):
         if counts.is_first or counts.size > _CAPACITY:
             self._count(counts)
         counts.is_first = False
-
-    def _set_classes(self, counts: _Counts, classes: int, shape: str) -> None:
-        """Take the number of classes of logits, if there can be so many."""
-        counts.classes = counts.classes or min(classes, self._most)
-        if classes != counts.classes:
-            known = f"{counts.classes:,}, by classes_names, the argument or the dataset's, or by the batches before"
-            raise ValueError(f"{shape} has {classes} classes, but there can be {known}")
 
     def _count(self, counts: _Counts) -> None:
         """Count the classes that wait."""

@@ -68,11 +68,11 @@ def missing(name: str, batch: Mapping[str, Any]) -> str:
     return f"a batch has no variable {name!r}{did_you_mean(name, list(batch))} (it has {listed(list(batch))})"
 
 
-def csv_of(rows: Iterable[Iterable[Any]], **how: Any) -> str:
-    """Return rows as CSV, written as the arguments of `csv.writer` say."""
+def csv_of(rows: Iterable[Iterable[Any]], **how: Any) -> bytes:
+    """Return rows as CSV, written as the arguments of `csv.writer` say; half a character is written as `\\udcff`."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", **how).writerows(rows)
-    return text.getvalue()
+    return text.getvalue().encode(errors="backslashreplace")
 
 
 def names_of_classes(argument: str, given: Sequence[str] | None, dataset: Any, variable: str) -> Sequence[str] | None:

@@ -43,12 +43,8 @@ class SavesExamples(OfStreams):
     ) -> None:
         super().__init__(streams, variables, dataset=dataset, output_dir=output_dir)
         self._every = Interval.parse("every", every)
-        if (
-            not isinstance(root_dir, str)
-            or not root_dir
-            or Path(root_dir).is_absolute()
-            or ".." in Path(root_dir).parts
-        ):
+        parts = Path(root_dir).parts if isinstance(root_dir, str) else ()
+        if not parts or ".." in parts or Path(root_dir).is_absolute():
             raise ArgumentError("root_dir", f"{root_dir!r} is not a folder in the run directory")
         self._given_root = root_dir
         self.files = (f"{root_dir.rstrip('/')}/",)
@@ -67,7 +63,7 @@ class SavesExamples(OfStreams):
         if any(self.writes_same(each) for each in others):
             raise HookError(
                 f"two hooks {type(self).__name__} write to {self._given_root}; set another root_dir for one of them",
-                [each is self for each in main_loop.hooks].index(True),
+                self._index,
                 (self._given_root,),
             )
 

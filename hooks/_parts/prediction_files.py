@@ -81,11 +81,11 @@ class CsvFile(PredictionFile):
             twice = next((each for each in self.columns if self.columns.count(each) > 1), None)
             if twice is not None:
                 raise self._cannot(twice, "two columns would have this name; choose another format")
-            self._file.write(csv_of([self.columns]).encode())
+            self._file.write(csv_of([self.columns]))
         arrays = [np.asarray(each, getattr(each, "dtype", object)) for each in columns.values()]
         flat = [each.reshape(len(each), -1).tolist() for each in arrays]
         rows = ([each for row in rows for each in row] for rows in zip(*flat, strict=True))
-        self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC).encode())
+        self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC))
 
     def _shape(self, name: str, values: Column) -> tuple[int, ...]:
         """Return the shape of the values of an example, which all examples must have."""

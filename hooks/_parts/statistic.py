@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from emrun.base.arguments import check_choice
 from emrun.base.types import EpochData
 from emrun.epoch_data import number_at
+
+_LOG = logging.getLogger(__name__)
 
 Condition = Literal["min", "max"]
 """Whether smaller or larger values are better."""
@@ -36,6 +40,14 @@ class Statistic:
         """`stream/variable/aggregation`, or `stream/variable`."""
         self.identity = [self.address, self._sign]
         """What must be equal for values to be comparable; plain types, for the state of a hook."""
+
+    def is_of(self, state: Mapping[str, Any], else_: str) -> bool:
+        """Return whether the state of a hook, with `of`, is of this statistic; if not, warn of what happens instead."""
+        is_same = bool(state["of"] == self.identity)
+        if not is_same:
+            text = "%s now watches another statistic, %s (%s); %s"
+            _LOG.warning(text, self._owner, self.address, self.condition, else_)
+        return is_same
 
     def read(self, epoch_data: EpochData) -> float | None:
         """Return the value in the data of an epoch; None if the stream was not evaluated.

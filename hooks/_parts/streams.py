@@ -50,9 +50,13 @@ class OfStreams(AbstractHook):
             HookError: it does not have one of them.
         """
         super().register_mainloop(main_loop)
-        index = [each is self for each in main_loop.hooks].index(True)
         owner = f"{type(self).__name__} reads"
-        check_streams(self._streams or (), main_loop.dataset, main_loop.extra_streams, owner, index)
+        check_streams(self._streams or (), main_loop.dataset, main_loop.extra_streams, owner, self._index)
+
+    @property
+    def _index(self) -> int:
+        """The place of the hook in the config."""
+        return [each is self for each in self.main_loop.hooks].index(True)
 
     def looks_at(self, stream: str) -> bool:
         """Return whether a stream is read."""

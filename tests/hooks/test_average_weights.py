@@ -190,15 +190,15 @@ def test_averages_that_have_not_changed_and_modules_without_batch_norm_need_no_p
 @pytest.mark.parametrize(
     ("arguments", "argument", "message"),
     [
-        ({}, "half_life", "give half_life or decay"),
-        ({"decay": 0.9, "half_life": "5 updates"}, "half_life", "half_life: 5 updates and decay: 0.9 say the same"),
+        ({}, "half_life", "give one of half_life and decay"),
+        ({"decay": 0.9, "half_life": "5 updates"}, "half_life", "half_life is 5 updates, and decay 0.9"),
         ({"kind": "swa", "batch_norm": "none"}, "batch_norm", "'none'"),
         ({"decay": 1.0}, "decay", "1.0 is not a decay between 0 and 1"),
         ({"decay": True}, "decay", "True is not a decay between 0 and 1"),
         ({"half_life": "1 updates", "every": "5000 updates"}, "half_life", "0.0 is not a decay between 0 and 1"),
         ({"half_life": "5 epochs"}, "half_life", "'5 epochs' is not an interval"),
         ({"half_life": "5 updates", "every": "1 epochs"}, "half_life", "give decay instead"),
-        ({"kind": "swa", "decay": 0.9}, "decay", "remove decay"),
+        ({"kind": "swa", "decay": 0.9}, "decay", "remove it"),
         ({"kind": "sma"}, "kind", "'sma'"),
         ({"decay": 0.9, "every": "5 minutes"}, "every", "'5 minutes' is not an interval"),
     ],

@@ -105,7 +105,7 @@ def test_each_optimizer_is_clipped_by_itself_and_one_without_gradients_is_skippe
     ("arguments", "argument", "message"),
     [
         ({}, "norm", "give norm or value"),
-        ({"norm": 1.0, "value": 1.0}, "value", "list the hook twice"),
+        ({"norm": 1.0, "value": 1.0}, "norm", "list the hook twice"),
         ({"norm": 0}, "norm", "0 is not a positive number"),
         ({"value": math.nan}, "value", "nan is not a positive number"),
         ({"norm": True}, "norm", "True is not a positive number"),

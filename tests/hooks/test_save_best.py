@@ -182,7 +182,7 @@ def test_the_best_value_of_another_statistic_does_not_count(before, caplog):
     best = SaveBest(variable="score")
     best.load_state_dict(with_best(SaveBest(**{"variable": "score", **before}), 2.0))
     assert best.state_dict() == SaveBest(variable="score").state_dict()
-    assert "SaveBest now compares another statistic, valid/score/mean" in caplog.text
+    assert "SaveBest now watches another statistic, valid/score/mean" in caplog.text
 
 
 def test_a_resume_names_the_hook_it_removes_and_checkpoints_that_no_hook_saves_stay(tmp_path, digits_config, caplog):
