@@ -209,12 +209,10 @@ def _as_dict(
     directory: Path,
     pairs: Sequence[Pair],
     results: Sequence[Sequence[Result]],
-    verdict: dict[str, Any] | None,
+    verdict: Any,
     settings: Sweep,
     by: float,
 ) -> dict[str, Any]:
-    assert verdict is not None
-    assert settings.objective is not None
     runs = [
         {
             "seed": pair.trials[0].seed,
@@ -232,7 +230,7 @@ def _as_dict(
         "condition": settings.condition,
         "by": by,
         "pairs": len(runs),
-        "examples": changed_examples(places, *settings.objective.split("/")[:2]),
+        "examples": changed_examples(places, *str(settings.objective).split("/")[:2]),
         "directory": directory,
         "runs": runs,
     }

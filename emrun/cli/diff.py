@@ -47,25 +47,24 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
         done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
         yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
     was_long = True
-    for title, part, section in (
-        ("config", "config", _config),
-        ("code", "code", _modules),
-        ("packages", "code", _packages),
-        ("device", "device", _device),
-        ("data", "data", _data),
-        ("statistics", "statistics", _statistics),
-        ("steps", "steps", _steps),
-        ("", "", _verdict),
-    ):
-        reason = found["not_compared"].get(part)
+    parts = {
+        "config": _config,
+        "code": _modules,
+        "packages": _packages,
+        "device": _device,
+        "data": _data,
+        "statistics": _statistics,
+        "steps": _steps,
+    }
+    for title, section in parts.items():
+        reason = found["not_compared"].get("code" if title == "packages" else title)
         lines = list(section(found)) if reason is None else [f"{title}: not compared: {reason}"]
         if was_long or len(lines) > 1:
             yield ""
         yield from lines
         was_long = len(lines) > 1
-
-
-def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
+    if was_long:
+        yield ""
     yield "the runs are equal" if found["equal"] else "the runs differ"
 
 

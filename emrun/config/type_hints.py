@@ -55,6 +55,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
+    of_items = [inner[0] for sort, _, inner in alternatives(hint) if sort == "sequence" and inner]
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     advice = instead(str(value), name)
     if advice is not None:
@@ -66,7 +67,7 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         how = did_you_mean(value, map(str, literals))
     elif type(value) in (int, float) and takes_text:
         how = "; write it in quotes"
-    elif isinstance(value, dict) and any(_takes_mappings(each) for each in alternatives(hint)):
+    elif isinstance(value, dict) and any(map(allows_mapping, of_items)):
         how = f"; write a list: [{', '.join(f'{key}: ...' for key in value)}]"
     else:
         how = ""
@@ -79,12 +80,6 @@ def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
     allowed = list(alternatives(hint))
     takes_text = any(sort != "anything" and _is_one(value, sort, *rest) for sort, *rest in allowed)
     return not takes_text and (type(default) is bool or any(kind is bool for _, kind, _ in allowed))
-
-
-def _takes_mappings(alternative: tuple[str, Any, tuple[Any, ...]]) -> bool:
-    """Return whether an alternative is a list whose items may be mappings."""
-    sort, _, arguments = alternative
-    return sort == "sequence" and bool(arguments) and any(each[0] == "mapping" for each in alternatives(arguments[0]))
 
 
 def contradicts(default: Any, hint: Any) -> bool:
