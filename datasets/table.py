@@ -269,6 +269,7 @@ def _read_csv(
     with _reading(argument, path), csv.open_csv(path, read_options, parse_options) as file:
         names = file.schema.names
     header = [name.strip() for name in names]
+    raw = dict(zip(header, names, strict=True))
     if columns is None:
         columns = {name: name for name in header}
     needed = list(dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values())))
@@ -282,16 +283,16 @@ def _read_csv(
 
     def read() -> Any:
         convert_options = csv.ConvertOptions(
-            column_types={names[header.index(name)]: kind for name, kind in forms.types.items() if name in header},
-            include_columns=[names[header.index(name)] for name in needed],
+            column_types={raw[name]: kind for name, kind in forms.types.items() if name in raw},
+            include_columns=[raw[name] for name in needed],
             null_values=[""],
             strings_can_be_null=True,
         )
         return csv.read_csv(path, read_options, parse_options, convert_options).rename_columns(needed)
 
     # Their types
-    forms.types.update({name: pa.float64() for name in needed if name not in own})
-    forms.types.update(dict.fromkeys(forms.categories, pa.string()))
+    forms.types |= {name: pa.float64() for name in needed if name not in own}
+    forms.types |= dict.fromkeys(forms.categories, pa.string())
     with _reading(argument, path):
         table = read()
         for name in needed:
