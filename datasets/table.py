@@ -119,7 +119,7 @@ class _Sources(Part):
         train: _Sources | None,
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
-        expected = train.dtypes() if train is not None else {}
+        expected = {} if train is None else {source: each.dtype for source, each in train._sources.items()}
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
         for key, value in {"columns": columns, "fill": forms.fill}.items():
             if value and ending != ".csv":
@@ -155,10 +155,6 @@ class _Sources(Part):
         found, self._sources[source] = np.unique(values, return_inverse=True)
         self._texts[source] = [str(each) for each in found.tolist()]
         self._forms.learn(source, self._texts[source])
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Return source -> dtype of its values."""
-        return {source: values.dtype for source, values in self._sources.items()}
 
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)
