@@ -52,13 +52,15 @@ class ColumnForms:
         Raises:
             ArgumentError: a column is not one of them, or a column of categories is several sources.
         """
-        named = [*((f"fill.{name}", name, there) for name in self.fill)]
-        for key, name, known in [*named, *(("categories", name, alone) for name in self.categories)]:
-            if name not in known:
-                what = "a column that is read" if known is there else "a source of its own"
-                raise ArgumentError(key, f"{name!r} is not {what}{meant_of(name, known)}")
-            if known is alone and known.count(name) > 1:
-                raise ArgumentError(key, f"{name!r} is several sources, whose numbers would be the same; keep one")
+        for name in self.fill:
+            if name not in there:
+                raise ArgumentError(f"fill.{name}", f"{name!r} is not a column that is read{meant_of(name, there)}")
+        for name in self.categories:
+            if name not in alone:
+                raise ArgumentError("categories", f"{name!r} is not a source of its own{meant_of(name, alone)}")
+            if alone.count(name) > 1:
+                what = f"{name!r} is several sources, whose numbers would be the same; keep one"
+                raise ArgumentError("categories", what)
 
     def learn(self, source: str, names: Iterable[str]) -> None:
         """Number the categories of the train rows, unless they have numbers; whole numbers are in their order."""

@@ -26,17 +26,16 @@ def files_of(argument: str, value: object) -> list[Path]:
     paths = [expanded(entry) for entry in entries if isinstance(entry, str | os.PathLike) and str(entry)]
     if not paths or len(paths) < len(entries):
         raise ArgumentError(argument, f"{value!r} is neither a path nor a list of paths")
-    return [found for path in paths for found in _matches(argument, path)]
-
-
-def _matches(argument: str, path: Path) -> Sequence[Path]:
-    if path.is_dir():
-        raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
-    found = [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute ones too
-    files = [Path(name) for name in found if Path(name).is_file()]
-    if not files:
-        places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
-        raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
+    files = []
+    for path in paths:
+        if path.is_dir():
+            raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
+        names = [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute ones too
+        found = [Path(name) for name in names if Path(name).is_file()]
+        if not found:
+            places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
+            raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
+        files += found
     return files
 
 

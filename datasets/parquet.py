@@ -22,7 +22,7 @@ from emrun.datasets._arrow import (
     views_of,
 )
 from emrun.datasets._categories import ColumnForms
-from emrun.datasets._paths import files_of, identity
+from emrun.datasets._paths import check_unchanged, files_of, identity
 from emrun.datasets._splits import Splits
 from emrun.stream_context import Array, Rows, StreamContext
 
@@ -151,7 +151,9 @@ class _RowGroups:
                 raise ArgumentError(argument, what)
             columns = schema.names
             if not index:
-                self._check_forms(schema)
+                forms.check(columns, columns)
+                for name in columns:
+                    formed(forms, name, schema.empty_table().column(name))
             _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in forms.fill])
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
@@ -166,12 +168,6 @@ class _RowGroups:
         self._begins = self._ends - sizes
         if argument == "train" and forms.categories:
             self._learn()
-
-    def _check_forms(self, schema: Any) -> None:
-        """Check that `fill` and `categories` fit the columns."""
-        self._forms.check(schema.names, schema.names)
-        for name in schema.names:
-            formed(self._forms, name, schema.empty_table().column(name))
 
     def _learn(self) -> None:
         """Number the categories of the train rows."""
@@ -231,15 +227,12 @@ class _RowGroups:
         """
         file, number = self._groups[group]
         path, where = self._files[file], self._where(group, stream)
+        check_unchanged(path, self._identities[file], where)
         try:
-            if identity(path) != self._identities[file]:
-                raise StreamError(f"{where}: the file has changed since the dataset was built")
             footer = self._footer[1] if self._footer is not None and self._footer[0] == file else None
             with _opened(path, footer) as opened:
                 self._footer = (file, opened.metadata)
                 table = opened.read_row_group(number, columns=columns, use_threads=False).select(columns)
-        except StreamError:
-            raise
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
         for index, name in enumerate(columns):

@@ -119,7 +119,7 @@ class _Sources(Part):
         train: _Sources | None,
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
-        expected = train.dtypes() if train is not None else {}
+        expected = {} if train is None else {source: each.dtype for source, each in train._sources.items()}
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
         for key, value in {"columns": columns, "fill": forms.fill}.items():
             if value and ending != ".csv":
@@ -155,10 +155,6 @@ class _Sources(Part):
         found, self._sources[source] = np.unique(values, return_inverse=True)
         self._texts[source] = [str(each) for each in found.tolist()]
         self._forms.learn(source, self._texts[source])
-
-    def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """Return source -> dtype of its values."""
-        return {source: values.dtype for source, values in self._sources.items()}
 
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)
@@ -269,6 +265,7 @@ def _read_csv(
     with _reading(argument, path), csv.open_csv(path, read_options, parse_options) as file:
         names = file.schema.names
     header = [name.strip() for name in names]
+    raw = dict(zip(header, names, strict=True))
     if columns is None:
         columns = {name: name for name in header}
     needed = list(dict.fromkeys(chain.from_iterable([v] if isinstance(v, str) else v for v in columns.values())))
@@ -282,16 +279,16 @@ def _read_csv(
 
     def read() -> Any:
         convert_options = csv.ConvertOptions(
-            column_types={names[header.index(name)]: kind for name, kind in forms.types.items() if name in header},
-            include_columns=[names[header.index(name)] for name in needed],
+            column_types={raw[name]: kind for name, kind in forms.types.items() if name in raw},
+            include_columns=[raw[name] for name in needed],
             null_values=[""],
             strings_can_be_null=True,
         )
         return csv.read_csv(path, read_options, parse_options, convert_options).rename_columns(needed)
 
     # Their types
-    forms.types.update({name: pa.float64() for name in needed if name not in own})
-    forms.types.update(dict.fromkeys(forms.categories, pa.string()))
+    forms.types |= {name: pa.float64() for name in needed if name not in own}
+    forms.types |= dict.fromkeys(forms.categories, pa.string())
     with _reading(argument, path):
         table = read()
         for name in needed:

@@ -117,19 +117,15 @@ class _Windows(Part):
 
     def read(self, rows: Rows, ctx: StreamContext) -> Batch:
         """Return the windows of these rows."""
-        found = self._view(ctx)[rows]
-        tokens, targets = (part.astype(np.int64, order="C") for part in (found[:, :-1], found[:, 1:]))
-        return {"tokens": tokens, "targets": targets}
-
-    def _view(self, ctx: StreamContext) -> Array:
         if self._windows is None:
             try:
                 self._windows = sliding_window_view(_loaded(self._tokens), self._window + 1)[:: self._window]
             except (OSError, ValueError) as error:
-                raise StreamError(
-                    f"stream {ctx.stream_name!r}: the tokens cannot be read: {reason_of(error)}"
-                ) from error
-        return self._windows
+                what = f"the tokens cannot be read: {reason_of(error)}"
+                raise StreamError(f"stream {ctx.stream_name!r}: {what}") from error
+        found = self._windows[rows]
+        tokens, targets = (part.astype(np.int64, order="C") for part in (found[:, :-1], found[:, 1:]))
+        return {"tokens": tokens, "targets": targets}
 
 
 def _loaded(tokens: Array | Path) -> Array:

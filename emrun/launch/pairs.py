@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import Any
+from typing import Any, TypeGuard
 
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import from_here, listed
@@ -188,7 +188,7 @@ def resolution(values: Sequence[float]) -> float:
     return min((right - left for left, right in itertools.pairwise(sorted(set(values)))), default=0.0)
 
 
-def has_value(value: float | None) -> bool:
+def has_value(value: float | None) -> TypeGuard[float]:
     """Return whether a run has a value that can be compared; it has none if it has failed or diverged."""
     return value is not None and math.isfinite(value)
 
@@ -199,12 +199,12 @@ def worst_for_missing(sides: Sequence[Sequence[float | None]], condition: Condit
     Raises:
         UsageError: no run has a value.
     """
-    finite = sorted(each for side in sides for each in side if each is not None and math.isfinite(each))
+    finite = sorted(each for side in sides for each in side if has_value(each))
     if not finite:
         raise UsageError("no run is finished and has a finite value of the metric")
     beyond = (finite[-1] - finite[0]) or abs(finite[-1]) or 1.0
     worst = finite[-1] + beyond if condition == "min" else finite[0] - beyond
-    return [[each if each is not None and has_value(each) else worst for each in side] for side in sides]
+    return [[each if has_value(each) else worst for each in side] for side in sides]
 
 
 def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str) -> dict[str, Any] | None:

@@ -214,31 +214,25 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     if not failures:
         return Ended(0, directory=directory)
     said = _words(place)
+    causes = {rank: words for rank, words in said.items() if words["cause"]}
 
-    def order(rank: int) -> tuple[bool, int, bool]:
+    def order(rank: int) -> tuple[bool, bool, bool, bool]:
         code = failures[rank]
-        kind = 1 if rank not in said else 0 if said[rank]["cause"] else 2
-        return code == -signal.SIGTERM, kind, code >= 0
+        return code == -signal.SIGTERM, rank not in causes, rank in said, code >= 0
 
     rank = min(failures, key=order)
     code = failures[rank]
     is_asked = -code in _ASKING
-    causes = [(bool(speaker), words["time"], speaker) for speaker, words in said.items() if words["cause"]]
-    is_told = rank in said  # otherwise something has killed it, or it has ended itself
     lines, problems = [], []
     if causes:
-        _, _, speaker = min(causes)  # if all ranks fail alike, rank 0 speaks
-        problems = said[speaker]["problems"]
-        lines = [f"rank {speaker}: " * bool(speaker) + said[speaker]["cause"]]
-    elif code > 0 and not is_told:
+        speaker = min(causes, key=lambda each: (each > 0, causes[each]["time"]))  # if all fail alike, rank 0 speaks
+        problems = causes[speaker]["problems"]
+        who = f"rank {speaker}: " if speaker else ""
+        lines = [who + causes[speaker]["cause"]]
+    elif code > 0 and rank not in said:  # something has killed it, or it has ended itself
         lines = [f"error: rank {rank} ended with exit status {code}"]
     elif code < 0 and not is_asked:
         lines = [f"error: rank {rank} was killed by {signal.Signals(-code).name}"]
-    survived = next((each["survived"] for _, each in sorted(said.items()) if each["survived"]), None)
-    return Ended(
-        code,
-        lines if survived is None else [*lines, survived],
-        directory,
-        is_failure=code == 1 or not (is_told or is_asked),
-        problems=problems,
-    )
+    lines += [said[each]["survived"] for each in sorted(said) if said[each]["survived"]][:1]
+    is_failure = code == 1 or not (rank in said or is_asked)
+    return Ended(code, lines, directory, is_failure, problems)

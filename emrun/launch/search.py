@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import derived_seed
-from emrun.base.wording import did_you_mean, normalised
+from emrun.base.wording import did_you_mean, meant_of, normalised
 from emrun.launch.parameters import Parameter, Value
 from emrun.launch.results import Result, summary_of
 from emrun.launch.settings import Sweep
@@ -116,11 +116,11 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
 def _built(argument: str, module: Any, ending: str, name: str, arguments: Mapping[str, Any]) -> Any:
     """Return a sampler or a pruner by its name without the ending."""
     classes = {normalised(each.removesuffix(ending)): each for each in module.__all__ if each.endswith(ending)}
-    classes = {key: each for key, each in classes.items() if key not in ("", "base", "nop", "grid", "partialfixed")}
-    if normalised(name).removesuffix(ending.lower()) not in classes:
-        near = did_you_mean(name, classes)
-        raise ArgumentError(argument, f"Optuna has no {name!r}{near}; there are {', '.join(sorted(classes))}")
-    target = getattr(module, classes[normalised(name).removesuffix(ending.lower())])
+    known = sorted(classes.keys() - {"", "base", "nop", "grid", "partialfixed"})
+    word = normalised(name).removesuffix(ending.lower())
+    if word not in known:
+        raise ArgumentError(argument, f"Optuna has no {name!r}{meant_of(name, known)}")
+    target = getattr(module, classes[word])
     taken = list(inspect.signature(target).parameters)
     given = {key: each for key, each in arguments.items() if key != "seed" or key in taken}
     for key in given:

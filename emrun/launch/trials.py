@@ -125,9 +125,11 @@ class Trials:
         Raises:
             ConfigError: a config cannot be used; at the position of the parameter.
         """
-        first = {each.name: each.values[0] if each.span is None else each.span.low for each in self.parameters}
-        others = {each.name: each.values[1:] if each.span is None else [each.span.high] for each in self.parameters}
-        tried = [first, *({**first, name: other} for name, values in others.items() for other in values)]
+        ends = {
+            each.name: each.values if each.span is None else [each.span.low, each.span.high] for each in self.parameters
+        }
+        first = {name: values[0] for name, values in ends.items()}
+        tried = [first, *({**first, name: other} for name, values in ends.items() for other in values[1:])]
         problems: list[Problem] = []
         finder = Unimported()
         for index, values in enumerate(tried):

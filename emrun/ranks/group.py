@@ -238,7 +238,12 @@ class Ranks:
 
         tensor = torch.tensor(number, dtype=torch.float64)
         end = self.begin_maximum(tensor)
-        return lambda: (end(), tensor.item())[1]
+
+        def largest() -> float:
+            end()
+            return tensor.item()
+
+        return largest
 
     def limit_waits(self, seconds: float) -> None:
         """Set how long this rank waits for the others before it raises an error."""
