@@ -6,10 +6,12 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
 from emrun.base.errors import ArgumentError
+from emrun.base.wording import did_you_mean
 
 
 def check_choice(argument: str, value: object, allowed: object) -> None:
@@ -65,6 +67,14 @@ def check_names(argument: str, value: object) -> None:
     """Raise `ArgumentError` unless `value` is a list of strings."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ArgumentError(argument, f"{value!r} is not a list of names")
+
+
+def check_keys(argument: str, value: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless all keys of a mapping are allowed."""
+    for key in value:
+        if key not in allowed:
+            hint = did_you_mean(str(key), allowed)
+            raise ArgumentError(f"{argument}.{key}", f"unknown key {key!r}{hint}; allowed: {', '.join(allowed)}")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from emrun.base.errors import ArgumentError
+from emrun.base.wording import few
 
 
 def patterns(argument: str, value: object) -> tuple[re.Pattern[str], ...]:
@@ -38,3 +40,22 @@ def compiled(argument: str, pattern: object) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ArgumentError(argument, f"{pattern!r} is not a regular expression: {error}") from error
+
+
+def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], names: Iterable[str], what: str) -> None:
+    """Check that each expression of an argument `match` matches a name.
+
+    Args:
+        argument: the name of the argument, for messages.
+        expressions: what `patterns` returned.
+        names: the names.
+        what: what has these names, for messages, such as `the parameters`.
+
+    Raises:
+        ArgumentError: one matches none.
+    """
+    names = list(names)
+    for index, each in enumerate(expressions):
+        if not any(map(each.search, names)):
+            where = f"{argument}[{index}]" if len(expressions) > 1 else argument
+            raise ArgumentError(where, f"{each.pattern!r} matches none of {what} {few(names)}")

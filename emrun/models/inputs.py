@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import check_names
+from emrun.base.arguments import check_flag, check_keys, check_names
 from emrun.base.errors import ArgumentError, StreamError, add_inputs, reason_of
 from emrun.base.sources import changed
 from emrun.base.types import Batch
@@ -300,16 +300,13 @@ def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:
         return entry, None
     if not isinstance(entry, Mapping):
         raise ArgumentError("inputs", f"{parameter}: {entry!r} is not a source; write a name, or {{dtype: keep}}")
-    for key in entry:
-        if key not in _KEYS:
-            hint = did_you_mean(str(key), _KEYS)
-            raise ArgumentError("inputs", f"{parameter}: unknown key {key!r}{hint} (allowed: {', '.join(_KEYS)})")
+    check_keys(f"inputs.{parameter}", entry, _KEYS)
     source, dtype = entry.get("source", parameter), entry.get("dtype")
     if not isinstance(source, str):
         raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
-    if (stack := entry.get("stack", True)) is not True:
-        if stack is not False:
-            raise ArgumentError("inputs", f"{parameter}: stack {stack!r} is neither true nor false")
+    stack = entry.get("stack", True)
+    check_flag(f"inputs.{parameter}.stack", stack)
+    if not stack:
         if beside := [key for key in entry if key not in ("source", "stack")]:
             message = f"{parameter}: {beside[0]} cannot be used with `stack: false`, which passes a list as it is"
             raise ArgumentError("inputs", message)
@@ -329,10 +326,8 @@ def describe(name: str, value: Any) -> str:
         return ", ".join(describe(f"{name}.{key}", each) for key, each in value.items())
     if isinstance(value, list) and value:
         return f"{name}: list of {len(value)}, the first a {type(value[0]).__name__}"
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or value.is_nested:
         return f"{name}: {type(value).__name__}"
-    if value.is_nested:
-        return f"{name}: {str(value.dtype).removeprefix('torch.')} nested ({value.size(0)}, ...)"
     place = "" if value.is_cpu else f" on {value.device}"
     is_whole = value.is_cpu and value.numel() and not value.dtype.is_floating_point and not value.dtype.is_complex
     span = f" from {int(value.min())} to {int(value.max())}" if is_whole and value.dtype != torch.bool else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import check_names
+from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, listed
@@ -206,16 +205,14 @@ class Calculation:
     def __init__(self, key: str, form: Any, device: torch.device, module: torch.nn.Module | None = None) -> None:
         self.key = key
         if not callable(form):
-            raise self._wrong(f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
+            raise ArgumentError(key, f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
         options: Mapping[str, Any] = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
         self.streams: Sequence[str] | None = options.get("streams")
         """The streams in which it is calculated; None for all."""
-        if not isinstance(self.inputs, list | tuple) or not all(isinstance(name, str) for name in self.inputs):
-            raise self._wrong(f"inputs {self.inputs!r} is not a list of names, e.g. [logits, label]")
-        if isinstance(self.scale, bool) or not isinstance(self.scale, int | float) or not math.isfinite(self.scale):
-            raise self._wrong(f"scale {self.scale!r} is not a number")
+        check_names(f"{key}.inputs", self.inputs)
+        check_number(f"{key}.scale", self.scale)
         if self.streams is not None:
             check_names(f"{key}.streams", self.streams)
             if not self.streams:
@@ -225,33 +222,34 @@ class Calculation:
         """The object, if it is a metric of whole streams."""
         if self.metric is not None:
             if isinstance(function, type):
-                raise self._wrong(f"{function.__name__} is a class; write class instead of import")
+                raise ArgumentError(key, f"{function.__name__} is a class; write class instead of import")
             if callable(getattr(function, "to", None)):
                 function.to(device)
             function = function.update
         elif isinstance(function, torch.nn.Module):
             function = function.to(device)
             if any(parameter.requires_grad for parameter in function.parameters()):
-                raise self._wrong("it has parameters, which would not be trained or saved; make it part of the module")
+                raise ArgumentError(
+                    key, "it has parameters, which would not be trained or saved; make it part of the module"
+                )
         if not callable(function):
             advice = "" if key.startswith("loss") else ", and does not have the methods update, compute and reset"
-            raise self._wrong(f"{type(function).__name__} cannot be called{advice}")
+            raise ArgumentError(key, f"{type(function).__name__} cannot be called{advice}")
         self.function = function
         self._values = values_of(self.inputs)
         place = _place_of_module(function) if module is not None else None
         self.takes_module = place is not None
         self._call = function if place is None else partial(function, module=module)
         if place is not None and place < len(self.inputs):
-            raise self._wrong("its parameter 'module' must come after those of its 'inputs'")
+            raise ArgumentError(key, "its parameter 'module' must come after those of its 'inputs'")
         if not self.inputs and place is None:
-            raise self._wrong("set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]")
+            raise ArgumentError(
+                key, "set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]"
+            )
 
     def is_of(self, stream: str) -> bool:
         """Return whether it is calculated in a stream."""
         return self.streams is None or stream in self.streams
-
-    def _wrong(self, problem: str) -> ArgumentError:
-        return ArgumentError(self.key.partition(".")[0], f"{self.key}: {problem}")
 
     def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
         """Return the loss or metric; an error in it gets a note with its inputs."""

@@ -10,7 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
-from emrun.base.patterns import patterns
+from emrun.base.patterns import check_matches, patterns
 from emrun.base.wording import few
 
 _BIASES_AND_NORMS = "biases_and_norms"
@@ -40,8 +40,9 @@ def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: s
         raise ArgumentError(key, f"module {type(module).__name__} has no parameters to train")
     if options.get("match") is not None:
         parameters = _matching(parameters, options["match"], f"{key}.match")
-    groups = options.get("groups") or []
-    found = _returned(module, parameters, groups, key) if callable(groups) else _configured(parameters, groups, key)
+    groups, place = options.get("groups") or [], f"{key}.groups"
+    found = _returned(module, groups, place) if callable(groups) else _configured(parameters, groups, place)
+    _check_apart(found, parameters, place)
     held = {id(each) for group in found for each in group["params"]}
     rest = [each for each in _once(parameters) if id(each) not in held]
     found = [{"params": rest}, *found] if rest else found
@@ -52,10 +53,7 @@ def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: s
 def _matching(parameters: Named, match: object, argument: str) -> Named:
     """Return the parameters of which a name matches, under all their names; each pattern must match one."""
     expressions = patterns(argument, match)
-    for index, each in enumerate(expressions):
-        if not any(map(each.search, parameters)):
-            where = f"{argument}[{index}]" if isinstance(match, list | tuple) else argument
-            raise ArgumentError(where, f"{each.pattern!r} matches none of the parameters {few(parameters)}")
+    check_matches(argument, expressions, parameters, "the parameters")
     held = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
     return {name: each for name, each in parameters.items() if id(each) in held}
 
@@ -66,60 +64,52 @@ def _once(parameters: Named) -> list[Parameter]:
 
 def _configured(parameters: Named, groups: object, key: str) -> list[dict[str, Any]]:
     """Return the groups that a config lists."""
-    fits = isinstance(groups, list) and all(isinstance(each, Mapping) and "match" in each for each in groups)
-    if not fits or not isinstance(groups, list):
+    if not isinstance(groups, list) or not all(isinstance(each, Mapping) and "match" in each for each in groups):
         either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
-        raise ArgumentError(f"{key}.groups", f"{groups!r} is {either}")
+        raise ArgumentError(key, f"{groups!r} is {either}")
     found: list[dict[str, Any]] = []
-    owners: dict[int, Any] = {}
     for index, group in enumerate(groups):
-        own = _matching(parameters, group["match"], f"{key}.groups[{index}].match")
-        for name, each in own.items():
-            if id(each) in owners:
-                both = f"{owners[id(each)]!r} and {group['match']!r}"
-                message = f"parameter {name!r} matches both {both}; it can be in one group"
-                raise ArgumentError(f"{key}.groups[{index}].match", message)
-        owners |= dict.fromkeys(map(id, own.values()), group["match"])
+        own = _matching(parameters, group["match"], f"{key}[{index}].match")
         found.append({"params": _once(own), **{k: v for k, v in group.items() if k != "match"}})
     return found
 
 
-def _returned(module: torch.nn.Module, parameters: Named, make: Any, key: str) -> list[dict[str, Any]]:
+def _returned(module: torch.nn.Module, make: Any, key: str) -> list[dict[str, Any]]:
     """Return the groups that a callable makes of a module, with lists of parameters."""
-    key = f"{key}.groups"
     groups = make(module)
-    if isinstance(groups, Mapping) or not isinstance(groups, Iterable):
-        raise ArgumentError(key, f"returned {_kind(groups)}, not a list of {{'params': [...], 'argument': value}}")
-    names = {id(each): name for name, each in module.named_parameters()}
-    selected = {id(each) for each in parameters.values()}
     found: list[dict[str, Any]] = []
-    owners: dict[int, int] = {}
-    for index, group in enumerate(groups):
+    for group in groups if isinstance(groups, Iterable) else [groups]:
         if not isinstance(group, Mapping) or "params" not in group:
-            raise ArgumentError(key, f"group {index} is {_kind(group)}, not {{'params': [...], 'argument': value}}")
+            form = "{'params': [...], 'argument': value}"
+            raise ArgumentError(key, f"returned {_kind(group)} as a group, which is not {form}")
         members = group["params"]
         members = [members] if isinstance(members, torch.Tensor) else members
-        own = [each[1] if isinstance(each, tuple) and len(each) == 2 else each for each in members]
-        if not own:
-            raise ArgumentError(key, f"group {index} has no parameters")
-        for each in own:
-            what = names.get(id(each))
-            if not isinstance(each, torch.Tensor) or what is None:
-                kind = f"a tensor of shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else _kind(each)
-                message = f"group {index} has {kind}, which is not a parameter of {type(module).__name__}"
-                raise ArgumentError(key, message)
-            if id(each) not in selected:
-                raise ArgumentError(key, f"group {index} has parameter {what!r}, which `match` does not select")
-            if id(each) in owners:
-                message = f"parameter {what!r} is in group {owners[id(each)]} and in group {index}"
-                raise ArgumentError(key, message)
-            owners[id(each)] = index
+        own = [each[-1] if isinstance(each, tuple) else each for each in members]  # of named_parameters()
         found.append({**group, "params": own})
     return found
 
 
+def _check_apart(groups: list[dict[str, Any]], parameters: Named, key: str) -> None:
+    """Check that each group has parameters, all of them selected, and in no other group."""
+    names = {id(each): name for name, each in parameters.items()}
+    owners: dict[int, int] = {}
+    for index, group in enumerate(groups):
+        where = f"{key}[{index}]"
+        if not group["params"]:
+            raise ArgumentError(where, "has no parameters")
+        for each in group["params"]:
+            if id(each) not in names:
+                allowed = few(parameters)
+                raise ArgumentError(where, f"has {_kind(each)}, which is not one of the parameters to train: {allowed}")
+            if owners.setdefault(id(each), index) != index:
+                message = f"has parameter {names[id(each)]!r}, as group {owners[id(each)]} has; it can be in one group"
+                raise ArgumentError(where, message)
+
+
 def _kind(value: object) -> str:
-    return f"{type(value).__name__} {value!r:.60}" if isinstance(value, str | int | float) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{value!r:.60}"
 
 
 def _without_decay(module: torch.nn.Module, kind: object, argument: str) -> set[int]:
@@ -139,10 +129,10 @@ def _split(groups: list[dict[str, Any]], ids: set[int], key: str) -> list[dict[s
     if not any(id(each) in ids for group in groups for each in group["params"]):
         raise ArgumentError(f"{key}.no_decay", "matches nothing: there are neither biases nor layers of normalisation")
 
-    def part(group: dict[str, Any], *, is_in: bool) -> list[Parameter]:
-        return [each for each in group["params"] if (id(each) in ids) is is_in]
-
-    decayed = [each if "weight_decay" in each else {**each, "params": part(each, is_in=False)} for each in groups]
-    plain = [each for each in groups if "weight_decay" not in each]
-    others = [{**each, "params": part(each, is_in=True), "weight_decay": 0.0} for each in plain]
+    decayed, others = [], []
+    for group in groups:
+        within = set() if "weight_decay" in group else ids
+        decayed.append({**group, "params": [each for each in group["params"] if id(each) not in within]})
+        plain = [each for each in group["params"] if id(each) in within]
+        others.append({**group, "params": plain, "weight_decay": 0.0})
     return [each for each in (*decayed, *others) if each["params"]]

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from emrun.base.arguments import check_keys
 from emrun.base.encoding import digest
 from emrun.base.errors import ArgumentError
-from emrun.base.patterns import patterns
-from emrun.base.wording import did_you_mean, listed
+from emrun.base.patterns import check_matches, patterns
 
 _KEY = "recompute"
-_MOST = 8  # names in a message
 _OF_INSTANCE = "_forward_before_recompute"  # the attribute of a part whose forward was set on the instance
 _IS_CHECKED = "_keeps_buffers"  # the attribute of a part whose first forward has changed no buffer
 
@@ -39,9 +38,7 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
     """
     argument = _KEY
     if isinstance(value, Mapping):
-        for key in value:
-            if key != "match":
-                raise ArgumentError(f"{_KEY}.{key}", f"unknown key{did_you_mean(str(key), ['match'])}; allowed: match")
+        check_keys(_KEY, value, ["match"])
         value, argument = value.get("match"), f"{_KEY}.match"
     matching = matching_parts(module, argument, value)
     is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
@@ -68,13 +65,7 @@ def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dic
     if not found:
         raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
     parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if name and _has_forward(part)}
-    for index, pattern in enumerate(found):
-        if not any(map(pattern.search, parts)):
-            names = [*parts][:_MOST]
-            has = f"the parts are {listed(names)}{', ...' * (len(parts) > _MOST)}" if parts else "it has no parts"
-            where = argument if isinstance(value, str) else f"{argument}[{index}]"
-            message = f"{pattern.pattern!r} matches no part of {type(module).__name__}; {has}"
-            raise ArgumentError(where, message)
+    check_matches(argument, found, parts, f"the parts of {type(module).__name__},")
     return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
 
 

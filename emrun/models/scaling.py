@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StreamError
 
 KEYS = ("scale", "mean", "std")
@@ -71,8 +71,7 @@ def _numbers(parameter: str, key: str, value: Any) -> tuple[float, ...]:
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     values = tuple(value) if is_list else (value,)
     for each in values or (None,):
-        if isinstance(each, bool) or not isinstance(each, int | float) or not math.isfinite(each):
-            raise ArgumentError("inputs", f"{parameter}: {key} {value!r} is neither a number nor one for each channel")
+        check_number(f"inputs.{parameter}.{key}", each, "a number; write a number, or a list with one for each channel")
         if key != "mean" and not each:
-            raise ArgumentError("inputs", f"{parameter}: {key} {value!r} would divide by 0")
+            raise ArgumentError(f"inputs.{parameter}.{key}", f"{value!r} would divide by 0")
     return tuple(map(float, values))

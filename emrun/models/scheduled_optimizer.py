@@ -224,8 +224,9 @@ class ScheduledOptimizer:
         Raises:
             StateError: the config has another optimizer or scheduler, or one of them refuses its state.
         """
-        if (self.optimizer is None) is not (state["optimizer"] is None):
-            raise StateError("model.optimizer was added or removed; a resume cannot change that")
+        for key in ("optimizer", "scheduler"):
+            if (getattr(self, key) is None) is not (state[key] is None):
+                raise StateError(f"model.{key} was added or removed; a resume cannot change that")
         if self.optimizer is not None:
             self.forget_training()
             kept = state.get("training_weights")
@@ -234,8 +235,6 @@ class ScheduledOptimizer:
                 raise StateError("model.optimizer: training_weights are not of the shapes of the parameters")
             load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
             self._kept = kept
-        if (self.scheduler is None) is not (state["scheduler"] is None):
-            raise StateError("model.scheduler was added or removed; a resume cannot change that")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
             self._check_length(loop)

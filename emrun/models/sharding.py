@@ -15,8 +15,9 @@ from typing import Any, Required, TypedDict
 import torch
 from torch import Tensor
 
+from emrun.base.arguments import check_keys
 from emrun.base.errors import ArgumentError
-from emrun.base.wording import counted, did_you_mean
+from emrun.base.wording import counted
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
@@ -60,11 +61,7 @@ class Sharding:
         self._is_alone, self._noted = is_alone, dict[int, torch.nn.Parameter]()
         if not isinstance(value, Mapping) or not value:
             raise ArgumentError("strategy", f"{value!r} is not a mapping such as {{shard: '^blocks\\.\\d+$'}}")
-        for key in value:
-            if key != "shard":
-                raise ArgumentError(
-                    f"strategy.{key}", f"unknown key{did_you_mean(str(key), ['shard'])}; allowed: shard"
-                )
+        check_keys("strategy", value, ["shard"])
         parts: dict[int, tuple[str, torch.nn.Module]] = {}
         for name, part in matching_parts(module, KEY, value["shard"]).items():
             parts.setdefault(id(part), (name, part))  # a part may have several names

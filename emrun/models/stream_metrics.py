@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.wording import listed
+from emrun.base.wording import in_one_line, listed
 from emrun.epoch_data import is_rate
 from emrun.models.object_state import ObjectState
 from emrun.models.outputs import Calculations
@@ -41,8 +41,8 @@ class StreamMetrics:
         self._states: dict[str, ObjectState] = {}
         for name, each in calculations.items():
             if ranks().several and not hasattr(each.metric, "sync_context"):
-                message = f"{each.key}: several ranks need a metric of torchmetrics, which adds up over ranks"
-                raise ArgumentError("metrics", message)
+                message = "several ranks need a metric of torchmetrics, which adds up over ranks"
+                raise ArgumentError(each.key, message)
             self._states[name] = ObjectState(each.key, each.metric, device)
         self._outside: dict[str, list[Tensor]] = {  # whether the values of each update are not all in [0, 1]
             name: [] for name, each in calculations.items() if _looks_at_range(each.metric)
@@ -119,8 +119,8 @@ class StreamMetrics:
             metric, (key, wrong) = self._calculations[name], next(iter(values.items()))
             entry = f" for {str(key)!r}" if key != "" else ""
             raise ArgumentError(
-                "metrics",
-                f"{metric.key}: compute() of {type(metric.metric).__name__} returns {_described(wrong)}{entry}, not a "
+                metric.key,
+                f"compute() of {type(metric.metric).__name__} returns {in_one_line(f'{wrong!r:.60}')}{entry}, not a "
                 "number; a metric of a whole stream is one number, or a mapping from names to numbers: choose an "
                 "average, or write a class that returns one of them",
             )
@@ -255,10 +255,3 @@ def _number(value: Any) -> float | int | None:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.item() if np.prod(value.shape) == 1 else None
     return value + 0 if isinstance(value, bool | int | float) else None
-
-
-def _described(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    if shape is not None:
-        return f"a {type(value).__name__} of shape {tuple(shape)}"
-    return repr(value) if value is None or isinstance(value, str) else f"a value of type {type(value).__name__}"

@@ -358,7 +358,7 @@ def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypat
     [
         (
             {"dtyp": "keep"},
-            "image: unknown key 'dtyp'; did you mean 'dtype'? (allowed: source, dtype, scale, mean, std, stack)",
+            "inputs.image.dtyp: unknown key 'dtyp'; did you mean 'dtype'?; allowed: source, dtype, scale,",
         ),
         ({"dtype": "uint9"}, "image: dtype 'uint9' is neither keep nor a dtype of torch, such as uint8; did you mean"),
         ({"dtype": "nn"}, "image: dtype <module 'torch.nn'"),
@@ -370,7 +370,7 @@ def test_a_dtype_of_its_own_reaches_the_module_from_a_config(tmp_path, monkeypat
 def test_a_wrong_source_of_inputs_is_refused(entry, message):
     with pytest.raises(ArgumentError) as caught:
         TorchModel(Pixels(), inputs={"image": entry, "mask": "mask"}, optimizer=SGD)
-    assert caught.value.argument == "inputs"
+    assert caught.value.argument.partition(".")[0] == "inputs"
     assert message in str(caught.value)
 
 
@@ -431,7 +431,7 @@ def test_an_error_in_forward_describes_the_parts_of_a_mapping_and_nested_tensors
     batch = {"a": {"ids": [[1, 2]]}, "b": torch.nested.nested_tensor([[1.0, 2.0]], layout=torch.jagged)}
     with pytest.raises(ValueError) as caught:
         evaluate(TorchModel(Breaks()), [batch])
-    assert "a.ids: int64 (1, 2) from 1 to 2, b: float32 nested (1, ...)" in "\n".join(caught.value.__notes__)
+    assert "a.ids: int64 (1, 2) from 1 to 2, b: NestedTensor" in "\n".join(caught.value.__notes__)
 
 
 def test_a_nested_tensor_stays_nested_and_gets_the_dtype_of_the_module():

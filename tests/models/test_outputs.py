@@ -476,14 +476,11 @@ def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
     [
         (Factory(LearnedLoss, options={"inputs": ["same"]}), "it has parameters, which would not be trained or saved"),
         (Factory(nn.MSELoss), "set 'inputs' to the outputs and sources that it is called with"),
-        (
-            Factory(nn.MSELoss, options={"inputs": "same"}),
-            "inputs 'same' is not a list of names, e.g. [logits, label]",
-        ),
-        (Factory(nn.MSELoss, options={"inputs": ["same", 1]}), "inputs ['same', 1] is not a list of names"),
-        (Factory(nn.MSELoss, options={"inputs": [["same"]]}), "inputs [['same']] is not a list of names"),
-        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale '1' is not a number"),
-        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale nan is not a number"),
+        (Factory(nn.MSELoss, options={"inputs": "same"}), "inputs: 'same' is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": ["same", 1]}), "inputs: ['same', 1] is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": [["same"]]}), "inputs: [['same']] is not a list of names"),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": "1"}), "scale: '1' is not a number"),
+        (Factory(nn.MSELoss, options={"inputs": ["same"], "scale": float("nan")}), "scale: nan is not a number"),
         (Factory(int, options={"inputs": ["same"]}), "int cannot be called"),
         ("mse", "'mse' is not a class or function; write {class: ..., inputs: [...]}"),
     ],
@@ -491,9 +488,8 @@ def test_the_parameter_module_of_a_loss_must_come_after_its_inputs():
 def test_a_wrong_form_of_a_loss_or_metric_is_refused_at_once(key, form, message):
     with pytest.raises(ArgumentError) as caught:
         identity(**{key: {"other": form}})
-    assert caught.value.argument == key
+    assert caught.value.argument.startswith(f"{key}.other")
     assert message in str(caught.value)
-    assert "other" in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["loss", "metrics"])

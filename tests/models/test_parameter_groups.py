@@ -76,21 +76,21 @@ def test_match_selects_the_parameters_to_train():
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        (lambda net: net.head, "groups: returned Linear, not a list"),
-        (lambda net: [net.head.weight], "groups: group 0 is Parameter, not {'params'"),
-        (lambda net: [{"params": []}], "groups: group 0 has no parameters"),
-        (lambda net: [{"params": ["head.weight"]}], "groups: group 0 has str 'head.weight', which is not a parameter"),
-        (lambda net: [{"params": Net().head.weight}], "group 0 has a tensor of shape (1, 2), which is not a parameter"),
+        (lambda net: net.head, "groups: returned Linear("),
+        (lambda net: [net.head.weight], "groups: returned a tensor of shape (1, 2) as a group, which is not {'params'"),
+        (lambda net: [{"params": []}], "groups[0]: has no parameters"),
+        (lambda net: [{"params": ["head.weight"]}], "groups[0]: has 'head.weight', which is not one of the parameters"),
+        (lambda net: [{"params": net.body.parameters()}], "groups[0]: has a tensor of shape (3, 2), which is not one "
+         "of the parameters to train: head.weight, head.bias"),
         (lambda net: [{"params": net.head.parameters()}, {"params": [net.head.weight]}],
-         "groups: parameter 'head.weight' is in group 0 and in group 1"),
-        (lambda net: [{"params": net.body.parameters()}], "parameter 'body.weight', which `match` does not"),
+         "groups[1]: has parameter 'head.weight', as group 0 has; it can be in one group"),
         (lambda net: [{"params": net.head.parameters(), "rate": 1}], "groups: unknown argument 'rate'; allowed: "),
     ],
 )  # fmt: skip
 def test_wrong_groups_of_a_callable_are_refused(groups, message):
     with pytest.raises(ArgumentError) as caught:
         built(groups=groups, match="^head")
-    assert str(caught.value).startswith("optimizer.groups: ")
+    assert str(caught.value).startswith("optimizer.groups")
     assert message in str(caught.value)
 
 

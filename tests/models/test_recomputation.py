@@ -142,13 +142,13 @@ def test_a_copy_uses_its_own_weights():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("layers", "recompute: 'layers' matches no part of Net; the parts are first, blocks.0, blocks.0.linear, "),
-        (["block", "layers"], "recompute[1]: 'layers' matches no part of Net"),
+        ("layers", "recompute: 'layers' matches none of the parts of Net, first, blocks.0, blocks.0.linear, "),
+        (["block", "layers"], "recompute[1]: 'layers' matches none of the parts of Net"),
         ({"match": ["block", "("]}, "recompute.match[1]: '(' is not a regular expression"),
-        ({"mach": "block"}, "recompute.mach: unknown key; did you mean 'match'?; allowed: match"),
+        ({"mach": "block"}, "recompute.mach: unknown key 'mach'; did you mean 'match'?; allowed: match"),
         ({}, "recompute.match: a regular expression is missing"),
         (True, "recompute: True is neither a regular expression nor a list of them"),
-        (r"^blocks$", "recompute: '^blocks$' matches no part of Net"),
+        (r"^blocks$", "recompute: '^blocks$' matches none of the parts of Net"),
     ],
 )
 def test_wrong_values_are_errors(value, message):

@@ -57,22 +57,22 @@ def test_losses_get_the_scaled_source_and_the_batch_keeps_its_own():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"scale": 0}, "a: scale 0 would divide by 0"),
-        ({"std": [0.1, 0.0]}, "a: std [0.1, 0.0] would divide by 0"),
-        ({"scale": True}, "a: scale True is neither a number nor one for each channel"),
-        ({"mean": "0.5"}, "a: mean '0.5' is neither a number"),
-        ({"mean": []}, "a: mean [] is neither a number"),
-        ({"std": [0.1, float("nan")]}, "is neither a number"),
+        ({"scale": 0}, "inputs.a.scale: 0 would divide by 0"),
+        ({"std": [0.1, 0.0]}, "inputs.a.std: [0.1, 0.0] would divide by 0"),
+        ({"scale": True}, "inputs.a.scale: True is not a number; write a number, or a list"),
+        ({"mean": "0.5"}, "inputs.a.mean: '0.5' is not a number"),
+        ({"mean": []}, "inputs.a.mean: None is not a number"),
+        ({"std": [0.1, float("nan")]}, "inputs.a.std: nan is not a number"),
         ({"scale": 255, "dtype": "uint8"}, "a: scale gives floating-point numbers; leave out dtype, or write"),
         ({"scale": 255, "dtype": "keep"}, "a: scale gives floating-point numbers; leave out dtype, or write"),
         (
             {"scal": 255},
-            "a: unknown key 'scal'; did you mean 'scale'? (allowed: source, dtype, scale, mean, std, stack)",
+            "inputs.a.scal: unknown key 'scal'; did you mean 'scale'?; allowed: source, dtype, scale, mean, std, stack",
         ),
     ],
 )
 def test_a_wrong_scale_is_refused(entry, message):
-    with pytest.raises(ArgumentError, match=r"^inputs: ") as caught:
+    with pytest.raises(ArgumentError, match=r"^inputs") as caught:
         TorchModel(KeepOne(), inputs={"a": entry})
     assert message in str(caught.value)
 

@@ -63,7 +63,7 @@ def transposed(net):
 
 
 BLOCKS = {"shard": r"^blocks\.\d+$"}
-NOT = "strategy.shard: 'layers' matches no part of Net; the parts are embed, blocks.0, "
+NOT = "strategy.shard: 'layers' matches none of the parts of Net, embed, blocks.0, "
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ NOT = "strategy.shard: 'layers' matches no part of Net; the parts are embed, blo
     [
         ("blocks", None, "strategy: 'blocks' is not a mapping such as"),
         ({}, None, "strategy: {} is not a mapping such as"),
-        ({"shards": "blocks"}, None, "strategy.shards: unknown key; did you mean 'shard'?; allowed: shard"),
+        ({"shards": "blocks"}, None, "strategy.shards: unknown key 'shards'; did you mean 'shard'?; allowed: shard"),
         ({"shard": "layers"}, None, NOT),
-        ({"shard": "^$"}, None, "strategy.shard: '^$' matches no part of Net; the parts are embed, blocks.0, "),
-        ({"shard": r"^blocks$"}, None, "strategy.shard: '^blocks$' matches no part of Net"),  # the list has no forward
+        ({"shard": "^$"}, None, "strategy.shard: '^$' matches none of the parts of Net, embed, blocks.0, "),
+        ({"shard": r"^blocks$"}, None, "strategy.shard: '^blocks$' matches none of the parts"),  # it has no forward
         ({"shard": ["head", "("]}, None, "strategy.shard[1]: '(' is not a regular expression"),
         (
             BLOCKS,

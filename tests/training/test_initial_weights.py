@@ -118,7 +118,7 @@ def test_a_resume_that_changes_init_from_warns_that_it_is_not_read(first, caplog
 
 
 def test_weights_that_do_not_fit_leave_no_run(first, tmp_path):
-    with pytest.raises(ConfigError, match=r"model.init_from.match: '\^head' matches no name"):
+    with pytest.raises(ConfigError, match=r"model.init_from.match: '\^head' matches none of the names"):
         create_training(CONFIG, output_dir="second", overrides=["model.init_from={path: first, match: ^head}"])
     assert not (tmp_path / "second").exists()
 

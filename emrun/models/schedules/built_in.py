@@ -6,6 +6,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -194,18 +195,12 @@ class Steps(ClosedForm):
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return gamma ** n after n milestones."""
         places = [each.updates(horizon) - warmup for each in self.own_lengths]
-        for index, (place, each) in enumerate(zip(places, self.own_lengths, strict=True)):
-            wrong = None
-            if place <= 0:
-                wrong = f"is not after the {warmup} updates of warm-up" if warmup else "is the beginning of the run"
-            elif horizon.updates is not None and place >= length:
-                wrong = (
-                    f"is not before {'the cool-down' if self.cooldown else 'the end'}, after {warmup + length} updates"
-                )
-            elif index and place <= places[index - 1]:
-                wrong = f"is not after the milestone before it, {self.own_lengths[index - 1]}"
-            if wrong is not None:
-                raise ArgumentError(f"scheduler.milestones[{index}]", f"{each} {wrong}")
+        end = math.inf if horizon.updates is None else length
+        for index, (before, place) in enumerate(pairwise([0, *places])):
+            if not before < place < end:
+                allowed = f"more than {warmup + before}" if place <= before else f"fewer than {warmup + end}"
+                message = f"{self.own_lengths[index]} is after {warmup + place} updates; it must be after {allowed}"
+                raise ArgumentError(f"scheduler.milestones[{index}]", message)
         gamma = self._gamma
         if len(places) * math.log(max(gamma, 1)) > 700:
             raise ArgumentError("scheduler.gamma", f"{gamma:g} makes the rate infinite")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
 
+_UNITS = {"update": "updates", "pass": "passes"}
 _WAYS = "write a share of the run such as '5%', or '500 updates', or '2 passes'"
 
 
@@ -36,16 +37,11 @@ class Length:
         Raises:
             ArgumentError: the value is not a length.
         """
-        match = (
-            re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(%|updates?|pass(?:es)?)\s*", value)
-            if type(value) is str
-            else None
-        )
+        match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(%|updates?|pass(?:es)?)\s*", str(value))
         if match is None:
-            is_bare = type(value) in (int, float) or (type(value) is str and re.fullmatch(r"[\d.e+-]+", value.strip()))
-            raise ArgumentError(argument, f"{value!r} {'has no unit' if is_bare else 'is not a length'}; {_WAYS}")
-        count, word = float(match[1]), match[2]
-        unit = "%" if word == "%" else "updates" if word.startswith("update") else "passes"
+            raise ArgumentError(argument, f"{value!r} is not a length with a unit; {_WAYS}")
+        count = float(match[1])
+        unit = _UNITS.get(match[2], match[2])
         if unit == "%" and count > 100:
             raise ArgumentError(argument, f"{value!r} is more than the whole run")
         if unit == "updates" and not count.is_integer():

@@ -94,13 +94,15 @@ def kind_of(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def is_ordinary(tensor: Tensor) -> bool:
+    """Return whether a tensor has one number after another in memory: neither sparse, nested, quantised nor meta."""
+    is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
+    return not is_special
+
+
 def _converts(there: Tensor, here: Tensor) -> bool:
     """Return whether a tensor can be copied into another one without another meaning: floats to floats, for example."""
-    if there.is_meta or any(
-        each.layout is not torch.strided or each.is_nested or each.is_quantized for each in (there, here)
-    ):
-        return False
-    return _meaning(there) == _meaning(here)
+    return is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)
 
 
 def _meaning(tensor: Tensor) -> tuple[bool, bool, bool]:

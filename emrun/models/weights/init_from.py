@@ -13,11 +13,11 @@ from typing import Any, Literal, Required, TypedDict
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
-from emrun.base.patterns import compiled, patterns
+from emrun.base.patterns import check_matches, compiled, patterns
 from emrun.base.tables import Table
-from emrun.base.wording import IN_TABLE, did_you_mean, few, in_one_line, listed
+from emrun.base.wording import IN_TABLE, few, in_one_line, listed
 from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
@@ -28,13 +28,16 @@ _KEY = "init_from"
 _SKIP = "to load only what fits, set on_mismatch: skip"
 
 
+Mismatch = Literal["error", "skip"]
+
+
 class InitFromForm(TypedDict, total=False):
     """The long form of `init_from` in a config; `path` is required."""
 
     path: Required[str]
     match: str | Sequence[str]
     rename: Mapping[str, str | Sequence[str]]
-    on_mismatch: Literal["error", "skip"]
+    on_mismatch: Mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +74,13 @@ class InitFrom:
             raise ArgumentError(
                 where, f"{value!r} is neither a path nor a mapping such as {{path: FILE, match: REGEX}}"
             )
-        for key in value:
-            if key not in InitFromForm.__annotations__:
-                known = list(InitFromForm.__annotations__)
-                hint = did_you_mean(str(key), known) or f"; allowed: {listed(known)}"
-                raise ArgumentError(f"{where}.{key}", f"unknown key {key!r}{hint}")
+        check_keys(where, value, list(InitFromForm.__annotations__))
         path, key = value.get("path"), f"{where}.path"
-        if path is None:
-            raise ArgumentError(where, "missing key 'path': a run directory, a checkpoint, or a file with weights")
         if not isinstance(path, str | os.PathLike) or not str(path):
-            raise ArgumentError(key, f"{path!r} is not a path")
+            message = f"{path!r} is not the path of a run directory, a checkpoint, or a file with weights"
+            raise ArgumentError(key, message)
         policy = value.get("on_mismatch", "error")
-        if policy not in ("error", "skip"):
-            raise ArgumentError(f"{where}.on_mismatch", f"{policy!r} is not one of error, skip")
+        check_choice(f"{where}.on_mismatch", policy, Mismatch)
         match, rename = patterns(f"{where}.match", value.get("match")), _renames(f"{where}.rename", value.get("rename"))
         return cls(expanded(path), match, rename, policy == "skip", key, where)
 
@@ -124,11 +121,7 @@ class InitFrom:
         there = self._renamed(saved.tensors)
         own_memory(module)
         own = own_tensors(module)
-        for index, pattern in enumerate(self.match):
-            if not any(map(pattern.search, (*own, *there))):
-                names = f"the module has {few(own)}"
-                where = f"{self.where}.match" + f"[{index}]" * (len(self.match) > 1)
-                raise ArgumentError(where, f"{pattern.pattern!r} matches no name; {names}")
+        check_matches(f"{self.where}.match", self.match, {**own, **there}, "the names")
         fit = Fit.of(module, there, lambda name: not self.match or any(each.search(name) for each in self.match))
         kind = type(module).__name__
         wrong = [f"{why}: {few(left.values(), 200)}" for why, left in fit.left.items() if why in MISMATCHES]
@@ -160,14 +153,14 @@ class InitFrom:
         for name, tensor in tensors.items():
             names = [name]
             for pattern, replacements in self.rename:
+                if not any(map(pattern.search, names)):
+                    continue
+                unused.pop(pattern.pattern, None)
                 try:
-                    several = [pattern.subn(each, old) for old in names for each in replacements]
+                    names = list(dict.fromkeys(pattern.sub(each, old) for old in names for each in replacements))
                 except (re.error, IndexError) as error:
                     wrong = f"{listed(replacements)!r} cannot replace {pattern.pattern!r}: {error}"
                     raise ArgumentError(f"{self.where}.rename", wrong) from error
-                if any(count for _, count in several):
-                    unused.pop(pattern.pattern, None)
-                names = list(dict.fromkeys(new for new, _ in several))
             for new in names:
                 if new in found:
                     both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
@@ -192,15 +185,16 @@ class InitFrom:
 
 
 def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[str]], ...]:
-    if value is None:
-        return ()
-    pairs = value.items() if isinstance(value, Mapping) else [("", ())]
-    several = [(pattern, [each] if isinstance(each, str) else each) for pattern, each in pairs]
-    if not all(
-        isinstance(each, list | tuple) and each and all(isinstance(i, str) for i in each) for _, each in several
-    ):
+    if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
-    return tuple((compiled(key, pattern), replacements) for pattern, replacements in several)
+    found = []
+    for pattern, each in (value or {}).items():
+        replacements = [each] if isinstance(each, str) else each
+        check_names(f"{key}.{pattern}", replacements)
+        if not replacements:
+            raise ArgumentError(f"{key}.{pattern}", "the list is empty")
+        found.append((compiled(key, pattern), replacements))
+    return tuple(found)
 
 
 def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:

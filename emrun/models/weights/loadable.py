@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import listed
-from emrun.models.weights.fit import kind_of
+from emrun.models.weights.fit import is_ordinary, kind_of
 from emrun.models.weights.saving import own_tensors
 
 Structure = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -49,14 +49,8 @@ def what_cannot_be_held(tensors: Mapping[str, Tensor]) -> list[str]:
     return [
         f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
         for name, each in tensors.items()
-        if not _is_held(each)
+        if not (is_ordinary(each) and _is_storable(each.dtype))
     ]
-
-
-def _is_held(tensor: Tensor) -> bool:
-    """Return whether safetensors stores such a tensor."""
-    is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
-    return not is_special and _is_storable(tensor.dtype)
 
 
 @cache

@@ -129,5 +129,5 @@ def test_a_forged_number_of_updates_is_not_counted_through(forged):
 def test_a_warm_up_and_a_cool_down_of_0_are_none():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     assert Linear(optimizer, warmup=0, cooldown=0.0).warmup is None
-    with pytest.raises(ArgumentError, match="5 has no unit"):
+    with pytest.raises(ArgumentError, match="5 is not a length with a unit"):
         Linear(optimizer, warmup=5)

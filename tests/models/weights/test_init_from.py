@@ -162,7 +162,7 @@ def test_another_model_is_an_error_with_names_of_both(path):
 
 
 def test_a_match_of_nothing_is_an_error(path):
-    with pytest.raises(ArgumentError, match=r"init_from.match: '\^head' matches no name; the module has 0.weight, "):
+    with pytest.raises(ArgumentError, match=r"init_from.match: '\^head' matches none of the names 0.weight, "):
         load(net(), {"path": path, "match": "^head"})
 
 
@@ -189,7 +189,7 @@ def test_what_a_module_refuses_is_an_error(tmp_path):
     [
         (5, "init_from: 5 is neither a path nor a mapping"),
         ("", "init_from: '' is neither a path nor a mapping"),
-        ({"match": "a"}, "init_from: missing key 'path'"),
+        ({"match": "a"}, "init_from.path: None is not the path of a run directory"),
         ({"path": "a", "mach": "b"}, "init_from.mach: unknown key 'mach'; did you mean 'match'"),
         ({"path": "a", "on_mismatch": "warn"}, "init_from.on_mismatch: 'warn' is not one of error, skip"),
         ({"path": "a", "match": []}, "init_from.match: .* is neither a regular expression nor a list"),
@@ -296,8 +296,8 @@ def test_a_tensor_that_two_entries_load_is_an_error(path):
         (["a", 5], r"init_from\[1\]: 5 is neither a path nor a mapping"),
         ([{"path": "a", "mach": "b"}], r"init_from\[0\].mach: unknown key 'mach'; did you mean 'match'"),
         (["a", {"path": "a", "match": ["a", 1]}], r"init_from\[1\].match\[1\]: 1 is not a regular expression"),
-        ([{"path": "a", "rename": {"a": []}}], r"init_from\[0\].rename: .* is not a mapping"),
-        ({"path": "a", "rename": {"a": ["b", 3]}}, "init_from.rename: .* is not a mapping"),
+        ([{"path": "a", "rename": {"a": []}}], r"init_from\[0\].rename.a: the list is empty"),
+        ({"path": "a", "rename": {"a": ["b", 3]}}, "init_from.rename.a: .* is not a list of names"),
     ],
 )
 def test_a_wrong_entry_of_a_list_is_an_error_at_its_place(form, message):
