@@ -74,7 +74,7 @@ class LogNorms(AbstractHook):
         model = main_loop.model
         check_matches("match", self._match, module_of("LogNorms", model))
         optimizers = getattr(model, "optimizers", None) or {}
-        matching = {suffix_of(model, each): self._parts_of(each).match for each in optimizers.values()}
+        matching = {suffix_of(model, each): tuple(self._parts_of(each).match) for each in optimizers.values()}
         matching = matching or {"": self._match}
         unused = [each for each in self._match if not any(each in found for found in matching.values())]
         if unused:

@@ -76,9 +76,10 @@ def _configured(parameters: Named, groups: object, key: str) -> list[dict[str, A
 
 def _returned(module: torch.nn.Module, make: Any, key: str) -> list[dict[str, Any]]:
     """Return the groups that a callable makes of a module, with lists of parameters."""
-    groups = make(module)
+    made = make(module)
+    groups = made if isinstance(made, Iterable) else [made]
     found: list[dict[str, Any]] = []
-    for group in groups if isinstance(groups, Iterable) else [groups]:
+    for group in groups:
         if not isinstance(group, Mapping) or "params" not in group:
             form = "{'params': [...], 'argument': value}"
             raise ArgumentError(key, f"returned {_kind(group)} as a group, which is not {form}")
