@@ -28,7 +28,7 @@ def test_a_file_of_a_run_cut_at_any_byte_never_shows_a_traceback(project, small,
                 done = small.command(*RESUME, cwd=project)
                 assert done.returncode in ((0, 2) if name == "config.yaml" else (0,)), done.stderr
                 assert "Traceback" not in done.stderr
-                assert done.returncode == 0 or "config.yaml" in done.stderr
+                assert done.returncode == 0 or "config.yaml" in done.stderr or "this resume changes" in done.stderr
             if done.returncode:  # as it was, with the config put back
                 (project / "run" / name).write_bytes(content)
                 with trial.reading():

@@ -98,6 +98,7 @@ def test_a_signal_is_a_termination_with_its_name(number):
 
 @pytest.mark.parametrize("ending", [None, signal.SIGTERM])
 def test_each_sigusr1_requests_a_checkpoint(interrupts, woken, ending):
+    before = signal.getsignal(signal.SIGUSR1)
     interrupts.install()
     if ending is not None:
         os.kill(os.getpid(), ending)
@@ -109,7 +110,7 @@ def test_each_sigusr1_requests_a_checkpoint(interrupts, woken, ending):
         assert (interrupts.wants_checkpoint, woken) == (True, [True])
     assert interrupts.ending == (ending and (ending, True))
     interrupts.restore()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 @pytest.mark.parametrize(

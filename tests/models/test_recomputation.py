@@ -162,7 +162,7 @@ def test_it_goes_together_with_compile():
         def __init__(self):
             super().__init__()
             torch.manual_seed(0)
-            self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()) for _ in "ab"])
+            self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Tanh()) for _ in "ab"])
 
         def forward(self, x):
             return {"loss": self.blocks(x).square().mean(1)}

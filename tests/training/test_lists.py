@@ -246,7 +246,7 @@ def test_a_wrong_list_is_an_error_with_its_place(dataset, message):
     ("entry", "message"),
     [
         ({"stack": False, "dtype": "float32"}, "graphs: dtype cannot be used with `stack: false`"),
-        ({"stack": "no"}, "graphs: stack 'no' is neither true nor false"),
+        ({"stack": "no"}, "graphs.stack: 'no' is neither true nor false"),
         ({"source": "pictures", "stack": True}, "forward has no parameter 'targets'"),
     ],
 )

@@ -212,7 +212,7 @@ def test_a_csv_file_is_continued_by_its_hook_when_another_one_is_removed(project
 def test_another_statistic_starts_again_with_its_best(project, caplog):
     directory = stopped(project)
     train(resume_training(directory, ["hooks.StopAfter.epochs=2", "hooks.SaveBest={variable: loss, condition: min}"]))
-    assert "now compares another statistic" in caplog.text
+    assert "now watches another statistic" in caplog.text
     best = json.loads((directory / "checkpoints" / "best" / "manifest.json").read_text())
     assert best["epoch"] == 2
 

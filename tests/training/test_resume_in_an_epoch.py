@@ -212,7 +212,7 @@ def test_a_warning_of_loading_is_logged_once(project, caplog):
     shutil.rmtree(project / "run")
     interrupted(config_of(), project / "run", events.index("before_epoch 2") + 6)
     train(resume_training(project / "run", ["hooks.SaveBest={variable: loss, condition: min}"]))
-    assert caplog.text.count("now compares another statistic") == 1
+    assert caplog.text.count("now watches another statistic") == 1
 
 
 def test_a_smaller_epoch_ends_at_once_when_it_is_full(project):
