@@ -147,13 +147,17 @@ class PlotLines(SavesExamples):
                     axes.axhline(float(values), label=name, color=color, linestyle="--", linewidth=1.2)
                     continue
                 marker = "." if len(values) <= 40 else None
-                plotted = axes.plot(values, label=name, color=color, marker=marker, linewidth=1.4)
+                is_alone = len(lines) == 1 and (values.ndim == 1 or values.shape[1] <= _MOST)
+                own = None if is_alone else color  # each line of the only variable has a color of its own
+                plotted = axes.plot(values, label=name, color=own, marker=marker, linewidth=1.4)
                 for column, line in enumerate(plotted):
-                    line.set_alpha(1 - 0.75 * column / len(plotted))
+                    line.set_alpha(1 if is_alone else 1 - 0.75 * column / len(plotted))
                     if 1 < len(plotted) <= _MOST:
                         line.set_label(f"{name}.{column}")
                     elif column:
                         line.set_label("")  # of many lines, the first one is in the legend
+            if not any(np.isfinite(values).any() for values in lines.values()):
+                axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color="0.4")
             axes.set_ylim(*self._limits)
             axes.margins(x=0.02)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

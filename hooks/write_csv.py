@@ -15,6 +15,7 @@ from emrun.base.types import EpochVariable, Period
 from emrun.epoch_data import is_rate
 from emrun.hooks._parts.columns import csv_of
 from emrun.record.facts import Facts
+from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every
 from emrun.record.record import Record
 from emrun.record.rows import Row
@@ -42,9 +43,10 @@ class WriteCSV(FileSink):
     in the lines before, and where it is missing again.
 
     With `every: 50 updates`, there is also a line after every 50 updates. It has the means of the train stream since
-    the last line, of the loss, the variables that the batches have and the values that hooks record, and
-    `default_value` in other columns. The second column is then `iteration`. The end of an epoch always has its own
-    line, with the means of the whole epoch, so that two lines have the same iteration if an interval ends there, too:
+    the last line, for the variables that the batches have and the values that hooks record, and `default_value` in the
+    columns of other streams and aggregations. The second column is then `iteration`. The end of an epoch always has its
+    own line, with the means of the whole epoch, so that two lines have the same iteration if an interval ends there,
+    too:
 
         - WriteCSV: {output_file: curves.csv, every: 50 updates}
 
@@ -65,8 +67,8 @@ class WriteCSV(FileSink):
 
     Raises:
         ArgumentError: an argument has a value that is not allowed.
-        HookError: a value is missing or not a number and the policy is `error`; or there is a file that the run has not
-            written.
+        HookError: a value is missing or not a number and the policy is `error`; a name has a character that cannot be
+            written; or there is a file that the run has not written.
     """
 
     def __init__(
@@ -90,6 +92,9 @@ class WriteCSV(FileSink):
             raise ArgumentError(
                 "delimiter", f"{delimiter!r} is not a single character (quotes and line breaks excluded)"
             )
+        for argument, text in (("delimiter", delimiter), ("default_value", default_value)):
+            if _has_surrogates(str(text)):
+                raise ArgumentError(argument, f"{text!r} has a lone surrogate, which cannot be written to a file")
         if variables is not None:
             check_names("variables", variables)
         super().__init__(output_file, output_dir=output_dir)
@@ -103,9 +108,11 @@ class WriteCSV(FileSink):
         self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
         self._header: list[str] = []  # that the file has
         self._lines: list[list[str]] = []  # that are waiting to be written
+        self._record: Record | None = None
 
     def ask(self, record: Record) -> None:
         """Ask a record for the rows between epochs."""
+        self._record = record
         self._interval = record.intervals.ask("WriteCSV", self._every, self._variables)
 
     def wants(self, row: Row) -> bool:
@@ -153,8 +160,9 @@ class WriteCSV(FileSink):
         streams: dict[str, dict[str, Any]] = {stream: dict(values) for stream, values in row.streams.items()}
         for stream, name in row.unknown:
             streams[stream].setdefault(name, None)
-        if row.every is not None:
-            streams = {row.stream: dict(row.means)}
+        if row.every is not None:  # the steps have a loss, which need not be a statistic
+            leaves_out = () if (row.stream, "loss") in there or self._has_loss(row.stream) else ("loss",)
+            streams = {row.stream: {name: value for name, value in row.means.items() if name not in leaves_out}}
         found = []
         for stream, values in streams.items():
             names = sorted(values, key=is_rate)
@@ -166,6 +174,14 @@ class WriteCSV(FileSink):
                 new = (name for name in names if (stream, name) not in there)
                 found += [[stream, name, *each] for name in new for each in _without_mean(values.get(name))]
         return found
+
+    def _has_loss(self, stream: str) -> bool:
+        """Return whether a hook writes the loss of a stream, or in a run that has ended, has done so."""
+        if hasattr(self, "main_loop"):
+            return "loss" in written_by(self.main_loop.hooks, stream)
+        return self._record is not None and any(
+            "loss" in each["streams"].get(stream, {}) for each in self._record.epochs
+        )
 
     def _cell(self, column: Sequence[str], row: Row) -> str:
         stream, name, *aggregation = column
@@ -200,7 +216,18 @@ class WriteCSV(FileSink):
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     """Return the names of the columns; those that would be the same have slashes."""
     short = ["_".join(column) for column in columns]
-    return [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
+    names = [name if short.count(name) == 1 else "/".join(each) for name, each in zip(short, columns, strict=True)]
+    for column, name in zip(columns, names, strict=True):
+        if _has_surrogates(name):
+            raise HookError(
+                f"WriteCSV: the name of variable {column[1]!r} of stream {column[0]!r} has a lone surrogate, which "
+                "cannot be written to a file; rename the variable, or leave it out (variables: [...])"
+            )
+    return names
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _without_mean(value: Any) -> list[list[str]]:
