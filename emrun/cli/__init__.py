@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from emrun import __version__
 from emrun.base.censor import censored_standard_error
+from emrun.base.wording import sure
 from emrun.cli.completion import register
 from emrun.cli.failures import UsersCodeFailed, of_storage, report_and_end_by_signal
 from emrun.cli.output import errors_as_json, print_json
@@ -146,8 +147,14 @@ def _run() -> int:
 
 
 def _with_advice(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Return an error that also says how to set a value of the config, and does not propose to delete a run."""
-    proposed = [each for each in error.possibilities or () if each != "--rm"]
+    """Return an error that also says how to set a value of the config, and proposes only options that are nearly right.
+
+    It does not propose to delete a run.
+    """
+    near = sure(
+        error.option_name.lstrip("-"), [each.lstrip("-") for each in error.possibilities or () if each != "--rm"]
+    )
     takes_overrides = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
     advice = " For a value of the config, write KEY=VALUE, such as model.optimizer.lr=0.1." if takes_overrides else ""
+    proposed = [each for each in error.possibilities or () if each.lstrip("-") == near]
     return click.NoSuchOption(error.option_name, f"{error.message}{advice}", proposed, error.ctx)

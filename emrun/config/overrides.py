@@ -162,7 +162,7 @@ class _Overriding:
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: str) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
         if not path and new is not None and not isinstance(new.value, dict):
-            message = f"must be a mapping of the hook's arguments, such as {{}}, not {new.plain()!r}"
+            message = f"must be a mapping of the hook's arguments, not {new.plain()!r}; write {where}.ARGUMENT=VALUE"
             raise self._error(where, message)
         name, arguments = hook_entry(entry)
         if name is None:  # reported when the hooks are built

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from emrun.base.errors import HookError, MissingExtra, Position, Problem
 from emrun.base.types import Factory, Form
-from emrun.base.wording import did_you_mean, listed, normalised
+from emrun.base.wording import did_you_mean, listed, normalised, sure
 from emrun.config.calls import check_call
 from emrun.config.import_finder import Imported, not_installed
 from emrun.config.names import (
@@ -171,6 +171,10 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
+        for name, child in mapping_in(node).items() if form is not None and not node.is_form else ():
+            if isinstance(child.value, str) and sure(str(name), ["class"]):
+                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
+                return None
         if node.is_form:
             return self._call(node, key, "", supplied, form, outer if form is None else None)
         has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
@@ -181,7 +185,10 @@ class Planner:
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
         if form is not None and node.value is not None:
-            how = "{class: NAME, inputs: [NAME, ...]}" if "inputs" in form.keys else "{class: NAME, argument: value}"
+            name = node.value if isinstance(node.value, str) and node.value.isidentifier() else "NAME"
+            how = (
+                "{class: NAME, inputs: [NAME, ...]}" if "inputs" in form.keys else f"{{class: {name}, argument: value}}"
+            )
             what = f"with 'class'; write {how}"
             if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):
                 what = "from names to objects; write {NAME: {import: emrun.metrics.accuracy, inputs: [NAME, ...]}}"

@@ -202,7 +202,8 @@ def test_a_hook_that_is_listed_twice_needs_an_index():
 def test_a_hook_takes_a_mapping_of_arguments(value):
     problem = override_problem(HOOKS, f"hooks.StopAfter={value}")
     assert problem.key == "hooks.StopAfter"
-    assert "must be a mapping of the hook's arguments, such as {}, not " in problem.message
+    assert "must be a mapping of the hook's arguments, not " in problem.message
+    assert problem.message.endswith("; write hooks.StopAfter.ARGUMENT=VALUE")
 
 
 @pytest.mark.parametrize("text", ["a.b", "hooks.StopAfter", "other"])
