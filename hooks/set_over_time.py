@@ -251,13 +251,13 @@ def _numbers_of_optimizer(target: str, optimizers: dict[str, Any]) -> list[_Numb
     path, _, key = target.rpartition(".")
     name = path.partition(".")[2] or path  # the only optimizer is called `optimizer`
     if name not in optimizers:
-        raise _wrong(target, f"there is no optimizer {name!r}; there is {listed(list(optimizers)) or 'none'}")
+        raise _wrong(target, f"the model has no optimizer {name!r}; it has {listed(list(optimizers)) or 'none'}")
     if key in _RATES:
         raise _wrong(target, "model.scheduler sets the learning rate, e.g. scheduler: {class: Cosine, warmup: 5%}")
     groups = optimizers[name].param_groups
     keys = [each for each, value in groups[0].items() if type(value) in (int, float) and each not in _RATES]
     if key not in keys:
-        raise _wrong(target, f"the optimizer has no number {key!r}{did_you_mean(key, keys)}; there is {listed(keys)}")
+        raise _wrong(target, f"the optimizer has no number {key!r}{did_you_mean(key, keys)}; it has {listed(keys)}")
     return [_Number(group, key) for group in groups]
 
 

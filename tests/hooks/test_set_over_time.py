@@ -184,10 +184,10 @@ WRONG = [
     ("module.table", "is a Tensor; only a number"),
     ("module", "write optimizer.weight_decay, or an attribute such as module.dropout.p"),
     ("loss.smoothing", "write optimizer.weight_decay, or an attribute such as module.dropout.p"),
-    ("optimizer.weight_deca", "the optimizer has no number 'weight_deca'; did you mean 'weight_decay'?; there is eps,"),
+    ("optimizer.weight_deca", "the optimizer has no number 'weight_deca'; did you mean 'weight_decay'?; it has eps,"),
     ("optimizer.amsgrad", "the optimizer has no number 'amsgrad'"),
     ("optimizer.lr", "model.scheduler sets the learning rate"),
-    ("optimizer.last.eps", "there is no optimizer 'last'; there is optimizer"),
+    ("optimizer.last.eps", "the model has no optimizer 'last'; it has optimizer"),
 ]
 
 
