@@ -145,6 +145,8 @@ class Loop:
     """The directory with the batch that made the training fail; None if there is none."""
     rows: Any
     """The rows that the run records, an `emrun.record.record.Record`: sinks are made from them."""
+    on_nan_loss: Policy = "error"
+    """What happens when the loss that is minimised is not finite; see `main_loop.on_nan_loss`."""
     shown: dict[str, Shown]
     """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
     run: Any = None

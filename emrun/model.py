@@ -32,6 +32,9 @@ class AbstractModel(ABC):
     has_updated: bool | None = None
     """Whether the last `run` with `train=True` changed the weights; None if that is not known."""
 
+    skipped_updates: int = 0
+    """Number of updates of the run that hooks or gradients in fp16 have skipped."""
+
     iterations_per_update: int = 1
     """Number of train batches that make an update, a window; the last window of an epoch may be shorter."""
 

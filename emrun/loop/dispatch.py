@@ -41,6 +41,8 @@ class Events:
         """The batches that hooks may change before the model runs on them."""
         self.keep_step: Callable[[UpdateSkipped], None] = lambda error: None
         """Called when a hook skips an update and asks to keep the step; `failed_call` then has the hook."""
+        self.before_saving: Callable[[], None] = lambda: None
+        """Called before checkpoints are saved, in the thread of the loop."""
         self.listeners: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         """Event -> the methods to call: those of the hooks that override the event, in order, then of the model."""
         self.of_ranks: RankEvents | None = None

@@ -253,6 +253,7 @@ class Epochs:
         if self.endings.wants_checkpoint():
             self.saving.request_by_signal(self.loop.iterations_done, is_training=self.endings.have_effect)
         if self.saving.has_work:
+            self.events.before_saving()
             profiling = self.events.profiling
             with self.loop.time.counting(train=False), nullcontext() if profiling is None else profiling.saving():
                 self.saving.save_requested(*self.state.point)

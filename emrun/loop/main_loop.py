@@ -93,6 +93,11 @@ class MainLoop(Loop):
         on_empty_stream: what to do about a stream without any batch for the model: `error`, `warn` or `ignore`.
         on_unused_sources: what to do about sources that neither the model nor a hook reads: `error`, `warn` or
             `ignore`.
+        on_nan_loss: what to do when the loss that is minimised is NaN or infinite: `error` ends the training with exit
+            status 3, `warn` and `ignore` train on. On a CPU, the update is not made, and `emrun replay` names the
+            examples that cause this. On a GPU, which nothing waits for, the last loss is looked at before each
+            checkpoint and at the end of an epoch, so that no checkpoint has weights of NaN. Updates that are skipped,
+            by `SkipSpike` or with fp16, do not count.
         on_incorrect_config: what to do about unknown arguments: `error`, `warn` or `ignore`.
         fixed_batch_size: drop batches of another length.
         fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass; also
@@ -138,6 +143,7 @@ class MainLoop(Loop):
         on_bad_example: Policy = "error",
         on_empty_stream: Policy = "error",
         on_unused_sources: Policy = "warn",
+        on_nan_loss: Policy = "error",
         on_incorrect_config: Policy = "error",
         fixed_batch_size: int | None = None,
         fixed_epoch_size: int | str | None = None,
@@ -157,6 +163,7 @@ class MainLoop(Loop):
         **unknown: Any,
     ) -> None:
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
+        check_choice("on_nan_loss", on_nan_loss, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
         reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self.session.prefetch, on_bad_example)
         self.model = model
@@ -169,6 +176,7 @@ class MainLoop(Loop):
         self.seed = seed
         self.train_stream_name = train_stream_name
         self.has_run = run is not None or rank_log is not None
+        self.on_nan_loss = on_nan_loss
         self.shown = {}
         randomness = StepRandomness() if run is not None else None
         them = ranks()
@@ -220,7 +228,7 @@ class MainLoop(Loop):
         )
         if several is not None:
             events.of_ranks = RankEvents(them, several, checks, self)
-        self.time, loss = TrainingTime(events.examples), LossWatch(self)
+        self.time, loss = TrainingTime(events.examples), LossWatch(self, steps)
         failures = Failures(run, self, events, saving, randomness)
         self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
         prefetches = prefetch_to_device and streams.reading.ahead > 0
@@ -229,9 +237,10 @@ class MainLoop(Loop):
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)
-        events.parts = [failures, bad, FirstDigests(run), self.time, steps, length, loss, self.session, rows]
+        events.parts = [failures, bad, FirstDigests(run), self.time, loss, steps, length, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
         events.reached, events.keep_step = length.reached, failures.keep_skipped
+        events.before_saving = loss.look
         self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)

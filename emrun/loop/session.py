@@ -138,8 +138,8 @@ class Session:
             elif epochs.state.kept.is_used:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
-                epochs.saving.save_latest(*epochs.state.point)
                 self.loss.look()
+                epochs.saving.save_latest(*epochs.state.point)
             else:
                 epochs.saving.wait()
         except BaseException as saving_error:

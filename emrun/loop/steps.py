@@ -101,7 +101,8 @@ class StepRecord:
 
     def take(self, *_: object) -> None:
         """Record the values of the iteration that is done, if it is due."""
-        iteration, chunk = self._loop.iterations_done, self._chunk
+        iteration = self._loop.iterations_done
+        chunk = self._chunk
         if iteration not in chunk.steps:
             if iteration != self._due:
                 self.given.clear()
@@ -112,11 +113,13 @@ class StepRecord:
         values = self._ask()
         try:
             loss: Any = values["loss"]
-            loss = loss.item() if loss.is_cpu else self._waiting.keep(loss)
+            if not loss.is_cpu:
+                loss = self._waiting.keep(loss)
+            else:
+                loss = loss.item()
         except (AttributeError, KeyError, RuntimeError, TypeError):  # not a tensor, or not one number
             loss = self._number(values.get("loss"))
-        chunk.losses.append(loss)
-        chunk.rates.append(values.get(LEARNING_RATE))
+        chunk.values.append((loss, values.get(LEARNING_RATE)))
         if self.given:
             chunk.add(self.given)
         if iteration == chunk.end:
@@ -129,6 +132,13 @@ class StepRecord:
     def due(self) -> int:
         """The next iteration to record; 0 if none is."""
         return self._chunk.next or self._due
+
+    def losses_after(self, iteration: int) -> dict[int, float]:
+        """Return iteration -> loss of those after an iteration that are not written yet; this waits for the device."""
+        values = self._chunk.values
+        steps = self._chunk.steps[self._chunk.done - len(values) :]
+        losses = read([self._number(loss) for loss, _ in values])
+        return {step: loss for step, loss in zip(steps, losses, strict=False) if loss is not None and step > iteration}
 
     def end_chunk(self) -> None:
         """Write the values since the last chunk, if there are any."""
@@ -171,13 +181,16 @@ class StepRecord:
 
     def _pending(self) -> Chunk | None:
         """Return the chunk that has not ended, from its first step that has a value; None if there is none."""
-        pending, count = self._chunk, len(self._chunk.losses)
-        rows = [each.values() if isinstance(each, Mapping) else each or () for each in pending.rates]
-        names = next((each for each in pending.rates if isinstance(each, Mapping)), None)
+        pending = self._chunk
+        count = len(pending.values)
+        losses = [loss for loss, _ in pending.values]
+        given = [rates for _, rates in pending.values]
+        rows = [each.values() if isinstance(each, Mapping) else each or () for each in given]
+        names = next((each for each in given if isinstance(each, Mapping)), None)
         rates = zip_longest(*rows)
         by_name = named_rates(rates if names is None else dict(zip(names, rates, strict=False)))
         numbers = {
-            "loss": [each if isinstance(each, Tensor) else self._number(each) for each in pending.losses],
+            "loss": [each if isinstance(each, Tensor) else self._number(each) for each in losses],
             **{name: [*map(self._number, values)] for name, values in by_name.items()},
             **{name: [*added, *[None] * (count - len(added))] for name, added in pending.added.items()},
         }
@@ -211,17 +224,15 @@ class _Pending:
         self._loaded = Chunk(0, 1, {}) if loaded is None else loaded
         self.end = steps[-1] if steps else 0
         """The last of them."""
-        self.losses: list[float | Tensor | None] = []
-        """One for each iteration in this process."""
-        self.rates: list[Any] = []
-        """The same: the learning rates of the groups."""
+        self.values: list[tuple[float | Tensor | None, Any]] = []
+        """For each iteration in this process, the loss and the learning rates of the groups."""
         self.added: dict[str, list[float | Tensor | None]] = {}
         """What hooks have added; shorter if the last values are missing."""
 
     @property
     def done(self) -> int:
         """The number of iterations so far."""
-        return len(self._loaded) + len(self.losses)
+        return len(self._loaded) + len(self.values)
 
     @property
     def next(self) -> int:
@@ -245,7 +256,7 @@ class _Pending:
 
     def add(self, given: dict[str, float | Tensor]) -> None:
         """Add what hooks have added in the last iteration, and forget it."""
-        before = len(self.losses) - 1
+        before = len(self.values) - 1
         for name, value in given.items():
             values = self.added.setdefault(name, [])
             values += [None] * (before - len(values))

@@ -219,7 +219,7 @@ class TorchModel(SavedModel):
         self._is_compared = False  # whether the first batch was compared with its halves
         self._minimised: Tensor | None = None
         self.step_outputs: Mapping[str, Any] | None = None
-        if self._is_own_scheme and strategy is not None:
+        if self.trains_itself and strategy is not None:
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
         self._choose_step(accumulate, micro_batch_size)
@@ -241,7 +241,7 @@ class TorchModel(SavedModel):
             if self._sharding is not None:
                 self._updates: Plain = ShardedWindows(*parts, **how, sharding=self._sharding)
             else:
-                is_usual = not self._is_own_scheme
+                is_usual = not self.trains_itself
                 is_single = is_one and is_usual and self._optimizers.only is not None
                 kind = SummedBatches if is_single else SummedWindows
                 sends = is_usual and micro_batch_size != "auto"  # what is sent cannot be calculated again
@@ -261,20 +261,20 @@ class TorchModel(SavedModel):
             if micro_batch_size is not None:
                 self._step = self._parts = MicroBatches(self, self._updates, micro_batch_size)
                 self._weighs.append(self._parts.look)
-        if self._is_own_scheme:
+        if self.trains_itself:
             if self._autocast is not None:
                 self._step = InAutocast(self._step, self._autocast)
             self._step = Own(self, self._step)
             if type(self).train_step is not TorchModel.train_step:
                 self.train_step = FirstWindow(self)  # type: ignore[method-assign]
-        is_usual = not self._is_own_scheme and type(self).backward is TorchModel.backward
+        is_usual = not self.trains_itself and type(self).backward is TorchModel.backward
         self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
         self._update: Callable[..., None] = make if is_usual else self.update
         self._looks: Sequence[Look] = self._weighs  # what looks at outputs
 
     @property
-    def _is_own_scheme(self) -> bool:
-        """Whether a subclass trains in its own way."""
+    def trains_itself(self) -> bool:
+        """Whether a subclass has a `train_step` or an `update` of its own."""
         own = type(self)
         return own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
 
@@ -348,12 +348,17 @@ class TorchModel(SavedModel):
         return self._updates.is_skipping
 
     @property
+    def skipped_updates(self) -> int:  # type: ignore[override]
+        """Number of updates of the run that were skipped."""
+        return self._skipped.total
+
+    @property
     def has_updated(self) -> bool | None:  # type: ignore[override]
         """Whether the last `run` with `train` has made an update, or begun one.
 
         None if it is not known: a subclass trains without any optimizer, or has an `update` of its own.
         """
-        if type(self).update is TorchModel.update and (self.own_optimizers or not self._is_own_scheme):
+        if type(self).update is TorchModel.update and (self.own_optimizers or not self.trains_itself):
             return self._updates.has_updated
         return self._updates.has_updated or None
 
@@ -384,7 +389,7 @@ class TorchModel(SavedModel):
             warn_of_batch_norm(self.module)
         if not self.optimizers and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
-        if not self._is_own_scheme:
+        if not self.trains_itself:
             for name, each in self.optimizers.items():
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
@@ -424,7 +429,7 @@ class TorchModel(SavedModel):
                 self._compilation.advise(error)
             raise
         try:
-            detached = dict(zip(outputs, map(_detach, outputs.values()), strict=True))
+            detached = dict(zip(outputs, map(_detach, outputs.values())))  # noqa: B905 - keys and values of one mapping
         except TypeError:  # a value is not a tensor
             detached = changed(outputs, of_no_graph)
         if self._after:
@@ -459,7 +464,8 @@ class TorchModel(SavedModel):
         The learning rates are those of the last update, or of the first one as long as there is none; in a window,
         those with which it has begun.
         """
-        loss, only = self._minimised, self._optimizers.only
+        loss = self._minimised
+        only = self._optimizers.only
         if loss is not None and only is not None and only.rates is not None:  # the usual case
             return {"loss": loss, "learning_rate": only.rates}
         values = {"loss": loss, "learning_rate": self._optimizers.rates(of_next=self._updates.is_open)}

@@ -194,16 +194,40 @@ def test_what_has_no_loss_is_trained_without_one(project, emrun, kind):
 
 
 TOO_FAST = "model.optimizer={class: SGD, lr: 1.0e38}"
+TRAIN_ON = "main_loop.on_nan_loss=warn"
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_update_and_replay_finds_it(project, emrun):
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, "--output-dir", "run", "hooks.StopAfter.epochs=4")
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    found = re.match(r"error: the loss is (NaN|infinite) at iteration (\d+) \(main_loop.on_nan_loss\), so no upd", line)
+    assert found, line
+    assert "warning" not in done.stderr
+    assert "repeat the step that failed with: emrun replay run/failures/1" in done.stderr
+    assert "exit_status: 3" in (project / "run" / "trace.yaml").read_text()
+    replayed = json.loads(emrun("replay", "--json", "run").stdout)
+    assert (replayed["reproduced"], replayed["weights"]) == (True, "before the step")
+    assert replayed["step"]["iteration"] == int(found[2]) - 1
+
+
+def test_a_loss_that_is_not_finite_is_not_mentioned_if_the_config_says_so(project, emrun):
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, "main_loop.on_nan_loss=ignore")
+    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_skipped_update_with_a_loss_that_is_not_finite_does_not_end_the_run(project, emrun):
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.SkipSpike={window: 1, variable: loss}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_loss_that_becomes_nan_is_warned_of_once_and_in_the_last_line(project, emrun):
-    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4")
+    done = emrun("train", "config.yaml", TOO_FAST, TRAIN_ON, "hooks.StopAfter.epochs=4")
     assert done.returncode == 0
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2, done.stderr
     assert re.match(
-        r"warning: the loss of the last training batch is NaN in epoch \d \(iteration \d+\): .* `StopOnNaN: "
-        r"\{after_batch: true\}`",
+        r"warning: the loss of the last training batch is NaN in epoch \d \(iteration \d+\): the rest of the run",
         warnings[0],
     )
     assert done.stderr.splitlines()[-1] == warnings[1]
@@ -213,7 +237,9 @@ def test_a_loss_that_becomes_nan_is_warned_of_once_and_in_the_last_line(project,
 
 
 def test_a_quiet_run_that_ends_in_the_middle_of_an_epoch_says_that_its_loss_is_nan(project, emrun):
-    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.StopAfter.iterations=3", "~main_loop.extra_streams")
+    done = emrun(
+        "train", "-q", "config.yaml", TOO_FAST, TRAIN_ON, "hooks.StopAfter.iterations=3", "~main_loop.extra_streams"
+    )
     assert done.returncode == 0
     lines = done.stderr.splitlines()
     assert [line.startswith("warning: the loss ") for line in lines] == [True, True]
@@ -234,7 +260,7 @@ def test_a_resume_that_only_evaluates_at_the_end_has_the_seconds_of_that(project
     "guard", ["hooks.StopOnNaN.after_batch=true", "hooks.StopOnNaN={after_epoch: true}"], ids=["batch", "epoch"]
 )
 def test_a_guard_that_ends_a_run_is_not_repeated_by_a_warning(project, emrun, guard):
-    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", guard)
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, TRAIN_ON, "hooks.StopAfter.epochs=4", guard)
     assert done.returncode == 3
     assert done.stderr.count("is NaN") == 1
     assert "warning" not in done.stderr
@@ -245,13 +271,12 @@ def test_a_mean_that_is_infinite_is_warned_of_too(project, emrun):
     done = emrun("train", "-q", "config.yaml")
     assert done.returncode == 0
     assert "warning: the mean loss of stream 'train' is infinite in epoch 1 (iteration 4): " in done.stderr
-    assert "add the hook `StopOnNaN: {after_batch: true, stop_on_inf: true}`" in done.stderr
     assert done.stderr.splitlines()[-1] == "warning: the loss was infinite in epoch 1"
 
 
 def test_the_hook_of_the_readme_does_not_take_nan_for_a_small_gradient(project, emrun):
     shutil.copytree(ROOT / "sample_configs" / "my_project", project / "mine")
-    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", cwd=project / "mine")
+    done = emrun("train", "config.yaml", TOO_FAST, TRAIN_ON, "hooks.StopAfter.epochs=4", cwd=project / "mine")
     assert "gradients are as small as" not in done.stderr
     assert "finished: 4 epochs done" in done.stderr
     lines = next((project / "mine").glob("log/*/metrics.jsonl")).read_text().splitlines()

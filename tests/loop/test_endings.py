@@ -76,7 +76,7 @@ def test_an_abort_fails_with_exit_status_3():
     assert (loop.outcome.status, loop.outcome.exit_status, loop.outcome.reason) == ("failed", 3, "loss is NaN")
 
 
-def test_a_model_that_cannot_tell_its_loss_fails_when_the_checkpoint_is_saved_and_hooks_hear_of_the_end(tmp_path):
+def test_a_model_that_cannot_tell_its_loss_fails_before_the_last_checkpoint_and_hooks_hear_of_the_end(tmp_path):
     class Mute(Doubler):
         is_mute = False
 
@@ -95,7 +95,6 @@ def test_a_model_that_cannot_tell_its_loss_fails_when_the_checkpoint_is_saved_an
     with pytest.raises(ValueError, match="no loss"):
         MainLoop(Mute(), SixExamples(), [End(), hook], run=run, record_steps=0).run_training()
     assert names(hook)[-2:] == ["on_error", "after_training"]
-    assert (tmp_path / "checkpoints" / "latest" / "manifest.json").exists()
     assert "status: failed" in (tmp_path / "trace.yaml").read_text()
 
 

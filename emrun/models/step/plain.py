@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,12 +16,14 @@ from torch._C._autograd import _profiler_enabled
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, EpochData
 from emrun.base.wording import few
-from emrun.hook import UpdateSkipped
+from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.optimizer import Step, learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.step.finite import as_number, is_finite, not_finite
 from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
+from emrun.ranks.parts import weighs_nothing
 from emrun.schedule_plan import log_plan
 
 _LOG = logging.getLogger(__name__)
@@ -32,6 +36,7 @@ Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
 _FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
 _FOREIGN.step = Step.of(None)
+_not_looked_at = partial(operator.is_not, object())  # returns True for any loss
 
 
 def backward(loss: Tensor, of: Parameters = None) -> None:
@@ -74,6 +79,8 @@ class Plain:
         """Whether the last update is skipped because its gradients in float16 are not finite."""
         self.has_updated = False
         """Whether an update was made, or begun, since this was last set to False."""
+        self._can_use: Callable[[Any], bool] = _not_looked_at
+        """Returns whether an update may be made with a loss."""
         self._owners: dict[Any, ScheduledOptimizer] = {}
         self._cleared = Cleared([], [])
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
@@ -98,6 +105,9 @@ class Plain:
             partial(loop.notify, event) if loop is not None and loop.listens(event) else None
             for event in ("before_update", "after_update")
         )
+        self._can_use = _not_looked_at
+        if loop is not None and loop.on_nan_loss == "error" and self._model.device.type == "cpu":  # waits for no device
+            self._can_use = is_finite if self._model.trains_itself else math.isfinite
         self._optimizers.warn_of_untrained()
         self._model.frozen_parts.warn()
         if self._optimizers.is_plan_due:
@@ -169,16 +179,18 @@ class Plain:
         own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         if reason is not None:
             self._skip(optimizer, own.name, reason)
+            return
+        if not self._can_use(self._model._minimised):
+            self._refuse_loss()
+        self.has_updated = True
+        if closure is not None:
+            optimizer.step(closure)
+        elif any(own.step.hooks) or _profiler_enabled():
+            optimizer.step()
         else:
-            self.has_updated = True
-            if closure is not None:
-                optimizer.step(closure)
-            elif any(own.step.hooks) or _profiler_enabled():
-                optimizer.step()
-            else:
-                own.step.call(optimizer)
-            if self._after is not None:
-                self._after(model=self._model, optimizer=optimizer)
+            own.step.call(optimizer)
+        if self._after is not None:
+            self._after(model=self._model, optimizer=optimizer)
 
     def _make_first(self, own: ScheduledOptimizer, *arguments: Any) -> None:
         """Make the first update of an optimizer, with its checks."""
@@ -186,6 +198,17 @@ class Plain:
         Plain.update(self, *arguments)
         if self._model._main_loop is not None and self._model._main_loop.has_run:
             own.check_loadable()  # most optimizers begin to keep something with their first update
+
+    def _refuse_loss(self) -> None:
+        """Refuse an update with a loss that is not finite, unless the examples of the batch all have the weight 0.
+
+        Raises:
+            TrainingAborted: the loss is one of examples that count.
+        """
+        model = self._model
+        if not weighs_nothing(model.step_outputs or {}):
+            iteration = model._main_loop.iterations_done + 1  # of this batch, which is not counted yet
+            raise TrainingAborted(f"{not_finite(as_number(model._minimised), iteration)}, so no update is made with it")
 
     def _skip(self, optimizer: torch.optim.Optimizer, name: str, reason: str) -> None:
         loop = self._model._main_loop
