@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -31,6 +32,7 @@ class Epochs:
         events: calls the hooks and the other parts of the loop.
         endings: decides whether the training ends.
         saving: saves the requested checkpoints.
+        look_at_loss: ends the training if the loss is not finite.
     """
 
     loop: Loop
@@ -39,6 +41,7 @@ class Epochs:
     events: Events
     endings: Endings
     saving: Saving
+    look_at_loss: Callable[[], None]
     current: StreamWrapper | None = field(default=None, init=False)
     """The current stream; None between streams."""
     measured_at_end: tuple[int, int, str] | None = field(default=None, init=False)
@@ -253,6 +256,7 @@ class Epochs:
         if self.endings.wants_checkpoint():
             self.saving.request_by_signal(self.loop.iterations_done, is_training=self.endings.have_effect)
         if self.saving.has_work:
+            self.look_at_loss()
             profiling = self.events.profiling
             with self.loop.time.counting(train=False), nullcontext() if profiling is None else profiling.saving():
                 self.saving.save_requested(*self.state.point)

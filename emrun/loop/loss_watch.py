@@ -1,4 +1,4 @@
-"""The check that the loss is still finite."""
+"""The guard that ends a run whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emrun.base.types import EpochData
-from emrun.hook import Loop
+from emrun.base.arguments import check_choice
+from emrun.base.types import EpochData, Policy
+from emrun.hook import Loop, TrainingAborted
 from emrun.loop.batch_calls import Calls
+from emrun.loop.steps import StepRecord
 from emrun.ranks.parts import loss_weights, weighs_nothing
 from emrun.streams.stream import StreamWrapper
 
@@ -17,16 +19,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class LossWatch:
-    """Checks whether the loss is finite, and logs one warning if it is not.
+    """Checks whether the loss is finite, and ends the training or logs one warning if it is not.
 
-    Two values are checked in each epoch: the loss that was minimised last, at the end of the train stream (this waits
-    for the device), and the mean loss of the epoch.
+    The losses of the last update are checked at the end of the train stream and before each checkpoint, which wait for
+    the device in any case; and the mean loss of the epoch. A loss whose update was skipped does not count.
 
     Args:
         loop: has the model, whose `step_values` has the loss that was minimised last.
+        steps: has the losses of the batches before.
+        policy: what to do: `error`, `warn` or `ignore`.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, steps: StepRecord, policy: Policy) -> None:
+        check_choice("on_nan_loss", policy, Policy)
+        self._steps, self._policy = steps, policy
         self._outputs: Mapping[str, Any] = {}  # of the last training batch, if its examples have weights
         self._loop = loop
         self._looked_at = 0  # the last iteration that was checked
@@ -58,21 +64,34 @@ class LossWatch:
         self._outputs = outputs
 
     def look(self) -> None:
-        """Check the loss of the last iteration, once."""
-        if self._loop.iterations_done != self._looked_at:
-            self._looked_at = self._loop.iterations_done
-            if not weighs_nothing(self._outputs):
-                loss = self._loop.model.step_values().get("loss")
-                self._take("the loss of the last training batch", loss, self._loop.training_epochs_done + 1)
+        """Check the losses of the last update, once.
+
+        Raises:
+            TrainingAborted: one is not finite.
+        """
+        loop, model = self._loop, self._loop.model
+        if loop.iterations_done == self._looked_at:
+            return
+        self._looked_at = loop.iterations_done
+        if not weighs_nothing(self._outputs) and (model.has_updated is not False or model.is_accumulating):
+            losses = [*self._steps.losses(model.iterations_per_update), model.step_values().get("loss")]
+            for loss in losses:
+                self._take(f"{loop.train_stream_name}/loss", loss, loop.training_epochs_done + 1)
         self._outputs = {}
 
     def end_epoch(self, epoch_id: int, epoch_data: EpochData, trained: Sequence[str]) -> None:
-        """Check the mean losses of the train streams in the epoch data; log the warning."""
+        """Check the mean losses of the train streams in the epoch data; log the warning.
+
+        Raises:
+            TrainingAborted: one is not finite.
+        """
         for name in trained:
+            if epoch_data.get(name, {}).get("skipped_updates"):
+                continue
             loss = epoch_data.get(name, {}).get("loss")
             is_last_finite = self._is_finite
             mean = loss.get("mean") if isinstance(loss, Mapping) else loss
-            self._take(f"the mean loss of stream {name!r}", mean, self._loop.training_epochs_done)
+            self._take(f"{name}/loss/mean", mean, self._loop.training_epochs_done)
             self._is_finite &= is_last_finite
         self.warn()
 
@@ -90,10 +109,15 @@ class LossWatch:
         self._is_finite = math.isfinite(number)
         if self._is_finite or self._first is not None:
             return
+        if self._policy == "ignore":
+            return
         kind = "NaN" if math.isnan(number) else "infinite"
-        self._first = kind, epoch
-        place = f"in epoch {epoch} (iteration {self._loop.iterations_done})"
-        self._message = (
-            f"{what} is {kind} {place}: the rest of the run is probably useless; to end such a run before the update, "
-            f"add the hook `StopOnNaN: {{after_batch: true{', stop_on_inf: true' * (kind != 'NaN')}}}`"
+        place = f"{what} is {kind} at iteration {self._loop.iterations_done}"
+        more = "" if kind == "NaN" else ", stop_on_inf: true"
+        advice = (
+            f"the hook `StopOnNaN: {{after_batch: true{more}}}` ends a run before such an update, for `emrun replay`"
         )
+        if self._policy == "error":
+            raise TrainingAborted(f"{place} (main_loop.on_nan_loss); {advice}")
+        self._first = kind, epoch
+        self._message = f"{place}: the rest of the run is probably useless; {advice}"

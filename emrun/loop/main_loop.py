@@ -93,6 +93,9 @@ class MainLoop(Loop):
         on_empty_stream: what to do about a stream without any batch for the model: `error`, `warn` or `ignore`.
         on_unused_sources: what to do about sources that neither the model nor a hook reads: `error`, `warn` or
             `ignore`.
+        on_nan_loss: what to do about a loss that is NaN or infinite and whose update was made: `error` ends the
+            training with status 3 and saves no further checkpoint, `warn` trains on with one warning, `ignore` trains
+            on.
         on_incorrect_config: what to do about unknown arguments: `error`, `warn` or `ignore`.
         fixed_batch_size: drop batches of another length.
         fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass; also
@@ -138,6 +141,7 @@ class MainLoop(Loop):
         on_bad_example: Policy = "error",
         on_empty_stream: Policy = "error",
         on_unused_sources: Policy = "warn",
+        on_nan_loss: Policy = "error",
         on_incorrect_config: Policy = "error",
         fixed_batch_size: int | None = None,
         fixed_epoch_size: int | str | None = None,
@@ -220,16 +224,16 @@ class MainLoop(Loop):
         )
         if several is not None:
             events.of_ranks = RankEvents(them, several, checks, self)
-        self.time, loss = TrainingTime(events.examples), LossWatch(self)
+        self.time, loss = TrainingTime(events.examples), LossWatch(self, steps, on_nan_loss)
         failures = Failures(run, self, events, saving, randomness)
-        self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
+        self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving, loss.look)
         prefetches = prefetch_to_device and streams.reading.ahead > 0
         log = run.log if run is not None else rank_log
         ends = prefetches, preempt_exit_code, log
         self.session: Session = Session(self.epochs, run, steps, loss, *ends)
         rows = EpochRows(self, run, record, saving)
         bad = BadExamples(self, state, record, them, on_bad_example)
-        events.parts = [failures, bad, FirstDigests(run), self.time, steps, length, loss, self.session, rows]
+        events.parts = [failures, bad, FirstDigests(run), self.time, loss, steps, length, self.session, rows]
         endings.request, endings.wake_stream = saving.request, self.epochs.wake
         events.reached, events.keep_step = length.reached, failures.keep_skipped
         self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs

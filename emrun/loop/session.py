@@ -132,6 +132,11 @@ class Session:
         evaluating = epochs.loop.evaluating
         epochs.streams.stop()
         try:
+            if failure is None and not evaluating:
+                self.loss.look()
+        except TrainingAborted as loss_error:
+            failure = loss_error
+        try:
             if epochs.state.kept.is_used and epochs.loop.model.is_sharded:
                 _LOG.warning("the epoch is not saved before its evaluation: the weights lie on several ranks")
                 epochs.saving.wait()
@@ -139,7 +144,6 @@ class Session:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)
-                self.loss.look()
             else:
                 epochs.saving.wait()
         except BaseException as saving_error:

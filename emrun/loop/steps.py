@@ -130,6 +130,10 @@ class StepRecord:
         """The next iteration to record; 0 if none is."""
         return self._chunk.next or self._due
 
+    def losses(self, count: int) -> list[float | None]:
+        """Return the last losses of the chunk that has not ended, as far as they are numbers; waits for the device."""
+        return read([each for each in self._chunk.losses[-count:] if isinstance(each, float | Tensor)])
+
     def end_chunk(self) -> None:
         """Write the values since the last chunk, if there are any."""
         chunk = self._pending()

@@ -197,14 +197,12 @@ TOO_FAST = "model.optimizer={class: SGD, lr: 1.0e38}"
 
 
 def test_a_loss_that_becomes_nan_is_warned_of_once_and_in_the_last_line(project, emrun):
-    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4")
+    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", "main_loop.on_nan_loss=warn")
     assert done.returncode == 0
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2, done.stderr
     assert re.match(
-        r"warning: the loss of the last training batch is NaN in epoch \d \(iteration \d+\): .* `StopOnNaN: "
-        r"\{after_batch: true\}`",
-        warnings[0],
+        r"warning: train/loss(/mean)? is NaN at iteration \d+: .* `StopOnNaN: \{after_batch: true\}`", warnings[0]
     )
     assert done.stderr.splitlines()[-1] == warnings[1]
     assert re.fullmatch(r"warning: the loss was NaN from epoch \d on", warnings[1])
@@ -213,13 +211,117 @@ def test_a_loss_that_becomes_nan_is_warned_of_once_and_in_the_last_line(project,
 
 
 def test_a_quiet_run_that_ends_in_the_middle_of_an_epoch_says_that_its_loss_is_nan(project, emrun):
-    done = emrun("train", "-q", "config.yaml", TOO_FAST, "hooks.StopAfter.iterations=3", "~main_loop.extra_streams")
+    key = "main_loop.on_nan_loss=warn"
+    stop = "hooks.StopAfter.iterations=3"
+    done = emrun("train", "-q", "config.yaml", TOO_FAST, stop, "~main_loop.extra_streams", key)
     assert done.returncode == 0
     lines = done.stderr.splitlines()
-    assert [line.startswith("warning: the loss ") for line in lines] == [True, True]
+    assert [re.match("warning: (train/|the )loss ", line) is not None for line in lines] == [True, True]
     done = emrun("resume", "-q", next((project / "log").iterdir()), "hooks.StopAfter.iterations=4")
     assert done.returncode == 0
     assert done.stderr.splitlines()[-1].startswith("warning: the loss was NaN from epoch 1 on")
+
+
+GAP = """
+import numpy as np
+import torch
+import emrun
+
+
+class Data:
+    def __init__(self, at=5, value="nan"):
+        self.at, self.value = at, float(value)
+
+    def train_stream(self):
+        for i in range(8):
+            x = np.random.default_rng(i).normal(size=(4, 3)).astype(np.float32)
+            if i == self.at:
+                x[2, 0] = self.value
+            yield {"x": x, "y": np.float32([0, 1, 0, 1])}
+
+
+def squared(logit, y):
+    return (logit[:, 0] - y) ** 2
+
+
+class Own(emrun.TorchModel):
+    def train_step(self, inputs):
+        outputs = self.forward(inputs)
+        self.backward(outputs["loss"].mean())
+        self.update(self.optimizer)
+        return outputs
+"""
+
+ON_GAP = """
+dataset: {class: gap.Data}
+model:
+  module: {class: torch.nn.Linear, in_features: 3, out_features: 1}
+  inputs: [x]
+  outputs: [logit]
+  loss: {import: gap.squared, inputs: [logit, y]}
+  optimizer: {class: SGD, lr: 0.1}
+hooks: [{StopAfter: {epochs: 2}}]
+"""
+TWO_LOSSES = ["~model.loss", *(f"model.loss.{name}={{import: gap.squared, inputs: [logit, y]}}" for name in "ab")]
+
+
+@pytest.fixture
+def gap(tmp_path):
+    (tmp_path / "gap.py").write_text(GAP)
+    (tmp_path / "config.yaml").write_text(ON_GAP)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "iteration", "kept"),
+    [
+        ([], 8, "it-00000000"),
+        (TWO_LOSSES, 8, "it-00000000"),
+        (["model.class=gap.Own"], 8, "it-00000000"),
+        (["main_loop.record_steps=0"], 8, "it-00000000"),
+        (["hooks.StopAfter={iterations: 6}"], 6, "it-00000000"),
+        (["hooks.SaveEvery.every='1 iterations'"], 6, "it-00000005"),
+        (["hooks.SaveEvery.every='1 iterations'", "dataset.value=inf"], 6, "it-00000005"),
+        (["hooks.SaveEvery.every='1 iterations'", "model.accumulate=2", "dataset.at=4"], 6, "it-00000004"),
+        (["model.accumulate=8"], 8, "it-00000000"),
+    ],
+)
+def test_a_loss_that_is_not_finite_ends_the_run_and_no_checkpoint_is_saved_after_it(
+    gap, emrun, arguments, iteration, kept
+):
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", *arguments)
+    assert done.returncode == 3, done.stderr
+    assert re.match(
+        rf"error: train/loss is (NaN|infinite) at iteration {iteration} \(main_loop.on_nan_loss\); .* `emrun replay`",
+        done.stderr,
+    ), done.stderr
+    assert max(each.name for each in (gap / "run" / "checkpoints").glob("it-*")) == kept
+    assert "Traceback" not in done.stderr
+
+
+def test_the_hook_that_the_error_names_keeps_the_batch_for_a_replay(gap, emrun):
+    assert emrun("train", "-q", "config.yaml", "--output-dir", "run").returncode == 3
+    done = emrun("resume", "-q", "run", "hooks.StopOnNaN={after_batch: true}")
+    assert done.returncode == 3
+    assert "is NaN at iteration 6 (StopOnNaN)" in done.stderr
+    done = emrun("replay", "run")
+    assert done.returncode == 0, done.stderr
+    assert "source 'x' has values that are not finite in example 2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["hooks.SkipSpike={}"], ["hooks.SkipSpike={}", "dataset.at=7"], ["main_loop.on_nan_loss=ignore"]]
+)
+def test_a_loss_whose_update_is_skipped_or_that_is_meant_ends_no_run(gap, emrun, arguments):
+    stats = "hooks.ComputeStats={variables: [loss]}"
+    done = emrun("train", "-q", "config.yaml", "--output-dir", "run", stats, *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks(gap, emrun):
+    done = emrun("train", "-q", "--nproc", "2", "config.yaml", "--output-dir", "run", ranks=2)
+    assert done.returncode == 3, done.stderr
+    assert "train/loss is NaN at iteration 8" in done.stderr
 
 
 def test_a_resume_that_only_evaluates_at_the_end_has_the_seconds_of_that(project, emrun):
@@ -251,7 +353,9 @@ def test_a_mean_that_is_infinite_is_warned_of_too(project, emrun):
 
 def test_the_hook_of_the_readme_does_not_take_nan_for_a_small_gradient(project, emrun):
     shutil.copytree(ROOT / "sample_configs" / "my_project", project / "mine")
-    done = emrun("train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", cwd=project / "mine")
+    done = emrun(
+        "train", "config.yaml", TOO_FAST, "hooks.StopAfter.epochs=4", "main_loop.on_nan_loss=warn", cwd=project / "mine"
+    )
     assert "gradients are as small as" not in done.stderr
     assert "finished: 4 epochs done" in done.stderr
     lines = next((project / "mine").glob("log/*/metrics.jsonl")).read_text().splitlines()

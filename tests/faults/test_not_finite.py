@@ -107,7 +107,8 @@ def test_the_guard_names_variable_and_iteration_and_keeps_the_weights_before(pro
                 if where == "gradient" and not after_batch:
                     spoilt = "loss"  # of the batch behind it
                 assert f"train/{spoilt}" in message
-                assert f"at iteration {7 if after_batch else 12} " in message
+                at = {"loss": 7, "gradient": 8, "metric": 12}[where]  # SaveEvery saves after each iteration
+                assert f"at iteration {7 if after_batch else at} " in message
                 trace = YAML(typ="safe", pure=True).load(directory / "trace.yaml")
                 assert (trace["status"], trace["exit_status"]) == ("failed", 3)
             if after_batch:
