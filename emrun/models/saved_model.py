@@ -25,7 +25,7 @@ from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.loadable import Loadable
-from emrun.models.weights.saving import collect_weights, extra_state, load_weights
+from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put
 from emrun.ranks.group import ranks
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, write_shard
@@ -170,7 +170,7 @@ class SavedModel(ModuleModel):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 extra = dict(decode(state["model"]["extra"]))
-            self.module.load_state_dict({**self.module.state_dict(), **extra})
+            put(extra, self.module)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""

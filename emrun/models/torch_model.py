@@ -394,7 +394,7 @@ class TorchModel(SavedModel):
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
             if type(self).save is SavedModel.save and type(self).load is SavedModel.load:
-                self._loadable.check_saving()
+                self._loadable.check_saving(saves_more=type(self).state_dict is not TorchModel.state_dict)
             for member in self._optimizers.members:
                 member.check_loadable()
             if self._stream_metrics is not None:

@@ -11,10 +11,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from emrun.base.errors import ArgumentError
-from emrun.base.wording import listed
+from emrun.base.encoding import decode, encode
+from emrun.base.errors import ArgumentError, reason_of
+from emrun.base.randomness import preserved_randomness
+from emrun.base.wording import few, in_one_line, listed
+from emrun.models.optimizer import parameters_of
 from emrun.models.weights.fit import is_ordinary, kind_of
-from emrun.models.weights.saving import own_tensors
+from emrun.models.weights.saving import extra_state, own_tensors, put
+from emrun.ranks.pieces import piece
+
+_WAYS = (
+    "state_dict() must return all that is trained, as it is, and load_state_dict() must copy all of it back; what is "
+    "calculated anew is a buffer with persistent=False, what is not a tensor belongs in get_extra_state() and "
+    "set_extra_state(), and a frozen backbone that is left out gets its weights in __init__, from load_model or a file"
+)
 
 Structure = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name of a parameter or buffer -> its shape and its dtype."""
@@ -85,8 +95,11 @@ class Loadable:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
         self._registered, self._before_update = structure(own_tensors(self._model.module)), None
 
-    def check_saving(self) -> None:
+    def check_saving(self, *, saves_more: bool) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
+
+        Args:
+            saves_more: whether the model may save parameters that the module does not have.
 
         Raises:
             ArgumentError: a checkpoint cannot be saved, or a resume could not load it.
@@ -97,6 +110,50 @@ class Loadable:
             "{}; do that in the constructor of the hook or model",
             of_dtypes=False,
         )
+        if wrong := self._lost(saves_more=saves_more):
+            name = type(self._model.module).__name__
+            raise ArgumentError("module", f"a resume could not load a checkpoint of {name}: {wrong}; {_WAYS}")
+
+    @torch.no_grad()
+    def _lost(self, *, saves_more: bool) -> str:
+        """Save and load the module, while what is trained has other values; return what does not come back, in words.
+
+        Afterwards all tensors are as before. A frozen parameter that is saved as it is costs nothing.
+        """
+        module = self._model.module
+        optimized = {id(each) for one in self._model.own_optimizers.values() for each in parameters_of(one)}
+        parameters = dict(module.named_parameters())
+        own = {id(each) for each in parameters.values()}
+        if not (saves_more or optimized <= own):
+            return "an optimizer trains parameters that the module does not have"
+        frozen = {name for name, each in parameters.items() if not each.requires_grad}
+        saved = {name: each if name in frozen else each.clone() for name, each in own_tensors(module).items()}
+        extra = decode(encode(extra_state(module), "extra state of the module"))
+        unchanged = {piece(saved[name]).data_ptr() for name in frozen & saved.keys()}
+        found = {**dict(module.named_buffers()), **parameters}
+        tensors = {name: piece(each) for name, each in found.items() if is_ordinary(each)}
+        before = {
+            name: each.detach().to("cpu", copy=True)
+            for name, each in tensors.items()
+            if not (name in frozen and each.data_ptr() in unchanged)
+        }
+        for name in parameters.keys() - frozen:
+            if not optimized or id(parameters[name]) in optimized:
+                tensors[name].copy_(tensors[name] == 0)
+        try:
+            with preserved_randomness():
+                put({**saved, **extra}, module)
+            now = {**dict(module.named_buffers()), **parameters}
+            wrong = [name for name in before if not torch.equal(_bits(before[name]), _bits(piece(now[name]).cpu()))]
+        except Exception as error:  # code of the user
+            return f"load_state_dict() fails: {in_one_line(' '.join(reason_of(error).split()))}"
+        finally:
+            for name, values in before.items():
+                tensors[name].copy_(values)
+        left_out = [name for name in wrong if name in parameters and name not in saved]
+        if left_out:
+            return f"trained, but not saved: {few(map(repr, left_out))}"
+        return f"of other values after a load: {few(map(repr, wrong))}" if wrong else ""
 
     def check_first_update(self) -> None:
         """Call `check` once, between the first forward of a training step and its update."""
@@ -141,3 +198,7 @@ class Loadable:
                 "get_extra_state()",
             )
         return now
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

@@ -113,8 +113,13 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
             f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
             "architecture that they were saved from"
         )
+    put(as_held(module, state), module)
+
+
+def put(values: Mapping[str, Any], module: torch.nn.Module) -> None:
+    """Give a module saved tensors or extra state, and leave the rest as it is."""
     own_memory(module)
-    module.load_state_dict({**module.state_dict(), **as_held(module, state)})
+    module.load_state_dict({**module.state_dict(), **values})
 
 
 def own_memory(module: torch.nn.Module) -> None:
