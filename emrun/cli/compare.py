@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
-from emrun.base.wording import counted, few, listed, short
+from emrun.base.wording import counted, few, from_here, listed, short
 from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import end_by_signal, print_error, tell_json
 from emrun.cli.output import only_json, print_json, with_json
@@ -121,7 +121,7 @@ def compare(
     if not anyway:
         check_alike(a.tree, b.tree, address.split("/")[1])
     settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)
-    directory = expanded(output_dir or output_root / f"{a.get('name') or a.name}_compare")
+    directory = resolved(output_dir or output_root / f"{a.get('name') or a.name}_compare")
     sides = [Trials(each, (), settings, directory) for each in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
     commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
@@ -179,7 +179,7 @@ def _train(
         other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
         if found.changed or found.status == "changed":
             raise UsageError(
-                f"{trial.directory} was trained with other {other}; remove it, or use another --output-dir"
+                f"{from_here(trial.directory)} was trained with other {other}; remove it, or use another --output-dir"
             )
     jobs, threads = prepared(settings, *(each.config_of(every[0].trials[i]) for i, each in enumerate(sides)))
     results: list[list[Result]] = [[], []]
@@ -231,7 +231,7 @@ def _as_dict(
         "by": by,
         "pairs": len(runs),
         "examples": changed_examples(places, *str(settings.objective).split("/")[:2]),
-        "directory": directory,
+        "directory": from_here(directory),
         "runs": runs,
     }
 

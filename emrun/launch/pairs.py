@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, TypeGuard
 
+from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import from_here, listed
 from emrun.config.plan import with_statistics
@@ -82,7 +83,7 @@ def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
 
 def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
     """Return digest of the config -> directory, of finished runs: those among `sources`, beside these, in `root`."""
-    runs = [Path(each).absolute() for each in sources if (Path(each) / TRACE).exists()]
+    runs = [resolved(each) for each in sources if (Path(each) / TRACE).exists()]
     found: dict[str, Path] = {}
     for place in dict.fromkeys([*runs, *(each.parent for each in runs), root]):
         with suppress(UsageError, StorageError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.base.wording import from_here
 from emrun.epoch_data import numbers
 from emrun.launch.parameters import Parameter
 from emrun.launch.settings import Sweep
@@ -149,7 +150,7 @@ def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Seque
     values = {name: each[name] if list(each) == [name] else dict(each) for name, each in settings.items()}
     runs = [
         {
-            "directory": str(trial.directory),
+            "directory": str(from_here(trial.directory)),
             "status": result.status,
             "reason": result.reason,
             "seed": trial.seed,
