@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -427,8 +428,8 @@ class Turns(AbstractHook):
 
 def turn(name):
     """Turn the link `current`, as `ln -sfn` does."""
-    os.symlink(name, "current.new")
-    os.rename("current.new", "current")
+    Path("current.new").symlink_to(name)
+    Path("current.new").rename("current")
 
 
 def files_of(directory):
@@ -456,7 +457,7 @@ def test_a_link_that_is_turned_leads_no_run_into_another_one(turned, given):
 
 
 def test_a_link_above_the_run_that_is_turned_leads_no_run_into_another_one(turned):
-    os.mkdir("run")
+    Path("run").mkdir()
     training = create_training(config_of(), output_root="current")
     train_with(training, Turns())
     assert training.output_dir.parent == turned / "run"
@@ -485,7 +486,7 @@ def test_an_evaluation_of_a_link_that_is_turned_has_one_run(turned, monkeypatch)
 
 
 def test_the_lock_of_a_run_is_that_of_the_directory_that_is_written(turned):
-    os.mkdir("run")
+    Path("run").mkdir()
     training = create_training(config_of(), output_dir="current")
     turn("other")
     (turned / "run" / ".owner.json").write_text('{"pid": 1, "started": 1, "host": "another"}')
