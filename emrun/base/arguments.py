@@ -90,6 +90,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a directory of a run, absolute and without links; see `expanded`.
+
+    A run is one directory, although a link may be turned and the user's code may change the current directory. So a
+    path is resolved once, where it comes in.
+    """
+    return expanded(path).resolve()
+
+
 def safe_component(argument: str, name: str, also: str = "") -> str:
     """Return a name as one component of a path: letters, digits, `.`, `_`, `-` and those in `also`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import time
@@ -11,10 +12,10 @@ from typing import Any
 
 import click
 
-from emrun.base.arguments import expanded
-from emrun.base.errors import UsageError
+from emrun.base.arguments import expanded, resolved
+from emrun.base.errors import StorageError, UsageError
 from emrun.base.tables import folded_command, width
-from emrun.base.wording import counted, few, listed, short
+from emrun.base.wording import counted, few, from_here, listed, short
 from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import end_by_signal, print_error, tell_json
 from emrun.cli.output import only_json, print_json, with_json
@@ -38,6 +39,7 @@ from emrun.launch.settings import Condition, Sweep
 from emrun.launch.sweep import SweepLoop
 from emrun.launch.trials import Trial, Trials, identity
 from emrun.runs.summaries import chosen_by
+from emrun.storage.run import METRICS
 
 
 def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -121,12 +123,12 @@ def compare(
     if not anyway:
         check_alike(a.tree, b.tree, address.split("/")[1])
     settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)
-    directory = expanded(output_dir or output_root / f"{a.get('name') or a.name}_compare")
+    directory = resolved(output_dir or output_root / f"{a.get('name') or a.name}_compare")
     sides = [Trials(each, (), settings, directory) for each in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
     commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
     with only_json(as_json):
-        ending, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
+        ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
         print_error(ending.text.strip())
         if ending.signal_number is not None:
@@ -168,24 +170,27 @@ def _train(
     settings: Sweep,
     least: int,
     by: float,
-) -> tuple[Any, list[list[Result]], dict[str, Any] | None]:
+) -> tuple[Any, list[Pair], list[list[Result]], dict[str, Any] | None]:
     """Train pair after pair until there is a verdict; PyTorch is imported for all of them here.
 
     Returns:
-        How the runs have ended, if that ends the comparison, else None; the results of A and of B; the verdict.
+        How the runs have ended, if that ends the comparison, else None; the pairs; the results of A and B; the verdict.
     """
     for trial in (trial for pair in every for trial in pair.trials):
-        found = result_of(trial, settings, sides[0].code)
+        found = _whole(result_of(trial, settings, sides[0].code), trial)
         other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
         if found.changed or found.status == "changed":
             raise UsageError(
-                f"{trial.directory} was trained with other {other}; remove it, or use another --output-dir"
+                f"{from_here(trial.directory)} was trained with other {other}; remove it, or use another --output-dir"
             )
     jobs, threads = prepared(settings, *(each.config_of(every[0].trials[i]) for i, each in enumerate(sides)))
     results: list[list[Result]] = [[], []]
     verdict = None
     of_pair = Sweep(repeats=2, objective=settings.objective, condition=settings.condition, jobs=settings.jobs)
-    for number, pair in enumerate(every, 1):
+    pairs = list(every)
+    while len(results[0]) < len(pairs):
+        pair = pairs[len(results[0])]
+        finished = [each.directory for each in pair.trials if result_of(each, settings).status == "finished"]
         of = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
 
         def started_with(trial: Trial, ends: Path, of: dict[Path, list[str]] = of) -> list[str]:
@@ -194,15 +199,34 @@ def _train(
 
         ending = SweepLoop(pair, of_pair, jobs, started_with, threads, None).run()
         if ending.exit_status not in (0, 1):
-            return ending, results, verdict
+            return ending, pairs, results, verdict
+        again = pair.with_same_data(finished)
+        if again is not None:
+            pairs[len(results[0])] = again
+            continue
         for side, trial in zip(results, pair.trials, strict=True):
-            side.append(result_of(trial, settings))
-        if number >= least:
+            side.append(_whole(result_of(trial, settings), trial))
+        if len(results[0]) >= least:
             a, b = worst_for_missing([[each.value for each in side] for side in results], settings.condition)
             verdict = judge(a, b, settings.condition, by)
             if verdict["verdict"] != "undecided":
                 break
-    return None, results, verdict
+    return None, pairs, results, verdict
+
+
+def _whole(result: Result, trial: Trial) -> Result:
+    """Return a result that can be compared.
+
+    Raises:
+        StorageError: the run is finished, but its record is damaged, or has no value.
+    """
+    has_none = result.status == "finished" and result.value is None
+    if result.status == "damaged" or has_none:
+        place = from_here(trial.directory)
+        what = f"{place / METRICS} has no value of the metric" if has_none else result.reason
+        message = f"{what}, although the run is finished; put the file back, or remove {place} to train it again"
+        raise StorageError(errno.EIO, message)
+    return result
 
 
 def _as_dict(
@@ -217,7 +241,12 @@ def _as_dict(
         {
             "seed": pair.trials[0].seed,
             **{
-                name: {"directory": trial.directory, "value": found.value, "status": found.status}
+                name: {
+                    "directory": trial.directory,
+                    "value": found.value,
+                    "status": found.status,
+                    "reason": found.reason,
+                }
                 for name, trial, found in zip("ab", pair.trials, of_pair, strict=True)
             },
         }
@@ -231,7 +260,7 @@ def _as_dict(
         "by": by,
         "pairs": len(runs),
         "examples": changed_examples(places, *str(settings.objective).split("/")[:2]),
-        "directory": directory,
+        "directory": from_here(directory),
         "runs": runs,
     }
 

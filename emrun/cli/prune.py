@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from emrun.base.arguments import expanded
-from emrun.base.wording import counted, in_one_line, size_of
+from emrun.base.wording import counted, from_here, in_one_line, size_of
 from emrun.cli.failures import print_error
 from emrun.cli.ls import choosing_runs, runs_table
 from emrun.cli.output import print_json
@@ -53,7 +53,8 @@ def prune(
     if by is not None and kept is None:
         raise click.UsageError("--by says what --keep-best compares; add --keep-best N")
     what: What = "checkpoints" if checkpoints else "optimizer states" if optimizer_states else "runs"
-    root = expanded(directory)
+    given = expanded(directory)
+    root = from_here(given.parent.resolve() / given.name)  # a link of this name is refused
     rows, judged = _chosen(root, conditions, recursive, epochs, older, statuses, kept, by)
     found = [(row, Removal.of(row.run, what)) for row in rows]
     going = []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import UsageError
-from emrun.base.wording import counted, in_one_line, size_of
+from emrun.base.wording import counted, from_here, in_one_line, size_of
 from emrun.cli.console import GivenPath, complete_runs
 from emrun.runs.finding import find_runs, followed
 from emrun.runs.report.page import REPORT, write_page
@@ -40,7 +40,7 @@ def write_report(
 
     Exit status: 0 the file is written, 2 wrong usage, 74 a directory cannot be read, or the file cannot be written.
     """
-    places = [expanded(each) for each in directories]
+    places = [from_here(resolved(each)) for each in directories]
 
     def find() -> Sequence[StoredRun]:
         return [run for place in places for run in _runs_in(place)]
@@ -50,7 +50,7 @@ def write_report(
         raise UsageError("several directories: name the file, such as -o report.html")
     file = places[0] / REPORT if output is None else expanded(output)
     is_sweep = len(places) == 1 and len(first) > 1
-    title = in_one_line(places[0].resolve().name, 80) if is_sweep else None
+    title = in_one_line(places[0].absolute().name, 80) if is_sweep else None
     for found, is_running in followed(find) if follow else [(first, False)]:
         size = write_page(file, found, overwrites=overwrite, title=title, by=by, reloads=is_running)
     problems = sum(len(run.problems) for run in found)

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def sweep(
     loaded = load_config(config, (*overrides, *more))
     if not expanded(config).is_file() and not expanded(config).is_dir():
         raise UsageError(f"{config} can be read only once, but each trial reads the config; give a file")
-    directory = expanded(output_dir or output_root / f"{loaded.get('name') or loaded.name}_sweep")
+    directory = output_dir or output_root / f"{loaded.get('name') or loaded.name}_sweep"
     try:
         settings = _settings(loaded)
         trials = Trials(loaded, _parameters(loaded, given, settings), settings, directory)
@@ -179,7 +180,7 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
         with users_code():
             training = build_apart(with_statistics(trials.config_of(missing[0])))
         check_objective(training, settings.objective, place)
-    left = [command_of(command, trial) for trial in missing]
+    left = [command_of(command, replace(trial, directory=from_here(trial.directory))) for trial in missing]
     if as_json:
         print_json({"commands": [["emrun", *each] for each in left]})
     for each in () if as_json else left:
@@ -236,7 +237,11 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
         print_error(f"warning: {text}; delete their directories to train them again")
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
-        whole = {"directory": str(trials.directory), "objective": settings.objective, "condition": settings.condition}
+        whole = {
+            "directory": str(from_here(trials.directory)),
+            "objective": settings.objective,
+            "condition": settings.condition,
+        }
         print_json({**so_far(), **whole, "experiments": rows})
         return
     names = last_parts([each.name for each in trials.parameters])

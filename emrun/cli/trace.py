@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.wording import in_one_line
 from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.failures import print_error
@@ -76,8 +76,9 @@ def trace(
 
 def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:
     """Print the rows of a run as they are recorded."""
+    place = resolved(place)
     printed, has_begun = 0, False
-    for (run,), is_running in followed(lambda: [find_run(expanded(place))]):
+    for (run,), is_running in followed(lambda: [find_run(place)]):
         if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):
             continue  # nothing is recorded yet
         found = Records({"": run}, *asked)

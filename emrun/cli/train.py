@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from emrun.base.arguments import resolved
 from emrun.base.errors import ArgumentError, RunExists, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here, progress
@@ -104,6 +105,7 @@ def train(
         sweep.check_config(loaded)
     loaded = loaded.without("sweep")
 
+    output_dir = output_dir and resolved(output_dir)
     resumed = output_dir if auto_resume else None
     check_outside(output_dir or output_root / loaded.name)
     if output_dir is not None and resumed is None and not is_follower():
@@ -161,11 +163,11 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
     """Resume the run that the same command started; return the exit status."""
     from emrun.training.resume import changes_to
 
-    different = changes_to(output_dir, loaded)
+    different, shown = changes_to(output_dir, loaded), from_here(output_dir)
     if different:
         raise UsageError(
-            f"the run in {output_dir} was started with other values ({', '.join(different)}); to resume it with "
-            f"changes, use `emrun resume {output_dir}` with overrides; otherwise use another --output-dir"
+            f"the run in {shown} was started with other values ({', '.join(different)}); to resume it with "
+            f"changes, use `emrun resume {shown}` with overrides; otherwise use another --output-dir"
         )
     return resume_run(output_dir)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import resolved
 from emrun.base.censor import hidden
 from emrun.cli.console import overrides_argument, run_argument, terminal_log
 from emrun.cli.failures import import_torch, unwound_by_sigterm
@@ -35,7 +35,7 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
     """
     sys.dont_write_bytecode = True
     with terminal_log(quiet=quiet), unwound_by_sigterm():
-        run = find_run(expanded(directory))
+        run = find_run(resolved(directory))
         import_torch()
         from emrun.diagnosis.run_verification import verify_run as verify
 

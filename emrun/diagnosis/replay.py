@@ -90,7 +90,7 @@ def replay(directory: str | Path, device: str | None = None, anomaly: bool = Fal
         StorageError: the capsule is damaged.
         BaseException: any error that the model, the dataset or the hook raises while it is built.
     """
-    place, run_directory = map(Path.absolute, find_capsule(Path(directory)))  # user code may change the directory
+    place, run_directory = map(Path.resolve, find_capsule(Path(directory)))  # user code may change the directory
     capsule = read_capsule(place, run_directory)
     check_config(run_directory)
     config = read_config(run_directory, [f"model.device={device}"] if device is not None else [])

@@ -9,13 +9,14 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import Any, TypeGuard
 
+from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import from_here, listed
 from emrun.config.plan import with_statistics
@@ -26,6 +27,7 @@ from emrun.launch.trials import Experiment, Trial, Trials, digest_of, identity
 from emrun.runs.config_comparison import differences
 from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import StoredRun
+from emrun.storage.code.files import recorded_batches
 from emrun.storage.files import read_regular
 from emrun.storage.trace import TRACE
 
@@ -46,15 +48,49 @@ class Pair(Trials):
     Args:
         side: the trials of a config.
         trials: the two trials.
+        own: the same in the directory of the comparison, where `trials` may have a finished run from elsewhere.
     """
 
-    def __init__(self, side: Trials, trials: tuple[Trial, ...]) -> None:
+    def __init__(self, side: Trials, trials: tuple[Trial, ...], own: tuple[Trial, ...]) -> None:
         super().__init__(side.config, (), side.settings, side.directory)
         self.trials = trials
+        self._own = own
 
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiment; the two trials of a config that is compared with itself are one."""
         yield Experiment({}, tuple(dict.fromkeys(self.trials)))
+
+    def with_same_data(self, finished: Container[Path]) -> Pair | None:
+        """Return the pair in which a run that may have other data than its partner is trained again; None for none.
+
+        The first batches of both must show that a run from elsewhere has the same data. Those of a run of the
+        comparison may differ, as random numbers can make the data; but then it must not be older than its partner.
+
+        Args:
+            finished: the directories of the runs that were finished before their partners were trained.
+        """
+        a, b = self.trials
+        first = recorded_batches(a.directory / "code")
+        second = recorded_batches(b.directory / "code")
+        common = first.keys() & second.keys()
+        if a == b or (common and all(first[key] == second[key] for key in common)):
+            return None
+        older = [each for each in self.trials if each.directory in finished]
+        found = []
+        for trial, own in zip(self.trials, self._own, strict=True):
+            if trial != own:
+                found.append(own)
+            else:
+                found.append(_again(own) if older == [own] else own)
+        if tuple(found) == self.trials:
+            return None
+        _LOG.info("a pair is trained again, as the data may have changed since %s", from_here(older[0].directory))
+        return Pair(self, tuple(found), tuple(found))
+
+
+def _again(trial: Trial) -> Trial:
+    """Return a trial with the directory of its second training, after the data have changed."""
+    return replace(trial, directory=trial.directory.with_name(f"again-{trial.directory.name}"))
 
 
 def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair]:
@@ -64,8 +100,14 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
         sides: the trials of each config.
         finished: digest of a config -> the directory of a finished run.
     """
-    trials = [[_known(side, each, finished) for each in side.experiment({}).trials] for side in sides]
-    return [Pair(sides[0], pair) for pair in zip(*trials, strict=True)]
+    own = [[_newest(each) for each in side.experiment({}).trials] for side in sides]
+    trials = [[_known(side, each, finished) for each in every] for side, every in zip(sides, own, strict=True)]
+    return [Pair(sides[0], *pair) for pair in zip(zip(*trials, strict=True), zip(*own, strict=True), strict=True)]
+
+
+def _newest(trial: Trial) -> Trial:
+    again = _again(trial)
+    return again if again.directory.exists() else trial
 
 
 def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
@@ -82,7 +124,7 @@ def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
 
 def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
     """Return digest of the config -> directory, of finished runs: those among `sources`, beside these, in `root`."""
-    runs = [Path(each).absolute() for each in sources if (Path(each) / TRACE).exists()]
+    runs = [resolved(each) for each in sources if (Path(each) / TRACE).exists()]
     found: dict[str, Path] = {}
     for place in dict.fromkeys([*runs, *(each.parent for each in runs), root]):
         with suppress(UsageError, StorageError):

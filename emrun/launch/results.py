@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.base.wording import from_here
 from emrun.epoch_data import numbers
 from emrun.launch.parameters import Parameter
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment, Trial
 from emrun.runs.code_comparison import CodeNow
 from emrun.runs.stored_run import StoredRun, statistic
-from emrun.storage.run import holds_run
+from emrun.storage.run import METRICS, holds_run
 
 DONE = ("finished", "pruned", "failed", "changed")
 """How a trial stands that a sweep does not train."""
@@ -33,9 +34,9 @@ class Result:
     """How a trial stands.
 
     Args:
-        status: `waiting` (it has no directory), `running`, `interrupted`, `killed`, or one of `DONE`. `changed`: it was
-            resumed with another config, so it is not the trial any more.
-        reason: why it ended; None if it has not.
+        status: `waiting` (it has no directory), `running`, `interrupted`, `killed`, `damaged` (it has lost metrics), or
+            one of `DONE`. `changed`: it was resumed with another config, so it is not the trial any more.
+        reason: why it ended, or what is damaged; None if it has not ended.
         values: (epoch, value of the objective) of each epoch that has it.
         value: the value of the objective that counts; None as long as the trial is not finished.
         threads: the number of threads of PyTorch that it was trained with, None if it is not known.
@@ -69,9 +70,12 @@ def result_of(trial: Trial, settings: Sweep, code: CodeNow | None = None) -> Res
         status = "changed"
     values = [] if settings.objective is None else objective_of(run, settings.objective)
     trained = [each for each in values if each[0] > 0 or not run.epochs_done]
+    damage = damage_of(run) if status == "finished" and settings.objective is not None else None
+    if damage is not None:
+        status = "damaged"
     value = value_of(trained, settings) if status == "finished" else None
     changed = None if code is None or status == "running" else code.changed(trial.directory)
-    return Result(status, run.reason, values, value, run.trace.get("threads"), changed)
+    return Result(status, damage or run.reason, values, value, run.trace.get("threads"), changed)
 
 
 def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
@@ -81,6 +85,17 @@ def objective_of(run: StoredRun, address: str) -> list[tuple[int, float]]:
     except StorageError:
         return []
     return [(epoch, value) for epoch, value in found if value is not None]
+
+
+def damage_of(run: StoredRun) -> str | None:
+    """Return what is damaged of the metrics of a finished run, with the name of the file; None if they are whole."""
+    try:
+        recorded = {each["epoch"] for each in run.epochs()}
+    except StorageError as error:
+        return str(error)
+    if recorded.issuperset(range(1, run.epochs_done + 1)):
+        return None
+    return f"{from_here(run.directory / METRICS)} does not have all of its {run.epochs_done} epochs"
 
 
 def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | None:
@@ -149,7 +164,7 @@ def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Seque
     values = {name: each[name] if list(each) == [name] else dict(each) for name, each in settings.items()}
     runs = [
         {
-            "directory": str(trial.directory),
+            "directory": str(from_here(trial.directory)),
             "status": result.status,
             "reason": result.reason,
             "seed": trial.seed,

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from emrun.base.errors import ConfigError, Position, Problem, StorageError
+from emrun.base.arguments import resolved
+from emrun.base.errors import ConfigError, Position, Problem, StorageError, UsageError
 from emrun.base.randomness import derived_seed
+from emrun.base.wording import from_here
 from emrun.config.config import Config
 from emrun.config.interpolation import unread_values
 from emrun.config.overrides import in_name
@@ -87,7 +89,7 @@ class Trials:
         self._has_seed = self._base is alone
         self.parameters = parameters
         self.settings = settings
-        self.directory = directory
+        self.directory = resolved(directory)
         seed = self._base["seed"]
         self.seed = seed if isinstance(seed, int) else 0  # another one is reported by `check`
         """The seed of the sweep: that of the config, or 0."""
@@ -184,6 +186,9 @@ class Trials:
         place = self.directory / f"{_PREFIX}{shown}{'-' * bool(shown)}{name}"
         if not place.exists():  # but perhaps as a trial of other parameters
             place = next(self.directory.glob(f"{_PREFIX}*{name}"), place)
+        if place.is_symlink():
+            message = "is a link, and the directory of a trial is its own; remove the link, or use another --output-dir"
+            raise UsageError(f"{from_here(place)} {message}")
         return Trial(changed, place, seed, fold)
 
 

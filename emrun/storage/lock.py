@@ -63,15 +63,15 @@ class RunLock:
         path = directory.resolve()
         owner = _Owner.of_this_process()
         descriptor = _open(path, directory)
-        self.release = weakref.finalize(self, _release, path, directory.absolute(), descriptor, owner)
+        self.release = weakref.finalize(self, _release, path, descriptor, owner)
         """Release the lock, so that another process can write the run."""
         try:
             _lock(descriptor, directory)
             if _is_replaced(descriptor, path):
                 raise RunInUse(f"{directory} was taken over by another process; try again when it has ended")
-            write_atomically(directory / _OWNER, json.dumps(asdict(owner)) + "\n")
+            write_atomically(path / _OWNER, json.dumps(asdict(owner)) + "\n")
             check = partial(_check, path, directory, owner, (path / _OWNER).stat())
-            guard(directory.absolute(), check, but=EVALUATIONS)
+            guard(path, check, but=EVALUATIONS)
         except BaseException:
             self.release()
             raise
@@ -287,8 +287,8 @@ def _check(path: Path, directory: Path, me: _Owner, written: os.stat_result) -> 
         )
 
 
-def _release(path: Path, guarded: Path, descriptor: int, me: _Owner) -> None:
-    unguard(guarded)
+def _release(path: Path, descriptor: int, me: _Owner) -> None:
+    unguard(path)
     if _HELD.pop(path, None) is None:  # in a forked child
         return
     if _Owner.of(path) == me:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
 from emrun.base.randomness import draw_seed, seed_everything
 from emrun.base.user_modules import find_user_modules
@@ -79,8 +79,8 @@ def create_training(
         BaseException: an error of the dataset, the model or a hook while it is built; the trace records it.
     """
     joined = join()
-    root = expanded(output_root).absolute()  # the code of the user may change the current directory
-    place = None if output_dir is None else expanded(output_dir).absolute()
+    root = resolved(output_root)
+    place = None if output_dir is None else resolved(output_dir)
     with joined.in_step() as tell:
         drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import resolved
 from emrun.base.errors import StorageError, StreamError, UsageError
 from emrun.base.types import EpochData
 from emrun.base.wording import counted, from_here, progress
@@ -52,7 +52,7 @@ def load_run(run_directory: str | Path, checkpoint_name: str | None = None) -> T
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: an error of the dataset or the model.
     """
-    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
+    directory = resolved(run_directory)
     plan = replace(Plan.of(config_of(directory)), hooks=[])
     find_checkpoint(plan, directory, checkpoint_name)
     training = assemble(plan, directory, run=None, is_evaluation=True, classes=directory)
@@ -95,7 +95,7 @@ def evaluate(
         BaseException: an error of the dataset, the model or a hook.
     """
     joined = join()
-    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
+    directory = resolved(run_directory)
     run = None
     how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
     with joined.in_step() as tell:
@@ -108,7 +108,7 @@ def evaluate(
         if joined.is_first:
             root = directory / CHECKPOINTS
             find_checkpoint(plan, directory, checkpoint_name)
-            results = directory / EVALUATIONS if output_dir is None else expanded(output_dir).absolute()
+            results = directory / EVALUATIONS if output_dir is None else resolved(output_dir)
             try:
                 run = create_evaluation(results, stream, dump(merged.root), command, plain=merged.root.plain())
             except StorageError as error:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import resolved
 from emrun.base.errors import UsageError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
 from emrun.base.wording import from_here, progress
@@ -47,7 +47,7 @@ def load_model(
         StorageError: the checkpoint is damaged or does not fit.
         BaseException: an error of the model.
     """
-    directory = expanded(run_directory).absolute()
+    directory = resolved(run_directory)
     if directory in within:
         raise UsageError(f"{directory} is among its own runs")
     plan = Plan.of(config_of(directory).without("hooks", "eval").overridden(overrides))

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import ArgumentError, StreamError, UsageError
 from emrun.base.wording import from_here
 from emrun.config.import_finder import locate
@@ -91,7 +91,7 @@ def predict(
         BaseException: an error of the dataset, the model or a hook.
     """
     joined = join()
-    directory = expanded(run_directory).absolute()  # the code of the user may change the current directory
+    directory = resolved(run_directory)
     place = None if file is None else expanded(file).absolute()
     root = directory / CHECKPOINTS
     if place is None and joined.several:

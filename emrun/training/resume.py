@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import Position, StateError, StorageError, UsageError
 from emrun.base.wording import counted, from_here, progress
 from emrun.config.config import Config, read_config
@@ -81,7 +81,7 @@ def resume_training(
             cases.
     """
     joined = join()
-    source = expanded(run_directory).absolute()  # the code of the user may change the current directory
+    source = resolved(run_directory)
     with joined.in_step() as tell:
         check_run(source)
         if joined.is_first:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,81 @@ def test_runs_of_other_code_are_refused(project, emrun):
     problems = compared(emrun, "-b", "model.width=20", "--pairs", "2", status=2)["problems"]
     assert "was trained with other code" in problems[0]["message"]
     assert len(trials(project)) == 0
+
+
+DATA_THEN = "self.fold + float(ctx.rng.random())"
+
+
+def change_data(project):
+    """Let the file with which the data are made say something else, so that the code stays the same."""
+    (project / "data.txt").write_text("0.25")
+
+
+@pytest.fixture
+def with_file(project):
+    """The project with data that depend on a file, which is no code."""
+    code = (project / "my_code.py").read_text()
+    assert DATA_THEN in code
+    code = code.replace(DATA_THEN, f"{DATA_THEN} + float(Path('data.txt').read_text())")
+    (project / "my_code.py").write_text(code)
+    (project / "data.txt").write_text("0")
+    return project
+
+
+B20 = ("-b", "model.width=20", "--pairs", "2")
+
+
+@pytest.mark.parametrize("sides", [("a",), ("b",), ("a", "b")])
+def test_a_finished_run_of_other_data_is_trained_again(with_file, emrun, sides):
+    widths = {"a": 1, "b": 20}
+    for side in sides:
+        done = emrun("train", "-q", "config.yaml", f"model.width={widths[side]}", "--output-dir", f"log/{side}")
+        assert done.returncode == 0
+    change_data(with_file)
+    if sides == ("a", "b"):  # one of them is of the data that there are now
+        assert emrun("train", "-q", "config.yaml", "model.width=20", "--output-dir", "log/c").returncode == 0
+        (with_file / "log" / "b").rename(with_file / "old")
+    arguments = ("config.yaml", "model.width=1", "--output-dir", "runs", *B20)
+    done = emrun("compare", *arguments, "--json")
+    assert "a pair is trained again, as the data may have changed since log/" in done.stderr
+    found = json.loads(done.stdout)
+    assert {Path(run[side]["directory"]).parent.name for run in found["runs"] for side in "ab"} == {"runs"}
+    fresh = json.loads(emrun("compare", *arguments[:2], "--output-dir", "fresh", "-o", "none", *B20, "--json").stdout)
+    assert [fresh[key] for key in ("verdict", "means", "difference")] == [
+        found[key] for key in ("verdict", "means", "difference")
+    ]
+
+
+def test_a_comparison_that_continues_with_other_data_trains_the_older_partner_again(with_file, emrun):
+    first = compared(emrun, *B20)
+    change_data(with_file)
+    place = Path(first["runs"][1]["b"]["directory"])
+    place.rename(with_file / "old")
+    found = compared(emrun, *B20)
+    assert found["runs"][0] == first["runs"][0]
+    again = Path(found["runs"][1]["a"]["directory"])
+    assert again.name == f"again-{Path(first['runs'][1]['a']['directory']).name}"
+    assert found["runs"][1]["a"]["value"] != first["runs"][1]["a"]["value"]
+    assert compared(emrun, *B20)["runs"] == found["runs"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut in a line", "cut at a line", "a line less"])
+def test_a_damaged_record_is_an_error_with_the_name_of_the_file(project, emrun, damage):
+    first = compared(emrun, *B20)
+    assert all(run[side]["reason"] for run in first["runs"] for side in "ab")
+    file = Path(first["runs"][0]["a"]["directory"]) / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    if damage == "gone":
+        file.unlink()
+    else:
+        cuts = {"cut in a line": [*lines[:-1], lines[-1][:10]], "cut at a line": lines[:-1], "a line less": lines[1:]}
+        file.write_bytes(b"".join(cuts[damage]))
+    done = emrun("compare", "config.yaml", "--output-dir", "runs", *B20)
+    if damage == "a line less" and b'"epoch": 0' in lines[0]:  # the epoch before the training does not count
+        assert done.returncode == 0
+        return
+    assert done.returncode == 74
+    assert f"{file.relative_to(project)}" in done.stderr
+    assert "put the file back, or remove runs/trial-" in done.stderr
+    shutil.rmtree(file.parent)
+    assert compared(emrun, *B20)["means"] == first["means"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sweeps import write_project
 
-from emrun.base.errors import ConfigError
+from emrun.base.errors import ConfigError, UsageError
 from emrun.config.config import load_config
 from emrun.launch.parameters import read_parameters
 from emrun.launch.settings import Sweep
@@ -114,3 +114,21 @@ def test_what_the_directories_say_is_all_that_is_known(project, emrun):
     trials = made("model.lr={low: 0.0, high: 0.2}", "model.width=[2, 1]")
     found = sorted(sorted(each.values.items()) for each in trials.known())
     assert found == [[("model.lr", 0.1), ("model.width", 0)], [("model.lr", 0.1), ("model.width", 1)]]
+
+
+def test_a_trial_that_is_a_link_is_refused(project):
+    (trial,) = next(made(overrides=["model.width=1"]).grid()).trials
+    (project / "other").mkdir()
+    trial.directory.parent.mkdir()
+    trial.directory.symlink_to(project / "other")
+    shown = f"log/{trial.directory.name} is a link, and the directory of a trial is its own; remove the link"
+    with pytest.raises(UsageError, match=shown):
+        list(made(overrides=["model.width=1"]).grid())
+
+
+def test_the_directory_of_a_sweep_is_resolved_once(project):
+    (project / "log").symlink_to("first")
+    trials = made()
+    (project / "log").unlink()
+    (project / "log").symlink_to("second")
+    assert {trial.directory.parent for each in trials.grid() for trial in each.trials} == {project / "first"}

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from training.resuming import HOOKS, config_of, result, resumed, stopped, straig
 
 from emrun import AbstractHook, create_training, resume_training
 from emrun.base.encoding import encode
-from emrun.base.errors import ConfigError, StateError, StorageError, UsageError
+from emrun.base.errors import ConfigError, RunInUse, StateError, StorageError, UsageError
 from emrun.config.config import read_config
 from emrun.runs.finding import find_runs
 from emrun.storage.checkpoints.commits import commit
 from emrun.storage.trace import read_trace
+from emrun.training import evaluate as evaluation
 from emrun.training.create import train
 
 
@@ -414,3 +416,79 @@ def test_an_interrupt_is_named_once_in_the_log(project):
     training = create_training(config_of(), output_dir=project / "run")
     train_with(training, Terminate())
     assert (project / "run" / "train.log").read_text().rstrip().endswith(" interrupted by SIGTERM")
+
+
+class Turns(AbstractHook):
+    """Turns the link `current` to the directory `other`, after the first batch that the model is trained on."""
+
+    def after_batch(self, batch_data):
+        if self.main_loop.training and self.main_loop.iterations_done == 1:
+            turn("other")
+
+
+def turn(name):
+    """Turn the link `current`, as `ln -sfn` does."""
+    Path("current.new").symlink_to(name)
+    Path("current.new").rename("current")
+
+
+def files_of(directory):
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def turned(project, monkeypatch):
+    """A project with the run `other`, whose link `current` leads to the directory `run`; both are compared later."""
+    monkeypatch.chdir(project)
+    train(create_training(config_of(), output_dir="other"))
+    turn("run")
+    return project
+
+
+@pytest.mark.parametrize("given", ["current", "./current", "other/../current/"])
+def test_a_link_that_is_turned_leads_no_run_into_another_one(turned, given):
+    before = files_of(turned / "other")
+    training = create_training(config_of(report=True), output_dir=given)
+    train_with(training, Turns())
+    assert files_of(turned / "other") == before
+    assert read_trace(turned / "run")["status"] == "finished"
+    assert (turned / "run" / "report.html").exists()
+    assert sorted(path.name for path in (turned / "run" / "checkpoints").iterdir() if path.is_symlink())
+
+
+def test_a_link_above_the_run_that_is_turned_leads_no_run_into_another_one(turned):
+    Path("run").mkdir()
+    training = create_training(config_of(), output_root="current")
+    train_with(training, Turns())
+    assert training.output_dir.parent == turned / "run"
+    assert not list((turned / "other").glob("*/trace.yaml"))
+    assert read_trace(training.output_dir)["status"] == "finished"
+
+
+def test_a_resume_of_a_link_that_is_turned_stays_in_its_run(turned):
+    train(create_training(config_of(), output_dir="run"))
+    before = files_of(turned / "other")
+    training = resume_training("current", ["hooks.StopAfter.epochs=3"])
+    turn("other")
+    train(training)
+    assert files_of(turned / "other") == before
+    assert read_trace(turned / "run")["epochs_done"] == 3
+
+
+def test_an_evaluation_of_a_link_that_is_turned_has_one_run(turned, monkeypatch):
+    train(create_training(config_of(), output_dir="run"))
+    before = files_of(turned / "other")
+    original = evaluation.assemble_alike
+    monkeypatch.setattr(evaluation, "assemble_alike", lambda *a, **k: (turn("other"), original(*a, **k))[1])
+    evaluation.evaluate("current", "valid")
+    assert files_of(turned / "other") == before
+    assert read_trace(turned / "run" / "eval" / "valid-1")["status"] == "finished"
+
+
+def test_the_lock_of_a_run_is_that_of_the_directory_that_is_written(turned):
+    Path("run").mkdir()
+    training = create_training(config_of(), output_dir="current")
+    turn("other")
+    (turned / "run" / ".owner.json").write_text('{"pid": 1, "started": 1, "host": "another"}')
+    with pytest.raises(RunInUse, match="was taken over by process 1 on another"):
+        train(training)
