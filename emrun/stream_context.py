@@ -26,13 +26,13 @@ Array = np.ndarray[Any, Any]
 
 
 class WithLeftOut(NamedTuple):
-    """A batch, and the bad examples that were left out of it."""
+    """A batch, and what its stream tells with it: the bad examples that were left out of it, and the rows so far."""
 
     batch: Any
     left_out: dict[str, str]
     """Name of an example -> why it cannot be read."""
     rows: int
-    """The number of examples of the pass, on all ranks."""
+    """The number of examples of the pass, on all ranks, as far as `batches` was told."""
 
 
 class StreamContext:
@@ -87,6 +87,8 @@ class StreamContext:
         self.rows = 0
         """The number of examples of the pass, as far as `batches` was told; 0 if it is not known."""
         self._left_out: dict[str, str] = {}  # of the current batch
+        self._tells_rows = False
+        self._has_news = False  # that go with the next batch
         self._handed_out: int | None = None
         self._yielded = start
         self._unfinished = False  # whether a call of `batches` has rows left
@@ -155,6 +157,7 @@ class StreamContext:
             )
         self._orders += 1
         self.rows += n
+        self._has_news |= self._tells_rows
         if self.ranks.several:
             self._share, self._is_cut = (False, 0), False  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
@@ -190,6 +193,7 @@ class StreamContext:
             reason: why it cannot be read.
         """
         self._left_out[name] = reason
+        self._has_news = True
 
     def _own(self, rows: Rows) -> Rows:
         """Return the rows of this rank; the first row if it has none, as it must take part in each batch."""
@@ -219,13 +223,19 @@ class StreamContext:
         """Whether the stream uses `batches`, which leaves out the first `start` batches itself."""
         return self._handed_out is not None
 
-    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch | WithLeftOut]:
+    def counted(self, batches: Iterable[Batch], *, tells_rows: bool = False) -> Iterator[Batch | WithLeftOut]:
         """Yield the batches of the stream that received this context, and check the contract of `batches`.
+
+        Args:
+            batches: the batches of the stream.
+            tells_rows: whether the first batch after each call of `batches` comes with the number of rows.
 
         Raises:
             StreamError: the stream does not yield one batch for each set of rows, or has fewer than `start` batches.
         """
         self._is_counted = True
+        self._tells_rows = tells_rows
+        self._has_news |= tells_rows
         ranks = self.ranks if self.ranks.several else None
         own: Any
         for batch in batches:
@@ -238,7 +248,8 @@ class StreamContext:
                 own = own_share(batch, ranks)
             else:
                 own = self._shared(batch)
-            if self._left_out:
+            if self._has_news:
+                self._has_news = False
                 left_out, self._left_out = self._left_out, {}
                 own = WithLeftOut(own, left_out, self.rows)
             yield own
@@ -246,7 +257,7 @@ class StreamContext:
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:
-            raise beyond_end(self.stream_name, self._handed_out, self.start)
+            raise beyond_end(self.stream_name, self._handed_out, self.start, self.rows)
 
     def _shared(self, batch: Batch) -> Batch:
         """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""
@@ -284,11 +295,15 @@ class StreamContext:
 
 
 class BeyondEnd(StreamError):
-    """A pass has fewer batches than must be left out."""
+    """A pass has fewer batches than must be left out; `rows` is 0 if its number of examples is not known."""
+
+    def __init__(self, message: str, batches: int = 0, rows: int = 0) -> None:
+        super().__init__(message, first_batch=True)
+        self.batches = batches
+        self.rows = rows
 
 
-def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
+def beyond_end(stream_name: str, batches: int, position: int, rows: int = 0) -> BeyondEnd:
     """Return the error for a position beyond the end of a stream."""
-    return BeyondEnd(
-        f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end", first_batch=True
-    )
+    message = f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end"
+    return BeyondEnd(message, batches, rows)

@@ -241,6 +241,14 @@ class StateError(EmrunError, ValueError):
     code = "state"
 
 
+class DataChanged(StateError):
+    """The data of a stream are not those of the checkpoint that a resume begins from."""
+
+    code = "state.data"
+    key = "main_loop.on_changed_data=warn"
+    fix = f"override {key}"
+
+
 def reason_of(error: BaseException) -> str:
     """Return the message of an error; for an error of the operating system without its number: `reason: PATH`."""
     if not isinstance(error, OSError) or isinstance(error, EmrunError) or error.errno is None:

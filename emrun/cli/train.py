@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.base.arguments import resolved
-from emrun.base.errors import ArgumentError, RunExists, UsageError
+from emrun.base.errors import ArgumentError, DataChanged, RunExists, UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here, progress
 from emrun.cli.console import DISPLAY, VERBOSE, Directory, config_arguments, is_follower, with_terminal_log
@@ -257,6 +257,8 @@ def _tell_what_survived(training: Training, shown: Path, error: BaseException | 
     is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
     if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
         label, words = "resume with", ["resume", str(shown)]
+        if isinstance(error, DataChanged):
+            words.append(error.key)
     else:
         label = "start again with"
         words = _with_free_output_dir(sys.argv[1:], shown) if is_begun(directory) else sys.argv[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,10 @@ def _value_meant(value: Node, wrong: str) -> str:
     """Return the fix of a value of the wrong type, if the message says which value is right."""
     texts = {"true": "true", "false": "false", "it in quotes": f"'{value.value}'"}
     texts["the number without quotes"] = str(value.value)
-    meant = texts.get(wrong.rpartition("; write ")[2])
+    advice = wrong.rpartition("; write ")[2]
+    if not value.position.line and "=" in advice:
+        return f"override {shlex.split(advice)[0]}"
+    meant = texts.get(advice)
     return f"set {meant}" if meant is not None and value.spelling is None else ""
 
 

@@ -17,6 +17,8 @@ from emrun.base.errors import TIMED_OUT, ConfigError, Position, Problem, ReadTim
 from emrun.base.wording import did_you_mean, from_here
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import copies_left, merge, override, stream_of_eval, words_in
+from emrun.config.sections import SECTIONS
+from emrun.config.type_hints import with_texts
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, list_in, mapping_in, node_of, parse
 
@@ -58,7 +60,9 @@ class Config(Mapping[str, Any]):
         Raises:
             ConfigError: a `${...}` refers to a missing key or environment variable.
         """
-        return interpolate(self.root)
+        tree = interpolate(self.root)
+        texts = {key: with_texts(node, str) for key, node in tree.value.items() if SECTIONS.get(key) is str}
+        return replace(tree, value={**tree.value, **texts})
 
     @cached_property
     def _plain(self) -> dict[str, Any]:

@@ -85,8 +85,9 @@ class _Interpolation:
         if whole and whole["name"] is not None:
             found = self._named(whole["name"], node, active, depth)
             is_read = whole["name"].startswith("env:") and self._reads_environment
-            value = read_scalar(found.value) if is_read else found.value
-            return replace(found, value=value, position=node.position, key=node.key)
+            if is_read:
+                found = replace(found, value=read_scalar(found.value), text=found.value)
+            return replace(found, position=node.position, key=node.key)
         return self._text(node, active, depth)
 
     def _text(self, node: Node, active: tuple[str, ...], depth: int) -> Node:

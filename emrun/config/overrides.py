@@ -14,7 +14,7 @@ from emrun.base.wording import did_you_mean, listed, normalised
 from emrun.config.interpolation import name_of, unread_values
 from emrun.config.names import same_class
 from emrun.config.type_hints import BOOLEANS
-from emrun.config.yaml_tree import MAX_DEPTH, Node, mapping_in, parse
+from emrun.config.yaml_tree import MAX_DEPTH, Node, mapping_in, parse_typed
 
 _LONGEST_PART = 24  # of an override in a name
 
@@ -99,7 +99,8 @@ class _Overriding:
             raise self._error("", f"an override must be key=value, or ~key to delete a key: {text}=VALUE or ~{text}")
         if key.startswith("+"):
             raise self._error("", f"keys that are missing are added without a '+': write {text.lstrip('+')}")
-        new = replace(parse(value, here.source), position=here, key=here) if equals else None
+        typed = parse_typed(value, here.source, f"for a text, write {shlex.quote(f'{key}={json.dumps(value)}')}")
+        new = replace(typed, position=here, key=here) if equals else None
         self._path = path = re.sub(r"\[([0-9]+)\]", r".\1", key).split(".")  # messages write hooks[0]
         if len(path) > MAX_DEPTH:
             raise self._error("", f"the key has more than {MAX_DEPTH} parts")

@@ -25,7 +25,7 @@ from emrun.config.overrides import hook_entry
 from emrun.config.recipe import Recipe
 from emrun.config.sections import DEFAULT_MODEL, SUPPLIED_TO_LOOP, check_main_loop
 from emrun.config.signatures import UNREAD, takes_text
-from emrun.config.type_hints import allows_mapping, alternatives, form_in
+from emrun.config.type_hints import allows_mapping, alternatives, form_in, with_texts
 from emrun.config.yaml_tree import Node, mapping_in
 from emrun.events import check_events
 
@@ -229,6 +229,8 @@ class Planner:
         options = {k: self.value(v, f"{key}.{k}", supplied) for k, v in node.value.items() if k in own_keys}
         below = tuple(name for name in supplied if (kind, name) != ("dataset", "model"))
         rest = {k: v for k, v in node.value.items() if k not in (*own_keys, "class", "import")}
+        if parameters is not None:
+            rest = {k: with_texts(v, parameters.hint(k)) for k, v in rest.items()}
         if is_import:
             for name, child in rest.items():
                 message = f"unknown argument {name!r}; 'import' names an object that is not called"

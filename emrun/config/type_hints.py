@@ -5,9 +5,12 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import os
+import re
+import shlex
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from emrun.base.errors import ArgumentError, Position
@@ -15,7 +18,7 @@ from emrun.base.types import AtLeast, Factory, Form, Interval, Units
 from emrun.base.wording import did_you_mean, listed
 from emrun.config.names import instead
 from emrun.config.signatures import UNREAD
-from emrun.config.yaml_tree import Node, node_of, read_scalar
+from emrun.config.yaml_tree import Node, node_of, of_each, read_scalar
 
 Mark = TypeVar("Mark", Units, AtLeast)
 
@@ -65,8 +68,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     elif isinstance(value, str):
         literals = [each for sort, _, values in alternatives(hint) if sort == "literal" for each in values]
         how = did_you_mean(value, map(str, literals))
-    elif type(value) in (int, float) and takes_text:
-        how = "; write it in quotes"
+    elif type(value) in (int, float, bool) and takes_text:
+        how = _in_quotes(node)
     elif isinstance(value, dict) and any(map(allows_mapping, of_items)):
         how = f"; write a list: [{', '.join(f'{key}: ...' for key in value)}]"
     else:
@@ -75,11 +78,30 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     return f"{shown} is not {describe(hint)}{how}"
 
 
+def with_texts(node: Node, hint: Any) -> Node:
+    """Return a value with texts of the environment, instead of what they are in YAML, where only a text is allowed."""
+    if isinstance(node.value, dict | list):
+        sort = "mapping" if isinstance(node.value, dict) else "sequence"
+        inner = next((each[2][-1] for each in alternatives(hint) if each[0] == sort and each[2]), None)
+        return replace(node, value=of_each(node.value, lambda child: with_texts(child, inner)))
+    is_text = node.text is not None and any(kind is str for _, kind, _ in alternatives(hint))
+    return replace(node, value=node.text) if is_text and not _accepts(node, hint) else node
+
+
 def _wants_boolean(value: str, hint: Any, default: Any) -> bool:
     """Return whether a parameter is a boolean by its hint or its default, and no text such as `value`."""
     allowed = list(alternatives(hint))
     takes_text = any(sort != "anything" and _is_one(value, sort, *rest) for sort, *rest in allowed)
     return not takes_text and (type(default) is bool or any(kind is bool for _, kind, _ in allowed))
+
+
+def _in_quotes(node: Node) -> str:
+    """Return how to write a text that is a number in YAML: in a shell, the quotes themselves are quoted."""
+    found = re.fullmatch(r"override ['\"](.+?)=(.*)['\"]", node.position.source)
+    if found is None or node.position.line:
+        return "; write it in quotes"
+    quoted = f'{found[1]}="{found[2]}"'
+    return f"; write {shlex.quote(quoted)}"
 
 
 def contradicts(default: Any, hint: Any) -> bool:

@@ -27,8 +27,8 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "in
 class Node:
     """A value of a config: a scalar, a mapping of nodes or a list of nodes, with its position and that of its key.
 
-    A scalar from the environment has a `spelling`, its text in the config for messages. A copy that a YAML anchor made
-    of a value also has the position of its `alias`.
+    A scalar from the environment has a `spelling`, its text in the config for messages, and its `text` as it is there.
+    A copy that a YAML anchor made of a value also has the position of its `alias`.
     """
 
     value: Any
@@ -36,6 +36,7 @@ class Node:
     key: Position | None = None
     spelling: str | None = None
     alias: Position | None = None
+    text: str | None = None
 
     def plain(self) -> Any:
         """Return the value in plain Python types."""
@@ -132,6 +133,34 @@ def parse(text: str, source: str) -> Node:
     return _Parser(text, source).document()
 
 
+def parse_typed(text: str, source: str, advice: str) -> Node:
+    """Read the value of an argument of the command line, as `parse` does; nothing that was typed may be lost.
+
+    Args:
+        text: the value.
+        source: the argument.
+        advice: how to write a text that YAML does not read as it stands.
+
+    Raises:
+        ConfigError: see `parse`; or YAML drops a part of the text, such as a comment.
+    """
+    parser = _Parser(text, source)
+    try:
+        node = parser.document()
+    except ConfigError as error:
+        if text.lstrip()[:1] not in tuple("@`%*&!"):
+            raise
+        message = f"{error.problems[0].message}; {advice}"
+        raise ConfigError(replace(error.problems[0], message=message)) from error
+    word = text.strip()
+    is_plain = isinstance(node.value, str) and word[:1] not in ("'", '"', "|", ">")
+    is_marked = word[:1] == "&" or (word and parser.is_empty)
+    if is_marked or (is_plain and node.value != text) or re.search("#|---|[.]{3}", parser.between()):
+        message = f"YAML drops a part of this text, and reads {node.plain()!r}; {advice}"
+        raise ConfigError(Problem(Position(source), "", message, "config.override"))
+    return node
+
+
 def read_scalar(text: str) -> Any:
     """Return the value of a YAML scalar, plain or in quotes; any other text is returned unchanged."""
     word = text.strip()
@@ -153,6 +182,7 @@ class _Parser:
         self._lines = re.split(r"\r\n|\r|\n", text)
         self._yaml = YAML(typ="safe", pure=True)
         self._anchors: dict[str, Node | None] = {}  # None while the value is read
+        self._words: list[tuple[int, int]] = []  # where the scalars stand in the text
         self._count = 0
 
     def document(self) -> Node:
@@ -160,7 +190,7 @@ class _Parser:
             raise self._error(Position(self._source), f"is larger than {_MAX_CHARACTERS} characters")
         node: Node | None = None
         try:
-            rest = iter(self._yaml.parse(self._text))
+            rest = map(self._noted, self._yaml.parse(self._text))
             for event in rest:
                 if isinstance(event, events.DocumentStartEvent) and event.version not in (None, (1, 2)):
                     raise self._error(self._position(event), "unsupported version of YAML; a config must be YAML 1.2")
@@ -178,6 +208,23 @@ class _Parser:
             position = Position(self._source, len(before), len(before[-1]) + 1)  # the line may not be printable
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the document has no value."""
+        return not self._count
+
+    def between(self) -> str:
+        """Return the text without its scalars: brackets, commas, dashes and comments."""
+        text = self._text
+        for start, end in reversed(self._words):
+            text = text[:start] + text[end:]
+        return text
+
+    def _noted(self, event: events.Event) -> events.Event:
+        if isinstance(event, events.ScalarEvent | events.AliasEvent):
+            self._words.append((event.start_mark.index, event.end_mark.index))
+        return event
 
     def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None, depth: int) -> Node:
         """Return the value that begins with an event; it is `depth` levels deep."""

@@ -15,7 +15,7 @@ from emrun.base.arguments import check_flag, check_number
 from emrun.base.errors import ArgumentError, ConfigError, Position, Problem
 from emrun.base.wording import meant_of
 from emrun.config.sections import SECTIONS
-from emrun.config.yaml_tree import Node, node_of, parse, read_scalar
+from emrun.config.yaml_tree import Node, node_of, parse_typed, read_scalar
 
 _RANGE = ("low", "high", "log", "step")
 _NOT_SWEPT = {
@@ -175,7 +175,7 @@ def read_parameters(config: Node, given: Sequence[str]) -> list[Parameter]:
         name, equals, values = text.partition("=")
         if not equals or not name:
             raise _wrong(here, "", "must be KEY=VALUES, such as 'model.optimizer.lr=[1.0e-4, 3.0e-4]'")
-        nodes[name] = node_of(parse(values, here.source).plain(), here)
+        nodes[name] = node_of(parse_typed(values, here.source, "put texts in double quotes").plain(), here)
     problems: list[Problem] = []
     found: list[Parameter] = []
     for name, node in nodes.items():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from emrun.base.errors import HookError
-from emrun.base.types import TICKS, EpochData, Horizon
+from emrun.base.arguments import check_choice
+from emrun.base.errors import DataChanged, HookError
+from emrun.base.types import TICKS, EpochData, Horizon, Policy
 from emrun.base.wording import counted, listed
 from emrun.hook import Loop, TrainingTerminated
 from emrun.loop.batch_calls import Calls
@@ -46,9 +47,24 @@ class RunLength:
         events: knows which hooks may change batches, and whether batches of another length are dropped.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
+        on_changed_data: what to do if a resume finds data of another length than before.
     """
 
-    def __init__(self, loop: Loop, events: Events, streams: DatasetStreams, has_zeroth_epoch: bool) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        events: Events,
+        streams: DatasetStreams,
+        has_zeroth_epoch: bool,
+        on_changed_data: Policy = "error",
+    ) -> None:
+        check_choice("on_changed_data", on_changed_data, Policy)
+        self.on_changed_data = on_changed_data
+        self.changed: Sequence[str] = ()
+        """What a resume changes in the data, for messages."""
+        self._told = streams.pass_length
+        self._lengths: dict[str, str] = {}  # of a pass of each stream; empty if passes have different lengths
+        self._before: dict[str, str] = {}  # those of a loaded state that were not compared yet
         self._loop = loop
         self._events = events
         self._streams = streams
@@ -212,6 +228,7 @@ class RunLength:
             calls.ends_at = self._earliest()
             if self.budgets:
                 calls.run = self._loop.time.agreeing(calls.run)
+        calls.end.append(lambda: self._note_length(stream, train=train))
         if stream.name != self._loop.train_stream_name:
             return
         if train:
@@ -221,6 +238,51 @@ class RunLength:
             numbers = itertools.count()
             calls.after.append(lambda outputs: numbers.__next__())
             calls.end.append(lambda: self._take_evaluated(next(numbers)) if stream.epoch_ended else None)
+
+    def _note_length(self, stream: StreamWrapper, *, train: bool) -> None:
+        """Keep the length of a pass; after a resume, compare the first one.
+
+        Of the train stream, `StreamWrapper.restore` has compared the number of examples, in the same pass.
+        """
+        if stream.rows:
+            now = f"{stream.rows} examples"
+        elif stream.last_pass is not None:
+            now = f"{stream.last_pass.batch} batches"
+        else:
+            return
+        before = self._before.pop(stream.name, now)
+        if before not in ("", now) and not (train and stream.rows):
+            self.tell_change(stream.name, f"has {now}, and had {before}", refuses=not (train or self.changed))
+        if self._lengths.setdefault(stream.name, now) != now:
+            self._lengths[stream.name] = ""
+
+    def change_of(self, stream: StreamWrapper) -> str:
+        """Return how the length of a restored stream has changed; empty if it has not, as far as this is known."""
+        now, before = self._streams.pass_length, self._told
+        self._told = now
+        is_other = None not in (now, before) and now != before and stream.name == self._loop.train_stream_name
+        return f"has {now} batches, and had {before}" if is_other and not stream.change else stream.change
+
+    def tell_change(self, stream: str, change: str, *, refuses: bool) -> None:
+        """Tell of data that a resume finds to have another length than before, as `on_changed_data` says.
+
+        Args:
+            stream: the name of the stream.
+            change: what has changed, such as `has 20 examples, and had 40`.
+            refuses: whether `on_changed_data: error` ends the training here.
+
+        Raises:
+            DataChanged: it ends the training.
+        """
+        why = f", as this resume changes {listed(self.changed)}" if self.changed else ""
+        message = f"stream {stream!r} {change} before the resume{why}"
+        if self.on_changed_data == "error" and refuses:
+            undo = "undo that" if self.changed else "put the data back as they were"
+            raise DataChanged(f"{message}; {undo}, or resume with {DataChanged.key} to train on with the data of now")
+        self._before.pop(stream, None)
+        self._lengths.pop(stream, None)
+        if self.on_changed_data != "ignore":
+            _LOG.warning("this resume is not exact: %s", message)
 
     def _end_training(self, stream: StreamWrapper, began: int | None) -> None:
         """Check the length of the pass that the model was trained on.
@@ -263,10 +325,13 @@ class RunLength:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the length of a pass."""
-        return {"batches_per_pass": self._pass}
+        return {"batches_per_pass": self._pass, "told": self._told, "lengths": dict(self._lengths)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self._told = state.get("told")
+        self._lengths = dict(state.get("lengths", {}))
+        self._before = dict(self._lengths)
         if state["batches_per_pass"]:
             self._pass, self._source = state["batches_per_pass"], "the beginning of the run"
 

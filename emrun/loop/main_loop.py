@@ -99,6 +99,9 @@ class MainLoop(Loop):
             checkpoint and at the end of an epoch, so that no checkpoint has weights of NaN. Updates that are skipped,
             by `SkipSpike` or with fp16, do not count.
         on_incorrect_config: what to do about unknown arguments: `error`, `warn` or `ignore`.
+        on_changed_data: what to do if a stream has another length than before a resume, and no override of the resume
+            changes the data: `error`, `warn` or `ignore`. A pass that has become shorter than the position of the
+            checkpoint is an error in any case; with `warn` and `ignore`, it ends there.
         fixed_batch_size: drop batches of another length.
         fixed_epoch_size: number of batches of the train stream in an epoch, independent of the length of a pass; also
             written `200 updates`. So the extra streams are evaluated, and checkpoints are saved, every 200 updates. The
@@ -145,6 +148,7 @@ class MainLoop(Loop):
         on_unused_sources: Policy = "warn",
         on_nan_loss: Policy = "error",
         on_incorrect_config: Policy = "error",
+        on_changed_data: Policy = "error",
         fixed_batch_size: int | None = None,
         fixed_epoch_size: int | str | None = None,
         skip_zeroth_epoch: bool = False,
@@ -214,7 +218,7 @@ class MainLoop(Loop):
         events = Events(self, endings, checks, randomness)
         events.last, record.intervals.main_loop = [record.intervals], self
         self._steps = steps = StepRecord(self, record.steps, record_steps)
-        self._length = length = RunLength(self, events, streams, not skip_zeroth_epoch)
+        self._length = length = RunLength(self, events, streams, not skip_zeroth_epoch, on_changed_data)
         state = TrainingState(self, streams, record, steps, length, *follows)
         first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
         saving = Saving(
@@ -285,7 +289,7 @@ class MainLoop(Loop):
             StorageError: the checkpoint cannot be read.
         """
         place = place.resolve()
-        self.epochs.state.changed = changed
+        self._length.changed = changed
         names = self.epochs.state.load(place)
         self.epochs.saving.rewind(place, *self.epochs.state.point, names)
         return place

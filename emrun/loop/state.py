@@ -27,6 +27,7 @@ from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
 from emrun.storage.class_names import record_classes
+from emrun.stream_context import BeyondEnd
 from emrun.streams.dataset_streams import DatasetStreams
 
 _LOG = logging.getLogger(__name__)
@@ -75,8 +76,6 @@ class TrainingState:
         self._length = length
         self._of_ranks = RankStates(loop, ranks or Ranks())
         self._follows = follows
-        self.changed: Sequence[str] = ()
-        """What a resume changes in the data, for messages."""
         self.kept = _Kept()
         """The state before the evaluations of an epoch, to which the training goes back if they fail."""
         self._epoch_began: dict[str, Any] | None = None  # iterations done and random states at that time
@@ -273,18 +272,25 @@ class TrainingState:
             with _logged_already():
                 self.load(place)
         for name, stream in self._streams.trained.items():
-            if not stream.restore():
+            try:
+                is_exact = stream.restore(may_be_shorter=self._length.on_changed_data != "error")
+            except BeyondEnd:
+                self._length.tell_change(name, stream.change, refuses=True)
+                raise
+            if change := self._length.change_of(stream):
+                self._length.tell_change(name, change, refuses=not self._length.changed)
+            elif not is_exact:
                 _LOG.warning("this resume is not exact: %s", self._why_different(name, stream.different))
         set_random_state(random_to_restore)
         self._loaded = None
 
     def _why_different(self, name: str, sources: list[str]) -> str:
         """Return the possible reasons why a stream differs from that before the resume, in these sources."""
-        if self.changed:
-            what = f"gives other values of {listed(list(map(repr, sources)))}" if sources else "has other batches"
-            return f"stream {name!r} {what} than before, as this resume changes {listed(self.changed)}"
         if not sources:
-            return f"stream {name!r} has another length than before, or draws global random numbers during read-ahead"
+            return f"stream {name!r} draws global random numbers during read-ahead"
+        if changed := self._length.changed:
+            what = f"gives other values of {listed(list(map(repr, sources)))}"
+            return f"stream {name!r} {what} than before, as this resume changes {listed(changed)}"
         changers = [type(each).__name__ for each in (*self._loop.hooks, self._loop.model) if may_change_batches(each)]
         in_place = (
             f"{listed(changers)} (before_batch), the model or another hook" if changers else "the model or a hook"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import re
@@ -14,7 +15,7 @@ from typing import Any
 from emrun.base.errors import ConfigError, UsageError
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.config.names import same_class
-from emrun.config.yaml_tree import parse
+from emrun.config.yaml_tree import parse_typed
 from emrun.runs.columns import Column, Row, check_known, column, rows_of
 from emrun.runs.stored_run import MISSING, STATUSES, StoredRun, moment
 
@@ -132,7 +133,7 @@ def _wanted(asked: Column, text: str) -> Any:
     if asked.is_number and _NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     try:
-        return parse(text, "condition").plain()
+        return parse_typed(text, "condition", f"for a text, write {asked.name}={json.dumps(text)}").plain()
     except ConfigError as error:
         raise UsageError(f"{asked.name}: {error.problems[0].message}") from error
 

@@ -98,13 +98,15 @@ class StreamWrapper:
         self.epoch_ended = False
         """Whether the epoch reached its end, without an interruption."""
         self.last_pass: StreamPosition | None = None
-        """The end of the last pass of a training that this wrapper has read to its end."""
+        """The end of the last pass that this wrapper has read to its end."""
         self.different: list[str] = []
         """The sources of the last batch that differed when the stream was restored."""
+        self.change = ""
+        """How the length of a pass differed when the stream was restored, such as `has 20 examples, and had 40`."""
         self.left_out: dict[str, str] = {}
         """Name -> why it cannot be read, of the examples that were left out in this epoch."""
         self.rows = 0
-        """The number of examples of a pass, if some were left out."""
+        """The number of examples of the pass, as far as `ctx.batches` was told; 0 if this is not known."""
         self._bookmark = Bookmark()
         self._end_of_pass: Callable[[], dict[str, Any] | None] = lambda: None
         self._to_restore: dict[str, Any] | None = None
@@ -130,63 +132,88 @@ class StreamWrapper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
-        place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._batch - self._epoch_start}
-        position: dict[str, Any] = place | (
-            {"left_out": dict(self.left_out), "rows": self.rows} if self.left_out else {}
-        )
+        place = {**self._place, "epoch_batches": self._batch - self._epoch_start}
+        position: dict[str, Any] = place | ({"left_out": dict(self.left_out)} if self.left_out else {})
         if not self._batch:
             return {**position, "end_of_pass": self._end_of_pass()}
         return {**position, **self._bookmark.state(self.name, self._batch)}
 
+    @property
+    def _place(self) -> dict[str, int]:
+        return {"pass": self._pass_number, "batch": self._batch, "rows": self.rows}
+
     def _keep_end_of_pass(self) -> None:
         """Save the state at the end of the pass; a stream that keeps state begins the next pass from there."""
         self._end_of_pass = lambda: None
+        self.last_pass = self.position
         if self.training and self._batch:
-            self.last_pass = self.position
-            position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
+            position, bookmark = self._place, self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name, position["batch"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position of another wrapper of the stream; `restore` or the first iteration goes there."""
         self.seek(StreamPosition(state["pass"], state["batch"]))
         self._epoch_start = state["batch"] - state["epoch_batches"]
-        self.left_out, self.rows = dict(state.get("left_out", {})), state.get("rows", 0)
+        self.left_out = dict(state.get("left_out", {}))
         self._to_restore = state
 
-    def restore(self) -> bool:
+    def restore(self, *, may_be_shorter: bool = False) -> bool:
         """Begin the pass of the loaded state and go to its position; this changes the global random states.
 
         An object with `state_dict` and `load_state_dict` gets its state back; `ctx.batches` leaves out the batches
         before the position; other streams are read up to the position, with the random states that the pass began with.
         The last batch before the position (between two passes, of the previous pass) is made again and compared, unless
-        the stream asks the model, which has other weights by now.
+        the stream asks the model, which has other weights by now. So is the length of the pass, as far as it is known.
+
+        Args:
+            may_be_shorter: whether a pass that ends before the position counts as read to its end.
 
         Returns:
             Whether this batch is the same, and no batch depends on the time at which it is read.
 
         Raises:
-            StreamError: the stream ends before the position.
+            BeyondEnd: the stream ends before the position.
         """
         state, self._to_restore = self._to_restore, None
         self.different = []
+        self.change = ""
         if state is None:
             return True
         if state["batch"]:
-            return self._read_again(state)
+            try:
+                return self._read_again(state)
+            except BeyondEnd as error:
+                before = f"it had {state['batch']} or more"
+                if error.rows and state.get("rows"):
+                    before = f"it has {error.rows} examples, and had {state['rows']}"
+                self.change = f"{error}: {before}".removeprefix(f"stream {self.name!r} ")
+                if not (may_be_shorter and error.batches):
+                    raise
+                self._go_to_end(state, error.batches)
+                return False
         before = state["end_of_pass"]
         if before is None:  # the beginning of the run, or an empty pass
             return True
         self._pass_number = before["pass"]
         try:
             same = self._read_again(before)
-            if before.get("after") is None:
-                same = same and next(cast("Iterator[Any]", self._iterator), END) is END
-        except BeyondEnd:  # the stream has become shorter
+            if same and before.get("after") is None and next(cast("Iterator[Any]", self._iterator), END) is not END:
+                self.change = f"has more than {before['batch']} batches, and had {before['batch']}"
+        except BeyondEnd as error:
             same = False
+            self.change = f"has {error.batches} batches, and had {before['batch']}"
         epoch_start = self._epoch_start
         self._next_pass()
         self._epoch_start, self._end_of_pass = epoch_start, lambda: before
-        return same
+        return same and not self.change
+
+    def _go_to_end(self, state: dict[str, Any], batches: int) -> None:
+        """Go to the end of a pass that has fewer batches than before a state."""
+        self.close()
+        self._epoch_start -= state["batch"] - batches
+        before = state["before_first"]
+        state = {**state, "batch": batches, "digest": None, "rows": 0}
+        self._make_again(state, before, batches - 1 if before is None else 0)
 
     def _read_again(self, state: dict[str, Any]) -> bool:
         """Go to the position of a state by making the last batch before it again; return whether this is the same.
@@ -226,9 +253,13 @@ class StreamWrapper:
         in_thread = self._reader is not None and self._workers is None
         draws = in_thread and state["batch"] > 1 and drawn != random_digest()  # while the model draws too
         self._batch = state["batch"]
+        if item.__class__ is WithLeftOut:
+            self.rows = item.rows
         self._bookmark.last = self._opened(item)
         self.different = different(self._bookmark.last, state["digest"])
-        return not draws and not self.different
+        if self.rows and state.get("rows", self.rows) not in (0, self.rows):
+            self.change = f"has {self.rows} examples, and had {state['rows']}"
+        return not (draws or self.different or self.change)
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out the batches before it, other streams are read up to it."""
@@ -377,6 +408,7 @@ class StreamWrapper:
             state: the state at the position, for a stream with `state_dict`.
         """
         self._bookmark = Bookmark(random_state() if self.training else None)
+        self.rows = 0
         here = replace(self._ranks or ranks_of_run(), group=None, background=None)  # which processes cannot be given
         place = self._pass_number, self._batch, state
         stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here)

@@ -452,3 +452,26 @@ def test_a_run_that_was_killed_between_its_first_epoch_and_the_checkpoint_of_it_
     assert done.returncode == 0, done.stderr
     after = (project / "run" / "metrics.jsonl").read_text()
     assert [json.loads(line)["streams"] for line in after.splitlines()] == [json.loads(before)["streams"]]
+
+
+def test_a_run_whose_data_have_changed_continues_with_the_command_that_it_printed(project, emrun):
+    data = project / "data.csv"
+    data.write_text("x,y\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
+    (project / "config.yaml").write_text(
+        "seed: 1\ndataset: {class: Table, train: data.csv, batch_size: 4}\nmodel:\n"
+        "  module: {class: torch.nn.Embedding, num_embeddings: 100, embedding_dim: 2}\n  inputs: [x]\n"
+        "  outputs: [z]\n  loss: {class: torch.nn.CrossEntropyLoss, inputs: [z, y]}\n"
+        "  optimizer: {class: SGD, lr: 0.1}\nhooks: [{StopAfter: {epochs: 2, iterations: 3}}]\n"
+    )
+    assert emrun("train", "config.yaml", "-q", "--output-dir", "run").returncode == 0
+    data.write_text("x,y\n1,0\n2,1\n3,0\n4,1\n")
+    for _ in range(2):
+        done = emrun("resume", "run", "-q", "hooks.StopAfter.iterations=9", "--json")
+        assert done.returncode == 2
+        assert "position 2 is beyond its end: it has 4 examples, and had 20 before the resume" in done.stderr
+        (problem,) = json.loads(done.stdout)["problems"]
+        assert (problem["code"], problem["fix"]) == ("state.data", {"overrides": ["main_loop.on_changed_data=warn"]})
+        command = done.stderr.splitlines()[-1].removeprefix("resume with: ").split()
+        assert command == ["emrun", "resume", "run", "main_loop.on_changed_data=warn"]
+    assert emrun(*command[1:]).returncode == 0
+    assert "nothing to do" in emrun("resume", "run").stderr

@@ -1,6 +1,7 @@
 """References to other values and to the environment, and free values that are never used."""
 
 import os
+import shlex
 
 import pytest
 from config.problems import problem_of
@@ -9,6 +10,7 @@ from emrun.base.errors import ConfigError, Position
 from emrun.config.config import Config, read_config
 from emrun.config.interpolation import escaped, interpolate, unread_vars
 from emrun.config.overrides import override
+from emrun.config.plan import Plan
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import MAX_DEPTH, node_of, parse
 
@@ -232,3 +234,86 @@ def test_the_environment_can_be_left_alone(monkeypatch):
         "a": "${env:EMRUN_TEST}", "b": "x ${env:EMRUN_TEST,y} 3", "c": 3, "d": 3, "e": "${env:EMRUN_TEST_NOT_SET}",
         "f": "${env:EMRUN_TEST}",
     }  # fmt: skip
+
+
+TEXTS = """
+from pathlib import Path
+from typing import Optional, Union
+
+
+class Takes:
+    def __init__(
+        self, text: str = "a", maybe: Optional[str] = None, texts: list[str] = (), by_name: dict[str, str] = {},
+        either: Union[str, list[str]] = "a", path: Path = Path("a"), number: int = 1, real: float = 1.0,
+        any_number: Union[int, str] = 1, switch: bool = True, anything=None,
+    ):
+        pass
+
+    def train_stream(self):
+        yield {}
+"""
+VALUES = ["007", "0x10", "1e3", "1_000", "1.10", "true", "null", "~", "yes", "2020-01-01", "#tag", "a #b", "a: b", " x"]
+
+
+def built_with(tmp_path, monkeypatch, text, **variables):
+    (tmp_path / "taking.py").write_text(TEXTS)
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "c.yaml").write_text(
+        f"dataset: {{class: taking.Takes, {text}}}\nmodel: {{module: {{class: torch.nn.Identity}}, inputs: [x]}}\n"
+    )
+    return Plan.of(read_config(tmp_path / "c.yaml")).dataset.kwargs
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_text_of_the_environment_stays_a_text_where_a_text_is_wanted(tmp_path, monkeypatch, value):
+    text = "text: '${env:V}', maybe: '${env:V}', texts: ['${env:V}', b], by_name: {k: '${env:V}'}, either: '${env:V}'"
+    found = built_with(tmp_path, monkeypatch, f"{text}, path: 'a${{env:V}}'", V=value)
+    maybe = None if value in ("null", "~") else value
+    assert found == {
+        "text": value, "maybe": maybe, "texts": [value, "b"], "by_name": {"k": value}, "either": value,
+        "path": f"a{value}",
+    }  # fmt: skip
+
+
+def test_a_default_and_a_reference_to_the_environment_stay_texts_too(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    found = built_with(tmp_path, monkeypatch, "text: '${env:NOT_SET,007}', maybe: '${dataset.text}'")
+    assert found == {"text": "007", "maybe": "007"}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "found"),
+    [
+        ("number", "007", 7), ("real", "1e3", 1000.0), ("real", "5", 5), ("any_number", "7", 7),
+        ("switch", "true", True),
+        ("anything", "1e3", 1000.0), ("anything", "null", None), ("text", "'007'", "'007'"),
+    ],
+)  # fmt: skip
+def test_a_value_of_the_environment_is_yaml_where_more_than_a_text_is_wanted(
+    tmp_path, monkeypatch, parameter, value, found
+):
+    kwargs = built_with(tmp_path, monkeypatch, f"{parameter}: '${{env:V}}'", V=value)
+    assert kwargs == {parameter: found if value != "'007'" else "007"}
+
+
+def test_a_plain_value_of_a_file_keeps_the_meaning_that_it_has_in_yaml(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"dataset\.text: 7 is not a string; write it in quotes"):
+        built_with(tmp_path, monkeypatch, "text: 007")
+
+
+@pytest.mark.parametrize("value", ["007", "1e3", "true"])
+def test_a_number_of_an_override_for_a_text_is_refused_with_what_to_write(tmp_path, monkeypatch, value):
+    built_with(tmp_path, monkeypatch, "text: b")
+    with pytest.raises(ConfigError) as raised:
+        Plan.of(read_config(tmp_path / "c.yaml", [f"dataset.text={value}"]))
+    (problem,) = raised.value.problems
+    (argument,) = shlex.split(problem.message.rpartition("; write ")[2])
+    assert Plan.of(read_config(tmp_path / "c.yaml", [argument])).dataset.kwargs == {"text": value}
+    assert problem.fix == f"override {argument}"
+
+
+def test_the_name_of_a_run_may_be_a_number_of_the_environment(monkeypatch):
+    monkeypatch.setenv("JOB", "0012")
+    assert Config(parse("name: '${env:JOB}'", "c.yaml"), "").tree.get("name").value == "0012"

@@ -1,5 +1,7 @@
 """Merging of configs, overrides, and notes about copies (of YAML anchors) that an override does not change."""
 
+import shlex
+
 import pytest
 from config.problems import problem_of
 from hypothesis import given, settings, strategies as st
@@ -503,3 +505,32 @@ def test_equal_values_in_a_mapping_without_a_file_are_not_copies():
 )
 def test_overrides_name_a_file(overrides, name):
     assert in_name(overrides) == name
+
+
+DROPPED = [
+    "#tag", "#", "a #b", "x #", "&a x", "&a 5", "&a", "--- a", "--- 5", "5 #x", "null #x", "true # no", "[1, 2] #c",
+    "{a: 1} # b", "'a' #b", " a", "a ", "a\nb", "- a #b", "[1, # two\n 3]", "a\n...",
+]  # fmt: skip
+MARKED = ["@x", "`x", "%x", "*a", "!t x"]
+
+
+@pytest.mark.parametrize("text", DROPPED + MARKED)
+def test_a_text_that_yaml_does_not_read_as_it_stands_is_refused_with_what_to_write(text):
+    problem = problem_of(changed, "{}", f"a.b={text}")
+    (argument,) = shlex.split(problem.message.rpartition("; for a text, write ")[2])
+    assert changed("{}", argument) == {"a": {"b": text}}
+    assert ("YAML drops a part of this text" in problem.message) == (text in DROPPED)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'#tag'", "#tag"), ('"a #b"', "a #b"), ("a#b", "a#b"), ("[a#b, 'c #d']", ["a#b", "c #d"]),
+        ("a: b", {"a": "b"}),
+        ("0x10", 16), ("1e3", 1000.0), ("007", 7), ("null", None), ("~", None), (" 5 ", 5), ("yes", "yes"),
+        ("2020-01-01", "2020-01-01"), ("- a", ["a"]), ("{a: &x 1, b: *x}", {"a": 1, "b": 1}), ("a-b...", "a-b..."),
+        ("|\n  a #b\n", "a #b\n"), ("http://a.b/#c", "http://a.b/#c"), ("a?b&c=*", "a?b&c=*"), ("100%", "100%"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_without_loss_is_read_as_yaml(text, value):
+    assert changed("{}", f"a.b={text}") == {"a": {"b": value}}
