@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import EpochData
-from emrun.epoch_data import ByStream, learning_rates
+from emrun.epoch_data import ByStream, check_numbers, learning_rates
 from emrun.hook import Loop, TrainingAborted, TrainingTerminated
 from emrun.loop.batch_calls import Calls, Handled
 from emrun.loop.dispatch import Events
@@ -118,6 +118,7 @@ class Epochs:
                 self._run_stream(stream, train=False)
         for name in names:
             epoch_data[name].update(loop.model.stream_values(name))
+        check_numbers(epoch_data, f"model {type(loop.model).__name__}")
         if not (loop.evaluating or loop.at_end):
             self.state.end_epoch(trained=bool(trained))
         if not loop.evaluating:  # the rates of the last update, or of the first one if there is none yet
