@@ -41,6 +41,8 @@ class Epochs:
     saving: Saving
     current: StreamWrapper | None = field(default=None, init=False)
     """The current stream; None between streams."""
+    trained: EpochData = field(default_factory=dict, init=False)
+    """The data of the last training epoch in this process."""
     measured_at_end: tuple[int, int, str] | None = field(default=None, init=False)
     """The state that was evaluated once more at the end of the training."""
 
@@ -85,6 +87,7 @@ class Epochs:
             state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
         try:
+            self.trained = epoch_data if train else self.trained
             ended = self.end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id)
             self.endings.agree()
         except (TrainingTerminated, TrainingAborted):
