@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -29,9 +30,23 @@ LEARNING_RATE = "learning_rate"
 
 
 class ByStream(dict[str, dict[str, Any]]):
-    """The data of an epoch by stream; a stream that is not there is an error with the streams that are."""
+    """The data of an epoch by stream; a stream that is not there is an error with the streams that are.
+
+    Args:
+        streams: the streams and their data.
+        before: what else a hook gets by the name of a stream: the data of the last training epoch, in an evaluation
+            at the end. They are not part of the data, so nothing that is added to them is recorded.
+    """
+
+    def __init__(
+        self, streams: Iterable[tuple[str, dict[str, Any]]], before: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        super().__init__(streams)
+        self.before = before or {}
 
     def __missing__(self, stream: str) -> dict[str, Any]:
+        if stream in self.before:
+            return self.before[stream]
         raise KeyError(f"there is no stream {stream!r} in the data of the epoch{meant_of(stream, self)}")
 
 
@@ -268,15 +283,50 @@ def number_at(epoch_data: EpochData, address: str, owner: str) -> float | None:
         has = listed(list(map(str, there)))
         raise HookError(f"{owner} monitors {address}, but there is no {name!r}: {stream} has {has}")
     value = there[name]
-    item = getattr(value, "item", None)  # of arrays and tensors
-    try:
-        if not isinstance(value, str | bytes):
-            return float(item() if callable(item) else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass
+    if (found := number(value)) is not None:
+        return as_float(found)
     shape = getattr(value, "shape", None)
     shown = repr(value)[:40] if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
     raise HookError(f"{owner} monitors {address}, which is not a number: {shown}")
+
+
+def number(value: Any) -> float | None:
+    """Return a value that is one number as an `int` or a `float`; None if it is not one number.
+
+    All that reads numbers of hooks asks this. One number is what `float` takes, except text, or an array or a tensor
+    with one element.
+
+    Raises:
+        ValueError: it is a number that no `float` can have, such as a complex one.
+    """
+    if callable(item := getattr(value, "item", None)):
+        try:
+            value = item()
+        except (TypeError, ValueError, RuntimeError):  # there is not one element
+            return None
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str) or not (hasattr(value, "__float__") or isinstance(value, complex)):
+        return None
+    with suppress(TypeError, ValueError, OverflowError):
+        found = float(value)
+        if not math.isinf(found) or found == value:
+            return found
+    raise ValueError("is a number that no float can have")
+
+
+def check_numbers(epoch_data: EpochData, writer: str) -> None:
+    """Check that the record can have the numbers in the data of an epoch.
+
+    Raises:
+        HookError: it cannot have one, which `writer` has added.
+    """
+    for stream, variables in epoch_data.items():
+        for name, value in statistics(variables):
+            try:
+                number(value)
+            except ValueError as error:
+                raise HookError(f"{writer} wrote {stream}/{name}, which {error}; write another number") from error
 
 
 def as_float(value: float) -> float:
@@ -292,10 +342,6 @@ def numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         entries = {str(key): numbers(entry) for key, entry in value.items()}
         return {key: entry for key, entry in entries.items() if entry is not None}
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a tensor or an array with one number
-        value = value.item()
-    if isinstance(value, bool | int):
-        return int(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else json.dumps(value)
-    return None
+    found = number(value)
+    is_special = isinstance(found, float) and not math.isfinite(found)
+    return json.dumps(found) if is_special else found

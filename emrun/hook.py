@@ -470,7 +470,8 @@ class AbstractHook(_NotesNames):
         """Called after the last stream of an epoch.
 
         `epoch_data[stream][variable]` is a number or a mapping aggregation -> number. All hooks get the same mapping:
-        the next hooks see what a hook adds.
+        the next hooks see what a hook adds. A number may be of any type that `float` takes, or an array or a tensor
+        with one element; one that a `float` cannot have is an error. What is not a number is not recorded.
         """
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
@@ -517,8 +518,9 @@ class AbstractHook(_NotesNames):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint must hold, without constructor arguments.
 
-        Plain types, tensors, numbers and arrays of NumPy, `numpy.random.Generator` and `torch.Generator`, also in
-        mappings, lists and tuples; `load_state_dict` gets the same.
+        Plain types, tensors, numbers and arrays of NumPy, `numpy.random.Generator` and `torch.Generator`, paths, dates
+        and times, also in the collections of Python (`dict`, `Counter`, `defaultdict`, `deque`, `set`, ...);
+        `load_state_dict` gets the same. Anything else, such as a named tuple or a dataclass, is an error.
         """
         return {}
 

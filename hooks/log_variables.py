@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, Literal
 
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean, short
-from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates
+from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates, number
 from emrun.hook import AbstractHook, Loop
 from emrun.hooks._parts.aggregations import read
 from emrun.record.interval_rows import LAST, written_by
@@ -139,8 +138,8 @@ class LogVariables(AbstractHook):
     def _format(self, stream: str, name: str, value: Any) -> list[str]:
         parts = []
         for label, entry in brief_statistics({name: value}):
-            if isinstance(entry, Real):
-                parts.append(f"{label} {_readable(int(entry) if isinstance(entry, Integral) else float(entry))}")
+            if (found := number(entry)) is not None:
+                parts.append(f"{label} {_readable(found)}")
             elif self._on_unknown_type == "str" or isinstance(entry, Lowest):
                 parts.append(f"{label} {entry}")
             elif self._on_unknown_type != "ignore":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -128,6 +130,8 @@ class StopOnNaN(AbstractHook):
                 self._check_value(f"{stream}/gradient of {name}", whole(gradient), iteration)
 
     def _check_value(self, address: str, value: Any, iteration: int | None) -> None:
+        if isinstance(value, Decimal | Fraction):
+            value = float(value)
         if isinstance(value, Mapping):
             for key, entry in value.items():
                 self._check_value(f"{address}/{key}", entry, iteration)

@@ -2,20 +2,28 @@
 
 import copy
 import importlib
+import math
 import pickle
 import re
 import sys
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
 from textwrap import dedent
 
+import numpy as np
 import pytest
-from doubles import LossOfOne, Numbers, run_numbers as run
+import torch
+from doubles import LossOfOne, Numbers, Streams, run_numbers as run
 from projects import linear_with
 
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.base.errors import ConfigError, HookError, StreamError
 from emrun.base.types import EpochVariable
-from emrun.epoch_data import check_monitors, read_by, statistics
-from emrun.hooks import ComputeStats
+from emrun.epoch_data import as_float, check_monitors, number_at, read_by, statistics
+from emrun.hooks import ComputeStats, WriteCSV
+from emrun.record.rows import as_floats
+from emrun.storage.run import Run
 
 
 class Writes(AbstractHook):
@@ -294,3 +302,109 @@ def test_a_stream_that_is_not_there_is_told_with_those_that_are():
 
     with pytest.raises(KeyError, match=r"there is no stream 'val' in the data of the epoch.*it has train"):
         run(Val())
+
+
+# Numbers of any type: what watches them and what records them read the same
+
+
+class Money:
+    """A number of a class of its own."""
+
+    def __float__(self):
+        return 0.5
+
+
+class Size(IntEnum):
+    """A number with a name."""
+
+    half = 2
+
+
+NUMBERS = [
+    *(0.5, np.float64(0.5), np.float32(0.5), np.float16(0.5), np.longdouble(0.5), np.array(0.5), np.array([0.5])),
+    *(torch.tensor(0.5), torch.tensor([0.5]), torch.tensor([[0.5]], dtype=torch.bfloat16)),
+    torch.nn.Parameter(torch.tensor(0.5)),
+    *(np.array([[[0.5]]], ">f4"), np.array([Fraction(1, 2)], object), Fraction(1, 2), Decimal("0.5"), Money()),
+    *(True, False, np.bool_(True), torch.tensor(True), 2, np.int8(2)),
+    *(np.uint64(2**64 - 1), 2**63 + 1, -(2**70), 10**400),
+    *(Size.half, torch.tensor([2], dtype=torch.uint8), math.nan, -math.inf, Decimal("NaN"), Decimal("-Infinity")),
+]  # fmt: skip
+
+
+class Color(Enum):
+    """What is not a number."""
+
+    red = 1
+
+
+class Best(AbstractHook):
+    """Notes what a hook that watches a statistic reads."""
+
+    monitors = ("valid/score",)
+
+    def after_epoch(self, epoch_data):
+        self.read = number_at(epoch_data, "valid/score", "Best")
+
+
+class Write(AbstractHook):
+    """Writes a statistic."""
+
+    writes = ("score",)
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def after_epoch(self, epoch_data):
+        epoch_data["valid"]["score"] = self.value
+
+
+def recorded(directory, value, *hooks):
+    directory.mkdir(exist_ok=True)
+    data = Streams(valid=[{"x": [1.0]}])
+    with MainLoop(LossOfOne(), data, [Write(value), *hooks], run=Run(directory), on_unused_sources="ignore") as loop:
+        loop.epoch([], ["valid"])
+    return loop.metrics[0]["streams"]["valid"]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: f"{type(value).__name__} {value!s:.20}")
+def test_what_is_watched_is_what_is_recorded(tmp_path, value):
+    best = Best()
+    kept = recorded(tmp_path, value, best, WriteCSV(output_dir=tmp_path))["score"]
+    assert np.array_equal(as_float(as_floats(kept)), best.read, equal_nan=True)
+    assert kept == int(value) if isinstance(value, int) else type(kept) in (int, float, str)
+    assert (tmp_path / "training.csv").read_text().splitlines()[1] == f"0,{as_floats(kept)!r}"
+
+
+BIG = Fraction(10**400, 3)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1j, complex(1), np.complex64(1), np.array([1j]), torch.tensor(1j), *map(Decimal, ("1e400", "sNaN")), BIG],
+    ids=lambda value: f"{type(value).__name__} {value!s:.20}",
+)  # fmt: skip
+def test_a_number_that_no_float_can_have_is_refused_with_who_wrote_it(tmp_path, value):
+    with pytest.raises(HookError, match=r"Write wrote valid/score, which is a number that no float can have; wr"):
+        recorded(tmp_path, value)
+    with pytest.raises(HookError, match="Write wrote valid/score, which is"):
+        recorded(tmp_path / "again", {"mean": value})
+
+
+def test_a_number_of_the_model_that_no_float_can_have_is_refused():
+    class Model(LossOfOne):
+        def stream_values(self, name):
+            return {"score": 1j}
+
+    with pytest.raises(HookError, match="model Model wrote valid/score, which is a number"):
+        MainLoop(Model(), Streams(valid=[{"x": [1.0]}]), on_unused_sources="ignore").run_evaluation("valid")
+
+
+@pytest.mark.parametrize("value", ["0.5", b"0.5", np.str_("0.5"), [0.5], np.ones(2), torch.ones(2), None, Color.red],
+                         ids=lambda value: type(value).__name__)  # fmt: skip
+def test_what_is_not_a_number_is_for_later_hooks_and_the_log_says_that_it_is_not_recorded(tmp_path, value, caplog):
+    caplog.set_level("INFO")
+    assert recorded(tmp_path, value) == {}
+    assert f"not a number, so not in metrics.jsonl: valid/score ({type(value).__name__})" in caplog.text
+    with pytest.raises(HookError, match="Best monitors valid/score, which is not a number"):
+        recorded(tmp_path / "again", value, Best())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
+from pathlib import PosixPath
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,12 @@ _KEYS = _PLAIN[:-1]  # of mappings
 _KIND = "emrun.kind"
 """The key of an encoded mapping that stands for a value of another kind; see `decode`."""
 _BITS_OF = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_MAPPINGS: Mapping[str, type] = {each.__name__: each for each in (dict, OrderedDict, Counter)}
+_COLLECTIONS = dict, OrderedDict, Counter, defaultdict, deque, set, frozenset, torch.Size
+_VALUES = complex, PosixPath, date, datetime, time, timedelta, timezone
+_MADE: Mapping[str, type] = {each.__name__: each for each in (*_COLLECTIONS, *_VALUES)}
+"""What is made again from its arguments."""
+_TYPES: Mapping[str, type] = {**_MADE, **{each.__name__: each for each in (bool, int, float, str, bytes, list, tuple)}}
+"""The types that may themselves be values, as what a `defaultdict` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +50,17 @@ class Rows:
     begin: int
 
 
-def encode(value: Any, key: str, *, copied: bool = False) -> Any:
+def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) -> Any:
     """Return a value in types that `torch.load(weights_only=True)` accepts, with tensors on the CPU.
 
     Args:
         value: plain types, tensors, NumPy numbers and arrays of numbers or texts, generators of random numbers
-            (`numpy.random.Generator`, `torch.Generator`), and mappings, lists and tuples of these, which `decode`
-            restores. Other mappings than `OrderedDict` and `Counter` become a dict, parameters and other kinds of
-            tensors plain ones. `Rows` stay `Rows`; see `taken_out` in `emrun.storage.checkpoints.shards`.
+            (`numpy.random.Generator`, `torch.Generator`), paths, dates and times, and collections of Python, which
+            `decode` restores. Parameters and other kinds of tensors become plain ones. `Rows` stay `Rows`; see
+            `taken_out` in `emrun.storage.checkpoints.shards`.
         key: the name of the value in messages.
         copied: copy the tensors, so that later changes in place do not change the result; arrays are always copied.
+        exact: refuse other mappings, lists and tuples, such as a named tuple; otherwise they become plain ones.
 
     Raises:
         StateError: the value is of another type; the message names its key.
@@ -62,11 +70,9 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
         if value == b"" or (kind is int and value.bit_length() > _BITS):  # torch cannot read it back
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
         return value
-    if isinstance(value, np.str_ | np.bytes_):
-        return value.item()
     if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
         return _encoded_array(value, key)
-    inner = partial(encode, copied=copied)
+    inner = partial(encode, copied=copied, exact=exact)
     if is_nested(value):
         layout = "jagged" if value.layout is torch.jagged else "strided"
         return {_KIND: "nested", "layout": layout, "parts": inner(list(value.unbind()), key)}
@@ -76,15 +82,20 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
         return there.clone() if copied and there.is_cpu else there.cpu()
     if isinstance(value, Rows):
         return replace(value, values=inner(value.values, key))
-    if isinstance(value, Mapping):
-        name = kind.__name__ if kind in _MAPPINGS.values() else "dict"
-        if name == "dict" and all(type(each) in _KEYS for each in value):
+    if kind is dict:
+        if all(type(each) in _KEYS for each in value):
             return {each: inner(entry, f"{key}.{each}") for each, entry in value.items()}
         items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]
-        return {_KIND: name, "items": items}
-    if isinstance(value, list | tuple):
-        entries = [inner(entry, f"{key}[{index}]") for index, entry in enumerate(value)]
-        return entries if isinstance(value, list) else tuple(entries)
+        return {_KIND: "dict", "items": items}
+    if kind in (list, tuple):
+        return kind(inner(entry, f"{key}[{index}]") for index, entry in enumerate(value))
+    if _MADE.get(kind.__name__) is kind:
+        return {_KIND: kind.__name__, "arguments": [inner(each, key) for each in _arguments(value)]}
+    if kind is type and _TYPES.get(value.__name__) is value:
+        return {_KIND: "type", "name": value.__name__}
+    if not exact and isinstance(value, Mapping | list | tuple):
+        plain = next(each for each in (list, tuple, dict) if each is dict or isinstance(value, each))
+        return inner(plain(value), key)
     if isinstance(value, torch.Generator):
         return {_KIND: "torch", "device": str(value.device), "state": value.get_state()}
     bits: Any = value.bit_generator if kind is np.random.Generator else None
@@ -94,14 +105,29 @@ def encode(value: Any, key: str, *, copied: bool = False) -> Any:
     raise _refused(value, key)
 
 
+def _arguments(value: Any) -> Sequence[Any]:
+    """Return the arguments that make a value of one of the types that are `_MADE` again."""
+    if isinstance(value, defaultdict):
+        return value.default_factory, dict(value)
+    if isinstance(value, Mapping):
+        return [dict(value)]
+    if isinstance(value, deque):
+        return list(value), value.maxlen
+    if isinstance(value, set | frozenset):
+        return [sorted(value, key=repr)]  # so that two runs save the same
+    make, arguments, *_ = value.__reduce_ex__(2)
+    return arguments if make is type(value) else arguments[1:]  # type: ignore[no-any-return]
+
+
 def _encoded_array(value: Any, key: str) -> dict[str, Any]:
     """Return an array or a number of NumPy as `encode` does."""
+    found = {_KIND: "number" if isinstance(value, np.generic) else "array", "dtype": value.dtype.str}
     if value.dtype.kind == "U":
-        return {_KIND: "text", "dtype": value.dtype.str, "values": value.tolist()}
+        return {**found, "values": value.tolist()}
     if value.dtype.kind in "biufc":
         with suppress(TypeError):  # torch has no such dtype
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return {_KIND: "number" if isinstance(value, np.generic) else "array", "values": torch.from_numpy(native)}
+            return {**found, "values": torch.from_numpy(native)}
     raise _refused(value, key)
 
 
@@ -121,11 +147,11 @@ def decode(value: Any) -> Any:
     if type(value) is not dict:
         return value
     kind: Any = value.get(_KIND)
-    if kind in ("array", "number"):
-        array = value["values"].numpy()
-        return array if kind == "array" else array[()]
-    if kind == "text":
-        return np.array(value["values"], value["dtype"])
+    if kind in ("array", "number", "text"):
+        values = value["values"]
+        array = values.numpy() if isinstance(values, torch.Tensor) else np.array(values)
+        array = array.astype(value.get("dtype", array.dtype), copy=False)
+        return array[()] if kind == "number" else array
     if kind == "nested":
         return torch.nested.nested_tensor(value["parts"], layout=getattr(torch, value["layout"]))
     if kind == "torch":
@@ -133,8 +159,10 @@ def decode(value: Any) -> Any:
         generator.set_state(value["state"])
         return generator
     found = {name: decode(each) for name, each in value.items()}
-    if kind in _MAPPINGS:
-        return _MAPPINGS[kind](dict(found["items"]))
+    if kind == "type":
+        return _TYPES[found["name"]]
+    if kind in _MADE:
+        return _MADE[kind](*found["arguments"] if "arguments" in found else [dict(found["items"])])
     if kind != "numpy":
         return found
     entropy, spawn_key, spawned = found["seed"]
@@ -150,7 +178,7 @@ def encode_all(batch: Batch) -> tuple[dict[str, Any], dict[str, str]]:
     left_out: dict[str, str] = {}
     for name, values in batch.items():
         try:
-            encoded[str(name)] = encode(values, f"source {name!r}")
+            encoded[str(name)] = encode(values, f"source {name!r}", exact=False)
         except Exception as error:
             left_out[str(name)] = str(error)
     return encoded, left_out

@@ -12,6 +12,7 @@ from typing import Any
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
 from emrun.base.types import EpochData
+from emrun.epoch_data import check_numbers
 from emrun.events import check_constructed, check_events, listener, may_change_batches, owner
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
 from emrun.loop.batch_calls import Calls, ChangedBatches, Intake
@@ -24,6 +25,12 @@ from emrun.storage.step_randomness import StepRandomness
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
+
+
+def _checked(call: Callable[..., Any], epoch_id: int, epoch_data: EpochData) -> None:
+    """Call `after_epoch` of a hook or the model, and check the numbers that it has added."""
+    call(epoch_id=epoch_id, epoch_data=epoch_data)
+    check_numbers(epoch_data, type(owner(call)).__name__)
 
 
 class Events:
@@ -94,6 +101,9 @@ class Events:
             called += filter(None, [listener(each, event, object) for each in self.parts])
             of_model = listener(self._loop.model, event, AbstractModel)
             self.listeners[event] = called if of_model is None else [*called, of_model]
+        self.listeners["after_epoch"] = [
+            update_wrapper(partial(_checked, call), call) for call in self.listeners["after_epoch"]
+        ]
         if self.changes.by:
             self.listeners["before_batch"] = [
                 update_wrapper(partial(self.changes.offer, call), call) for call in self.listeners["before_batch"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import EpochData
-from emrun.epoch_data import ByStream, learning_rates
+from emrun.epoch_data import ByStream, check_numbers, learning_rates
 from emrun.hook import Loop, TrainingAborted, TrainingTerminated
 from emrun.loop.batch_calls import Calls, Handled
 from emrun.loop.dispatch import Events
@@ -41,6 +41,8 @@ class Epochs:
     saving: Saving
     current: StreamWrapper | None = field(default=None, init=False)
     """The current stream; None between streams."""
+    trained: EpochData = field(default_factory=dict, init=False)
+    """The data of the last training epoch in this process."""
     measured_at_end: tuple[int, int, str] | None = field(default=None, init=False)
     """The state that was evaluated once more at the end of the training."""
 
@@ -85,6 +87,7 @@ class Epochs:
             state.keep_copy()
             self.endings.raise_if_due(in_epoch=True)
         try:
+            self.trained = epoch_data if train else self.trained
             ended = self.end_epoch(epoch_data, [stream.name for stream in train], evaluated, epoch_id)
             self.endings.agree()
         except (TrainingTerminated, TrainingAborted):
@@ -118,6 +121,7 @@ class Epochs:
                 self._run_stream(stream, train=False)
         for name in names:
             epoch_data[name].update(loop.model.stream_values(name))
+        check_numbers(epoch_data, f"model {type(loop.model).__name__}")
         if not (loop.evaluating or loop.at_end):
             self.state.end_epoch(trained=bool(trained))
         if not loop.evaluating:  # the rates of the last update, or of the first one if there is none yet

@@ -244,7 +244,8 @@ def _without_effect_on_data(call: Call) -> Call:
 
     @wraps(call)
     def called(epoch_id: int, epoch_data: EpochData) -> None:
-        call(epoch_id=epoch_id, epoch_data=ByStream((name, dict(values)) for name, values in epoch_data.items()))
+        own = ((name, dict(values)) for name, values in epoch_data.items())
+        call(epoch_id=epoch_id, epoch_data=ByStream(own, getattr(epoch_data, "before", None)))
 
     return called
 

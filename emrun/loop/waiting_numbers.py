@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emrun.epoch_data import number
+
 _TOGETHER = 64  # slots that are allocated together
 
 
@@ -30,15 +32,19 @@ class WaitingNumbers:
         Raises:
             TypeError: the value is not a real number.
         """
+        if value.__class__ is float:
+            return value  # type: ignore[no-any-return]
         if not isinstance(value, Tensor):
-            if isinstance(value, str | bytes):
-                raise TypeError(f"is {value!r:.80}, not a number")
             try:
-                return float(value)
+                found = number(value)
+                if found is not None:
+                    return float(found)
             except OverflowError as error:
                 raise TypeError("is a number that is too large") from error
-            except (TypeError, ValueError) as error:
-                raise TypeError(f"is {value if value is None else type(value).__name__}, not a number") from error
+            except ValueError as error:
+                raise TypeError(str(error)) from error
+            what = f"{value!r:.80}" if isinstance(value, str | bytes | None) else type(value).__name__
+            raise TypeError(f"is {what}, not a number")
         if value.numel() != 1 or value.is_complex() or value.is_meta:
             raise TypeError(f"is a tensor of shape {tuple(value.shape)} and {value.dtype}, not one real number")
         if value.is_cpu:
@@ -61,6 +67,6 @@ def read(values: Sequence[float | Tensor | None]) -> list[float | None]:
             waiting.setdefault((value.dtype, value.device), []).append(index)
     for indices in waiting.values():
         numbers = torch.stack([found[index] for index in indices]).cpu().double().tolist()
-        for index, number in zip(indices, numbers, strict=True):
-            found[index] = number
+        for index, each in zip(indices, numbers, strict=True):
+            found[index] = each
     return found

@@ -6,10 +6,12 @@ import logging
 from time import perf_counter
 from typing import NoReturn
 
+from emrun.epoch_data import ByStream
 from emrun.hook import TrainingTerminated
 from emrun.loop.endings import switched_on
 from emrun.loop.epochs import Epochs
 from emrun.loop.state import Phase
+from emrun.record.rows import as_floats
 from emrun.streams.dataset_streams import different_names
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +90,9 @@ def _evaluate_at_end(epochs: Epochs, limit: TrainingTerminated) -> None:
             else:
                 loop.epoch_began = perf_counter()
                 epochs.events.notify("before_epoch", epoch_id=epoch_id)
-            epochs.end_epoch({name: {} for name in names}, [], evaluated, epoch_id)
+            last = epochs.trained or next((as_floats(each["streams"]) for each in reversed(loop.metrics)), {})
+            before = {streams.train_stream_name: {}, **{name: dict(values) for name, values in last.items()}}
+            epochs.end_epoch(ByStream(((name, {}) for name in names), before), [], evaluated, epoch_id)
             epochs.endings.agree()  # on checkpoints that hooks of rank 0 have requested
             epochs.save_requested()
         except TrainingTerminated:

@@ -87,6 +87,8 @@ class Record:
         about: dict[str, Any] = {"updates": updates, "time": round(time(), 3)}
         if unknown := list(_unknown(epoch_data)):
             about["unknown"] = unknown
+            left_out = few(f"{stream}/{name} ({kind})" for stream, name, kind in unknown)
+            _LOG.info("not a number, so not in %s: %s", METRICS, left_out, extra={"once": True})
         own: list[dict[str, Any]] = [{"about": about}]
         for name, each in (shown or {}).items():
             if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):

@@ -1,8 +1,13 @@
 """States in plain types and tensors, random states, checksums of batches."""
 
 import random
-from collections import defaultdict
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from enum import IntEnum
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,14 +18,41 @@ from emrun.base.errors import StateError
 from emrun.storage.checkpoints.state_file import load_state, save_state
 
 
-def test_other_kinds_of_dict_list_and_tuple_become_plain():
-    found = encode({"a": defaultdict(int, y=2), "b": torch.Size([1]), "c": np.str_("c")}, "state")
-    assert found == {"a": {"y": 2}, "b": (1,), "c": "c"}
-    assert [type(value) for value in found.values()] == [dict, tuple, str]
+class Best(NamedTuple):
+    """A named tuple, whose class cannot be found without an import."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """A dataclass."""
+
+    x: int = 0
+
+
+class Level(IntEnum):
+    """An enumeration of numbers."""
+
+    low = 1
+
+
+class Words(dict):
+    """A mapping of a class of its own."""
+
+
+class Numbers(list):
+    """A list of a class of its own."""
 
 
 @pytest.mark.parametrize(
-    "value", [np.array([object()]), np.array([b"a"]), Path("a"), {1, 2}, object(), lambda: 0, torch.float32]
+    "value",
+    [
+        *(np.array([object()]), np.array([b"a"]), np.bytes_(b"a"), np.datetime64("2026-01-01"), np.longdouble(1)),
+        *(object(), lambda: 0, torch.float32, Level, bytearray(b"a"), range(3), random.Random(1)),
+        *(Best(1), Point(), Level.low, Words(a=1), Numbers([1]), MappingProxyType({"a": 1}), UserDict(a=1)),
+    ],
+    ids=lambda value: type(value).__name__,
 )
 def test_anything_else_is_refused_with_its_key(value):
     with pytest.raises(StateError, match=r"state\.a\[1\]\.b is \w+( of \S+)?, which cannot be saved"):
@@ -45,8 +77,51 @@ def test_tensors_of_other_kinds_become_plain_ones_without_gradients(tmp_path, te
 
 
 def test_a_key_that_cannot_be_saved_is_refused():
-    with pytest.raises(StateError, match=r"state.a: key PosixPath\('b'\) is PosixPath, which cannot be saved"):
-        encode({"a": {Path("b"): 0}}, "state")
+    with pytest.raises(StateError, match=r"state.a: key Point\(x=0\) is Point, which cannot be saved"):
+        encode({"a": {Point(): 0}}, "state")
+
+
+def test_what_makes_the_entries_of_a_defaultdict_is_one_of_pythons_types():
+    with pytest.raises(StateError, match=r"state.a is function, which cannot be saved"):
+        encode({"a": defaultdict(lambda: 0)}, "state")
+
+
+COLLECTIONS = [
+    *(Counter("abca"), OrderedDict(b=1, a=2), defaultdict(int, a=1), defaultdict(list, {(1, 2): [3]}), defaultdict()),
+    *(defaultdict(Counter, a=Counter("aa")), deque([1, 2], 3), deque(), {1, 2}, {"b", "a"}, set(), frozenset([1, "a"])),
+    *({(1, "a"): {2}, None: 1}, {Path("b"): 0}, {1.5: "a"}, torch.Size([1, 2]), 1 + 2j, Path("/a/b"), Path("c.txt")),
+    *(date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 6), datetime(2026, 1, 2, tzinfo=UTC), time(3, 4)),
+    *(timedelta(1, 2, 3), timezone(timedelta(hours=1)), np.float64(0.5), np.int8(1), np.bool_(True), np.str_("c")),
+    *(np.uint64(2**64 - 1), np.float16(0.5), np.complex64(1j), [{"a": deque([Counter(b=2)])}], ((1,), [2], {"a": ()})),
+]
+
+
+@pytest.mark.parametrize("value", COLLECTIONS, ids=lambda value: f"{type(value).__name__} {value!r}")
+def test_the_collections_of_python_come_back_as_they_were(tmp_path, value):
+    found = came_back(value, tmp_path)
+    assert type(found) is type(value)
+    assert repr(found) == repr(value) if not isinstance(value, set | frozenset) else found == value
+
+
+def test_a_defaultdict_that_came_back_makes_entries_and_a_deque_is_as_long_as_before(tmp_path):
+    counts, last = came_back(defaultdict(int), tmp_path), came_back(deque([1, 2, 3], 3), tmp_path)
+    counts["new"] += 1
+    last.append(4)
+    assert (counts, list(last), last.maxlen) == ({"new": 1}, [2, 3, 4], 3)
+
+
+def test_the_order_of_an_ordered_mapping_is_kept(tmp_path):
+    assert [*came_back(OrderedDict(b=1, a=2), tmp_path)] == ["b", "a"]
+
+
+def test_a_set_is_saved_in_the_same_order_whatever_the_hashes():
+    assert encode({"b", "a"}, "state")["arguments"] == [["a", "b"]]
+
+
+def test_a_batch_may_have_other_mappings_and_sequences_which_become_plain():
+    found, left_out = encode_all({"a": Best(1), "b": Words(c=Numbers([1])), "d": MappingProxyType({"a": 1})})
+    assert (found, left_out) == ({"a": (1,), "b": {"c": [1]}, "d": {"a": 1}}, {})
+    assert [type(each) for each in (found["a"], found["b"], found["b"]["c"])] == [tuple, dict, list]
 
 
 def test_random_states_come_back_through_a_file(tmp_path):
@@ -86,9 +161,9 @@ def test_the_digest_takes_tensors_of_any_type(dtype):
 def test_mappings_and_nested_tensors_of_a_batch_are_saved_whole(tmp_path):
     values = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)], layout=torch.jagged)
     batch = {"tokens": {"ids": np.arange(4).reshape(2, 2), "inner": {"values": values}}, "list": [values]}
-    encoded, left_out = encode_all({**batch, "path": tmp_path})
-    assert left_out == {"path": f"source 'path' is {type(tmp_path).__name__}, which cannot be saved; use plain types, "
-                                "tensors and arrays of numbers"}  # fmt: skip
+    encoded, left_out = encode_all({**batch, "point": Point()})
+    assert left_out == {"point": "source 'point' is Point, which cannot be saved; use plain types, tensors and arrays "
+                                 "of numbers"}  # fmt: skip
     save_state(encoded, tmp_path)
     found = decode(load_state(tmp_path))
     assert digest(found) == digest(batch)
@@ -169,7 +244,12 @@ def test_a_generator_of_torch_continues(tmp_path):
     "forged",
     [
         {"emrun.kind": "array"},
-        {"emrun.kind": "array", "values": [1]},
+        {"emrun.kind": "array", "values": ["a"], "dtype": "float"},
+        {"emrun.kind": "deque", "arguments": [[], -1]},
+        {"emrun.kind": "set", "arguments": [1]},
+        {"emrun.kind": "Counter", "items": [1]},
+        {"emrun.kind": "PosixPath", "arguments": [1]},
+        {"emrun.kind": "type", "name": "eval"},
         {"emrun.kind": "torch", "device": "/tmp", "state": torch.zeros(3)},
         {"emrun.kind": "numpy", "seed": [1, (), 0], "state": {"bit_generator": "seed"}},
         {"emrun.kind": "numpy", "seed": [1], "state": {"bit_generator": "PCG64"}},

@@ -223,8 +223,8 @@ def test_metrics_go_back_to_their_length_at_the_checkpoint(tmp_path):
 
 
 def test_what_cannot_be_saved_is_named():
-    with pytest.raises(StateError, match=r"Count.count is set, which cannot be saved"):
-        state_of(hooks=[Count(set())])[0].encoded()
+    with pytest.raises(StateError, match=r"Count.count is object, which cannot be saved"):
+        state_of(hooks=[Count(object())])[0].encoded()
 
 
 def test_a_stream_that_gives_another_batch_logs_a_warning(tmp_path, caplog):

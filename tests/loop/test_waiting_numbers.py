@@ -1,6 +1,8 @@
 """Numbers that wait on their device."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -30,10 +32,14 @@ def elsewhere(value, dtype=torch.float32):
         torch.tensor(0.1),
         torch.tensor([[7]]),
         torch.ones((), dtype=torch.half),
+        np.array([0.5]),
+        Fraction(1, 2),
+        Decimal("0.5"),
     ],
 )
 def test_a_number_is_kept_exactly(value):
-    assert read([WaitingNumbers().keep(value)]) == [float(value)]
+    expected = value.item() if hasattr(value, "item") else value
+    assert read([WaitingNumbers().keep(value)]) == [float(expected)]
 
 
 def test_values_on_a_device_are_copied_and_read_together():
@@ -75,6 +81,8 @@ def test_slots_that_were_made_in_inference_mode_can_be_used_outside():
         (None, "is None, not a number$"),
         (10**400, "is a number that is too large$"),
         ([1.0], "is list, not a number$"),
+        (np.complex64(1), "is a number that no float can have$"),
+        (Decimal("1e400"), "is a number that no float can have$"),
     ],
 )
 def test_what_is_not_a_number_is_an_error(value, message):

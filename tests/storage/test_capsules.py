@@ -261,7 +261,7 @@ def equal(one, other):
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.allclose(one, other, equal_nan=True)
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype.newbyteorder("=") and np.array_equal(one, other)
+        return one.dtype == other.dtype and np.array_equal(one, other)
     return one == other
 
 

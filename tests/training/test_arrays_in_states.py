@@ -1,4 +1,4 @@
-"""Arrays and generators in the states of hooks, streams and modules: a resume is exact."""
+"""Arrays, generators and collections in the states of hooks, streams and modules: a resume is exact."""
 
 import json
 import signal
@@ -10,6 +10,8 @@ import torch
 from emrun import AbstractHook, create_training, load_run, resume_training
 
 PARTS = '''
+from collections import Counter, defaultdict, deque
+
 import numpy as np
 import torch
 
@@ -63,25 +65,34 @@ class Net(torch.nn.Linear):
 
 
 class Noise(AbstractHook):
-    writes = ["noise", "drawn"]
+    writes = ["noise", "drawn", "counted"]
 
     def __init__(self):
         super().__init__()
         self.numpy, self.torch = np.random.default_rng(1), torch.Generator().manual_seed(1)
         self.total = np.zeros(2)
+        self.counts, self.last, self.rows, self.seen = Counter(), deque(maxlen=4), defaultdict(list), {0}
 
     def after_batch(self, batch_data):
         if self.main_loop.training:
+            done = self.main_loop.iterations_done
+            self.counts[done % 2] += 1
+            self.last.append(done)
+            self.rows[done % 3].append(done)
+            self.seen.add(sum(self.last))
             self.total += self.numpy.normal(), torch.rand((), generator=self.torch).item()
 
     def after_epoch(self, epoch_data):
-        epoch_data["train"] |= {"noise": self.total[0], "drawn": self.total[1]}
+        counted = len(self.seen) + 10 * self.counts.most_common(1)[0][1] + 1000 * sum(map(len, self.rows.values()))
+        epoch_data["train"] |= {"noise": self.total[0], "drawn": self.total[1], "counted": counted}
 
     def state_dict(self):
-        return {"numpy": self.numpy, "torch": self.torch, "total": self.total}
+        collected = {"counts": self.counts, "last": self.last, "rows": self.rows, "seen": self.seen}
+        return {"numpy": self.numpy, "torch": self.torch, "total": self.total, **collected}
 
     def load_state_dict(self, state):
         self.numpy, self.torch, self.total = state["numpy"], state["torch"], state["total"]
+        self.counts, self.last, self.rows, self.seen = (state[each] for each in ("counts", "last", "rows", "seen"))
 '''
 CONFIG = {
     "seed": 1,

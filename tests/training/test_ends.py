@@ -192,3 +192,40 @@ class Trained(AbstractHook):
 
     def after_batch(self, stream_name):
         self.batches += self.main_loop.training
+
+
+class AddsToTrain(AbstractHook):
+    """Writes into the data of the train stream after each training epoch, as the hook of the README does."""
+
+    writes = ("largest",)
+
+    def __init__(self, stream="train"):
+        super().__init__()
+        self.stream, self.seen = stream, []
+
+    def after_epoch(self, epoch_id, epoch_data):
+        if epoch_id > 0:
+            epoch_data["train"]["largest"] = float(epoch_id)
+            self.seen.append(epoch_data[self.stream]["loss"]["mean"])
+
+
+def test_a_hook_may_write_about_the_train_stream_at_the_end_which_is_not_recorded(project):
+    hook = AddsToTrain()
+    run = trained(project / "run", {"epochs": 3}, {"valid": "2 epochs"}, None, hook)
+    assert hook.seen[-1] == hook.seen[-2]  # of the last training epoch
+    assert [list(each["streams"]) for each in lines(run)][-2:] == [["train"], ["valid"]]
+    assert lines(run)[-2]["streams"]["train"]["largest"] == 3
+
+
+def test_a_process_that_only_measures_the_end_has_the_last_training_epoch_of_the_record(project):
+    with pytest.raises(RuntimeError, match="no"):
+        trained(project / "run", {"epochs": 3}, {"valid": "2 epochs"}, None, AddsToTrain(), Fails())
+    hook = AddsToTrain()
+    resumed(project / "run", (), hook)
+    assert hook.seen == [lines(project / "run")[-2]["streams"]["train"]["loss"]["mean"]]
+    assert lines(project / "run")[-1]["at_end"]
+
+
+def test_a_stream_that_is_nowhere_is_told_at_the_end_as_in_any_epoch(project):
+    with pytest.raises(KeyError, match="there is no stream 'trian' in the data of the epoch; did you mean 'train'"):
+        trained(project / "run", {"epochs": 1}, {"valid": "2 epochs"}, None, AddsToTrain("trian"))

@@ -15,7 +15,6 @@ from emrun.training.create import train
 from emrun.training.resume import resume_training
 
 PARTS = '''
-import collections
 
 import torch
 from torch import nn
@@ -69,7 +68,7 @@ class Keeps(torch.optim.SGD):
             own["exact"] = own.get("exact", torch.zeros(parameter.shape)) + parameter.detach().float() / 3
             parameter.data.add_(own["exact"].to(parameter.dtype), alpha=1e-3)
             if self.kind:
-                own["last"] = collections.deque([1.0])
+                own["last"] = bytearray(b"1")
 
 
 class LookAhead(torch.optim.Optimizer):
@@ -226,9 +225,9 @@ def test_every_optimizer_and_scheduler_of_torch_is_tried():
 
 
 def test_a_state_that_no_checkpoint_could_hold_is_refused_after_the_first_update(parts):
-    config = config_of_parts({"keeps": {"class": "optimizer_parts.Keeps", "lr": 0.1, "kind": "deque"}})
+    config = config_of_parts({"keeps": {"class": "optimizer_parts.Keeps", "lr": 0.1, "kind": "bytearray"}})
     training = create_training(config, output_dir=parts / "run")
-    message = r"optimizer\.keeps: a resume could not load a checkpoint: its state\.state\.0\.last is deque"
+    message = r"optimizer\.keeps: a resume could not load a checkpoint: its state\.state\.0\.last is bytearray"
     with pytest.raises(ArgumentError, match=message):
         train(training)
     assert training.main_loop.iterations_done == 0
