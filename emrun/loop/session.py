@@ -131,11 +131,14 @@ class Session:
         epochs, failure = self.epochs, None if isinstance(error, TrainingTerminated) else error
         evaluating = epochs.loop.evaluating
         epochs.streams.stop()
+        unread: BaseException | None = None  # why the model does not tell its loss: its state is saved all the same
         try:
             if failure is None and not evaluating:
                 self.loss.look()
         except TrainingAborted as loss_error:
             failure = loss_error
+        except BaseException as loss_error:
+            unread = loss_error
         try:
             if epochs.state.kept.is_used and epochs.loop.model.is_sharded:
                 _LOG.warning("the epoch is not saved before its evaluation: the weights lie on several ranks")
@@ -144,6 +147,7 @@ class Session:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)
+                failure = unread
             else:
                 epochs.saving.wait()
         except BaseException as saving_error:

@@ -265,9 +265,9 @@ class Calculation:
             one, other = (tuple(each.shape) for each in tensors)
             raise ArgumentError(
                 self.key,
-                f"{self.inputs[0]!r} is {one} and {self.inputs[1]!r} is {other}: the loss would compare each with each, "
-                f"{tuple(whole)}; give both one shape, as by .squeeze(1) in forward; if each with each is meant, let "
-                "a loss of your own make such shapes from inputs of one shape",
+                f"{self.inputs[0]!r} is {one} and {self.inputs[1]!r} is {other}: the loss would compare each with "
+                f"each, {tuple(whole)}; give both one shape, as by .squeeze(1) in forward; if each with each is meant, "
+                "make such shapes from inputs of one shape in a loss of your own",
             )
         return call(*arguments)
 
