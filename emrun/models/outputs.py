@@ -240,12 +240,36 @@ class Calculation:
         place = _place_of_module(function) if module is not None else None
         self.takes_module = place is not None
         self._call = function if place is None else partial(function, module=module)
+        if key.startswith("loss"):
+            self._call = partial(self._check_first, self._call)
         if place is not None and place < len(self.inputs):
             raise ArgumentError(key, "its parameter 'module' must come after those of its 'inputs'")
         if not self.inputs and place is None:
             raise ArgumentError(
                 key, "set 'inputs' to the outputs and sources that it is called with, e.g. [logits, label]"
             )
+
+    def _check_first(self, call: Any, *arguments: Any) -> Any:
+        """Calculate a loss for the first time, unless its first two inputs would be compared each with each.
+
+        Raises:
+            ArgumentError: the shapes differ, and both would be repeated, as (B, 1) and (B,) to (B, B).
+        """
+        self._call = call
+        tensors = [each for each in arguments[:2] if isinstance(each, Tensor) and not each.is_nested]
+        try:
+            whole = torch.broadcast_shapes(*(each.shape for each in tensors))
+        except RuntimeError:  # they cannot be compared number by number
+            return call(*arguments)
+        if tensors and all(each.shape != whole for each in tensors):
+            one, other = (tuple(each.shape) for each in tensors)
+            raise ArgumentError(
+                self.key,
+                f"{self.inputs[0]!r} is {one} and {self.inputs[1]!r} is {other}: the loss would compare each with "
+                f"each, {tuple(whole)}; give both one shape, as by .squeeze(1) in forward; if each with each is meant, "
+                "make such shapes from inputs of one shape in a loss of your own",
+            )
+        return call(*arguments)
 
     def is_of(self, stream: str) -> bool:
         """Return whether it is calculated in a stream."""

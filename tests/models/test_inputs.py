@@ -441,3 +441,71 @@ def test_a_nested_tensor_stays_nested_and_gets_the_dtype_of_the_module():
     found = module.called[1]
     assert (found.is_nested, found.dtype) == (True, torch.float32)
     assert [each.tolist() for each in found.unbind()] == [[1.0], [2.0, 3.0]]
+
+
+def tensor_of(value, **form):
+    """Return what forward gets of a source, behind a batch of the usual kind."""
+    module = Identity()
+    batches = [{"x": np.float32([1])}, {"x": value() if callable(value) else value}]
+    evaluate(TorchModel(module, inputs={"x": form} if form else ["x"], device="cpu"), batches)
+    return module.called[0]
+
+
+class Identity(Keep):
+    def forward(self, x):
+        return self.keep(x)
+
+
+MASKED = np.ma.array(np.float32([1, 2]), mask=[False, True])
+LARGE = np.array([2**63 + 1, 1], dtype=np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (LARGE, r"whole numbers above 2\*\*63 - 1"),
+        ([LARGE], r"whole numbers above 2\*\*63 - 1"),
+        (torch.tensor([2**63], dtype=torch.uint64), r"whole numbers above 2\*\*63 - 1"),
+        (MASKED, r"masked entries; yield `\.filled\(NUMBER\)`"),
+        ([MASKED, MASKED], "masked entries"),
+        (np.ma.array([1, 2], mask=[True, False]), "masked entries"),
+        (torch.eye(2).to_sparse(), r"it is sparse_coo; yield `\.to_dense\(\)`"),
+        (lambda: torch.eye(2).to_sparse_csr(), "it is sparse_csr"),
+        (torch.eye(2, dtype=torch.int64).to_sparse(), "it is sparse_coo"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), r"qint8; .*`\.dequantize\(\)`"),
+        (torch.ones(2, device="meta"), "without values"),
+        (np.array([1.5], np.longdouble), "longdouble"),
+        (np.zeros(2, dtype=[("a", "f4"), ("b", "i4")]), "void"),
+        (np.array(["2020-01-01"], "M8[D]"), "datetime64"),
+        (np.array([1, None], object), "object_"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_source_that_would_lose_values_is_refused(value, reason):
+    with pytest.raises(StreamError, match=rf"source 'x' .*{reason}"):
+        tensor_of(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.array([2**63 - 1, 1], np.uint64), torch.tensor([2**63 - 1, 1])),
+        (np.array([2**32 - 1], np.uint32), torch.tensor([2**32 - 1])),
+        (np.array([2**16 - 1], np.uint16), torch.tensor([2**16 - 1])),
+        (np.array([1.5, 2], ">f4"), torch.tensor([1.5, 2])),
+        (np.array([1, 2**40], ">i8"), torch.tensor([1, 2**40])),
+        ([np.array([1.5], ">f8")], torch.tensor([[1.5]])),
+        (np.ma.array(np.float32([1, 2])), torch.tensor([1.0, 2])),
+        (np.array([1 + 2j]), torch.tensor([1 + 2j], dtype=torch.complex128)),
+    ],
+)
+def test_a_source_of_another_kind_of_array_keeps_its_values(value, expected):
+    found = tensor_of(value)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_what_the_message_about_large_numbers_says_keeps_them():
+    found = tensor_of(LARGE, dtype="keep")
+    assert (found.dtype, found.tolist()) == (torch.uint64, LARGE.tolist())
+    assert tensor_of(LARGE.astype(np.float64)).tolist() == [2.0**63, 1]

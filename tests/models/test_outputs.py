@@ -32,6 +32,7 @@ from emrun.base.errors import ArgumentError, StreamError
 from emrun.datasets import Digits
 from emrun.hooks import StopAfter
 from emrun.metrics import accuracy
+from emrun.models.outputs import Calculation
 
 
 class Returns(nn.Module):
@@ -531,3 +532,57 @@ def test_metrics_may_use_the_losses():
     metrics = {"root": Factory(torch.sqrt, is_import=True, options={"inputs": ["loss"]})}
     (data,) = run(TorchModel(Affine(), metrics=metrics, optimizer=SGD), XY[:1])
     assert data["root"].tolist() == [2.0, 3.0]
+
+
+def calculated(one, other, function=functional.mse_loss, key="loss"):
+    """Return what a loss of two inputs of these shapes is."""
+    form = Factory(function, options={"inputs": ["a", "b"]}, is_import=True)
+    return Calculation(key, form, torch.device("cpu"))({"a": torch.ones(one)}, {"b": torch.ones(other)})
+
+
+def each_with_each(one, other):
+    """Return a loss that makes the shapes for pairs itself."""
+    return (one[:, None] - other[None]).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("function", [functional.mse_loss, functional.l1_loss, lambda a, b: ((a - b) ** 2).mean()])
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ((4, 1), (4,), "(4, 4)"),
+        ((4,), (4, 1), "(4, 4)"),
+        ((4, 1), (1, 4), "(4, 4)"),
+        ((4, 1, 3), (4, 3), "(4, 4, 3)"),
+        ((4, 3, 1), (4, 1, 5), "(4, 3, 5)"),
+    ],
+)
+def test_a_loss_that_would_compare_each_with_each_is_an_error_with_the_way_out(one, other, both, function):
+    with pytest.raises(ArgumentError, match=r"compare each with each, .*\.squeeze\(1\) in forward") as caught:
+        calculated(one, other, function, "loss.part")
+    assert caught.value.argument == "loss.part"
+    assert f"'a' is {one} and 'b' is {other}" in str(caught.value)
+    assert both in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("one", "other", "function"),
+    [
+        ((4,), (4,), functional.mse_loss),
+        ((4, 1), (4, 1), functional.mse_loss),
+        ((4, 3), (4, 1), lambda a, b: (a * b).sum()),  # a mask
+        ((4, 3), (3,), lambda a, b: (a * b).sum()),  # weights of columns
+        ((4, 3), (), lambda a, b: (a * b).sum()),
+        ((1, 1), (1,), functional.mse_loss),
+        ((4, 5), (4, 3), lambda a, b: a.sum() + b.sum()),
+        ((4,), (4,), each_with_each),
+        ((4, 2), (4, 2), lambda a, b: torch.cdist(a, b).mean()),
+    ],
+)
+def test_other_shapes_of_the_inputs_of_a_loss_are_left_to_it(one, other, function):
+    assert calculated(one, other, function).dim() == 0
+
+
+def test_a_metric_may_compare_each_with_each():
+    assert calculated((4, 1), (4,), lambda a, b: (a - b).mean(), "metrics.m").dim() == 0

@@ -63,7 +63,7 @@ def trained(loss, *, weighs=False, epochs=2, **arguments):
     handler.emit = lambda record: found.append(record.getMessage())
     logging.getLogger("emrun.models.step.halves").addHandler(handler)
     try:
-        MainLoop(model, Data(), [StopAfter(epochs=epochs)], skip_zeroth_epoch=True).run_training()
+        MainLoop(model, Data(), [StopAfter(epochs=epochs)], skip_zeroth_epoch=True, on_nan_loss="ignore").run_training()
     finally:
         logging.getLogger("emrun.models.step.halves").removeHandler(handler)
     return model.module.calls.item(), found
