@@ -51,6 +51,7 @@ class StreamContext:
             and seeds the global generators of Python, NumPy and torch for each batch.
         workers: the number of worker processes; 0 if the pass is read in the process of the loop.
         ranks: the ranks of the run; `batches` yields only the rows of this one.
+        in_order: whether `batches` gives all rows in their order, whatever it is asked for, as a prediction needs.
     """
 
     allocate: Callable[..., Array] = np.empty
@@ -66,12 +67,14 @@ class StreamContext:
         worker: int = 0,
         workers: int = 0,
         ranks: Ranks | None = None,
+        in_order: bool = False,
     ) -> None:
         self.stream_name = stream_name
         self.seed = seed
         self.epoch = epoch
         self.start = start
         self._worker = worker
+        self._in_order = in_order
         self._stride = max(1, workers)
         self._is_in_worker = workers > 0
         self._key = (seed, stream_name, "train" if epoch else "eval", epoch)
@@ -138,7 +141,7 @@ class StreamContext:
             n: the number of examples.
             batch_size: the number of examples in a batch.
             shuffle: use an order that is a pure function of (seed, stream, pass), instead of 0 to n - 1.
-            drop_last: leave out a last, shorter batch.
+            drop_last: leave out a last, shorter batch. A prediction has all rows, in the order 0 to n - 1.
             blocks: the number of examples in each part of the data, such as a row group or a shard, in the order of the
                 parts. `shuffle` then shuffles the parts, and the examples within each part, so that one part is read
                 after the other.
@@ -158,6 +161,8 @@ class StreamContext:
         self._orders += 1
         self.rows += n
         self._has_news |= self._tells_rows
+        if self._in_order:
+            shuffle = drop_last = False
         if self.ranks.several:
             self._share, self._is_cut = (False, 0), False  # from now on, the batches are those of this rank
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):

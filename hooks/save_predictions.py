@@ -35,10 +35,10 @@ class SavePredictions(WritesRows):
     of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
 
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
-    counts the examples of the stream from 0. If the stream has a source `position` of whole numbers, it is a column
-    too: that of `ImageFolder` and `TarShards` counts the examples that were left out. Rows are written batch by batch,
-    so that the memory does not grow. The file is complete or absent: it appears at the end of the stream, in place of
-    that of the evaluation before.
+    counts the examples of the stream from 0; with `emrun predict`, in the order of the rows of `ctx.batches`. If the
+    stream has a source `position` of whole numbers, it is a column too: that of `ImageFolder` and `TarShards` counts
+    those that were left out. Rows are written batch by batch, so that the memory does not grow. The file is complete or
+    absent: it appears at the end of the stream, in place of that of the evaluation before.
 
     `emrun predict RUN_DIR STREAM -o FILE` uses this hook with a finished run.
 
@@ -52,6 +52,7 @@ class SavePredictions(WritesRows):
     Attributes:
         rows: the number of rows of the last file that was written.
         columns: the names of its columns.
+        has_numbers: whether the stream numbers its examples itself, by a source `position`.
 
     Raises:
         ArgumentError: `file` has another ending, or its directory does not exist.
@@ -77,6 +78,7 @@ class SavePredictions(WritesRows):
         self._variables = None if variables is None else list(dict.fromkeys(variables))
         self._names: list[str] = []  # of the variables that are written
         self._has_classes = classes
+        self.has_numbers = False
 
     def before_batch(self, stream_name: str, batch: Mapping[str, Any]) -> None:
         """Note which names are sources."""
@@ -95,7 +97,9 @@ class SavePredictions(WritesRows):
             self._names = self._chosen(examples, [part for name in names for part in inside.get(name, [name])])
         name, ids = examples.named(None)
         columns = {name: ids}
-        if (numbers := examples.numbers()) is not None:
+        numbers = examples.numbers()
+        self.has_numbers = numbers is not None
+        if numbers is not None:
             columns[POSITION] = numbers
         columns |= {each: examples.column(each) for each in self._names}
         return columns | self._classes(examples, columns) if self._has_classes else columns

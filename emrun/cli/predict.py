@@ -71,7 +71,15 @@ def predict(
         return 0
     if as_json:
         at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
-        print_json({"file": expanded(output), "rows": made.rows, "columns": made.columns, "checkpoint": at})
+        print_json(
+            {
+                "file": expanded(output),
+                "rows": made.rows,
+                "columns": made.columns,
+                "checkpoint": at,
+                "order": made.order,
+            }
+        )
     else:
         click.echo(f"{expanded(output)}: {counted(made.rows, 'row')} of stream {stream}: {', '.join(made.columns)}")
         if made.checkpoint is not None:

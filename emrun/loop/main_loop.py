@@ -331,7 +331,7 @@ class MainLoop(Loop):
         self.close()
         return cast(Outcome, self.outcome)
 
-    def run_evaluation(self, stream_name: str, *, as_trained: bool = False) -> EpochData:
+    def run_evaluation(self, stream_name: str, *, as_trained: bool = False, in_order: bool = False) -> EpochData:
         """Evaluate the model on one pass of a stream.
 
         Hooks get all events, but cannot end the evaluation or save checkpoints. Within a `with` block of the main loop,
@@ -340,6 +340,7 @@ class MainLoop(Loop):
         Args:
             stream_name: the name of the stream.
             as_trained: read as many batches of an extra stream as an evaluation of the training does.
+            in_order: read all rows in their order; see `StreamContext`.
 
         Returns:
             What the hooks wrote about the stream.
@@ -356,7 +357,8 @@ class MainLoop(Loop):
         ):
             with nullcontext() if self.session.is_open else self:
                 size = self.streams.extra[stream_name].batches if as_trained else None
-                epoch_data = self.epochs.run_epoch([], [self.streams.get(stream_name, train=False, batches=size)], 0)
+                stream = self.streams.get(stream_name, train=False, batches=size, in_order=in_order)
+                epoch_data = self.epochs.run_epoch([], [stream], 0)
             self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
         return epoch_data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -12,10 +13,11 @@ from typing import Any
 
 from emrun.base.arguments import safe_component
 from emrun.base.censor import reveal
-from emrun.base.errors import RunExists, UsageError
+from emrun.base.errors import RunExists, StorageError, UsageError
 from emrun.base.wording import from_here, in_one_line, listed
 from emrun.storage.code.record import CodeRecord, remove_code
 from emrun.storage.files import (
+    aside_of,
     check_no_link,
     flush_lines,
     make_directory,
@@ -37,6 +39,7 @@ FOREIGN = ("lost+found",)
 _FORMAT_VARIABLE = "EMRUN_OUTPUT_DIR_FORMAT"
 _DEFAULT_FORMAT = "{name}{overrides}_{timestamp}"
 _LONGEST_NAME = 80  # with overrides, without the time
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _SHOWN = 4  # runs in a message
 
 
@@ -180,6 +183,7 @@ def create_run(
             directory = _make_free(itertools.chain((directory,), others))
     lock = RunLock(directory)
     try:
+        check_links(directory)
         check_free(directory)
         files: list[str] = []
         if is_failed_start(directory):
@@ -270,6 +274,28 @@ def check_free(directory: Path) -> None:
             f"{shown} is not empty: it has {named}. A new run needs a new or an empty directory; choose another "
             f"--output-dir, and write what a job prints beside it, such as to {shown}.out"
         )
+
+
+def check_links(directory: Path) -> None:
+    """Check that the file system of a run has links, which name its checkpoints; the caller has the lock.
+
+    Raises:
+        StorageError: it has none, or the directory cannot be written.
+    """
+    link = aside_of(directory / CONFIG)  # is overwritten, should the process be killed here
+    with storing(directory, "write in"):
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(CONFIG)
+            link.unlink()
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            why = (
+                "has no symbolic links (FAT, exFAT, some CIFS and FUSE mounts), but the names of checkpoints are links"
+            )
+            advice = "choose a directory elsewhere with -o or --output-dir; `cp -rL` copies a finished run here"
+            raise StorageError(error.errno, f"the file system of {from_here(directory)} {why}; {advice}") from error
 
 
 def check_config(directory: Path) -> None:

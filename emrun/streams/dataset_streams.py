@@ -96,21 +96,22 @@ class DatasetStreams:
         self._wrapped = partial(StreamWrapper, seed=seed, interrupted=interrupted, ranks=ranks)
         self.trained: dict[str, StreamWrapper] = {}
         """The wrappers of the streams for training that were requested so far, by name."""
-        self._evaluated: dict[tuple[str, int | None], StreamWrapper] = {}  # by name and number of batches
+        self._evaluated: dict[tuple[str, int | None, bool], StreamWrapper] = {}  # by the arguments of `get`
 
-    def get(self, name: str, *, train: bool, batches: int | None = None) -> StreamWrapper:
+    def get(self, name: str, *, train: bool, batches: int | None = None, in_order: bool = False) -> StreamWrapper:
         """Return the wrapper of a stream, which is created at the first call.
 
         Args:
             name: the name of the stream.
             train: whether the model is trained on the stream.
             batches: how many batches an evaluation has at most; None for all.
+            in_order: see `StreamContext`.
 
         Raises:
             AttributeError: the dataset has no method `<name>_stream`.
         """
         known: dict[Any, StreamWrapper] = self.trained if train else self._evaluated
-        key = name if train else (name, batches)
+        key = name if train else (name, batches, in_order)
         if key in known:
             return known[key]
         source = self.source_of(name)
@@ -120,7 +121,13 @@ class DatasetStreams:
         if source == self.train_stream_name:
             batches = batches or self.fixed_epoch_size
         known[key] = self._wrapped(
-            function, epoch_size=batches or -1, name=name, training=train, reading=reading, context_name=source
+            function,
+            epoch_size=batches or -1,
+            name=name,
+            training=train,
+            reading=reading,
+            context_name=source,
+            in_order=in_order,
         )
         return known[key]
 

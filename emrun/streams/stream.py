@@ -61,6 +61,7 @@ class StreamWrapper:
         context_name: the name of the stream in the `StreamContext`; by default `name`.
         ranks: the ranks that share the batches; by default those of the run. A stream that another stream is made of
             gets those of its context.
+        in_order: see `StreamContext`.
 
     Raises:
         ValueError: on iteration outside a `with` block with a buffer or workers.
@@ -81,6 +82,7 @@ class StreamWrapper:
         reading: Reading | None = None,
         context_name: str | None = None,
         ranks: Ranks | None = None,
+        in_order: bool = False,
     ) -> None:
         self.name = name
         self._context_name = context_name or name
@@ -90,6 +92,7 @@ class StreamWrapper:
         self.epoch_size = epoch_size
         self._seed = seed
         self._ranks = ranks
+        self._in_order = in_order
         self._interrupted = interrupted
         self._workers: Workers | None = None
         self._pass_number = 1 if training else 0
@@ -411,7 +414,7 @@ class StreamWrapper:
         self.rows = 0
         here = replace(self._ranks or ranks_of_run(), group=None, background=None)  # which processes cannot be given
         place = self._pass_number, self._batch, state
-        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here)
+        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here, self._in_order)
         batches: Iterator[Any]
         reading, prefetch = self._reading, self._reading.prefetch()
         size = reading.ahead

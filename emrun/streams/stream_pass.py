@@ -42,6 +42,7 @@ class StreamPass:
         start: the number of batches to leave out.
         state: the state after these batches, for a stream with `state_dict`.
         ranks: the ranks of the run; the batches are the shares of this one.
+        in_order: see `StreamContext`.
     """
 
     function: Callable[..., Iterable[Batch]]
@@ -51,6 +52,7 @@ class StreamPass:
     start: int = 0
     state: Any = None
     ranks: Ranks = field(default_factory=Ranks)
+    in_order: bool = False
 
     def read(self, worker: int = 0, workers: int = 0) -> Iterator[Batch | WithState | WithLeftOut]:
         """Begin the pass and return the batches after `start`; without `ctx.batches`, the stream is read up to `start`.
@@ -75,6 +77,7 @@ class StreamPass:
             worker=worker,
             workers=workers,
             ranks=self.ranks,
+            in_order=self.in_order,
         )
         try:
             stream = self.function(context) if has_context else self.function()

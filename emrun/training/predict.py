@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import ArgumentError, StreamError, UsageError
+from emrun.base.sources import ID
 from emrun.base.wording import from_here
 from emrun.config.import_finder import locate
 from emrun.config.plan import Plan
@@ -23,12 +25,17 @@ from emrun.training.evaluate import check_stream, find_checkpoint, load_checkpoi
 from emrun.training.members import config_of
 from emrun.training.user_code import log_code_directory
 
+_LOG = logging.getLogger(__name__)
+
+_ORDER = "with the rows of ctx.batches, position is the row of the data; a source `id` names each row"
+
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
     """What `predict` has written: `rows` with `columns` to `file`, by a checkpoint of an epoch and iteration.
 
-    There is no checkpoint if the model is made of runs.
+    There is no checkpoint if the model is made of runs. The column `position` is the `row` of the data, or the place in
+    the `stream`, which only the user's code orders; `order` is None if the rows have ids.
     """
 
     file: Path
@@ -37,6 +44,7 @@ class Predictions:
     checkpoint: Path | None
     epoch: int
     iteration: int
+    order: str | None
 
 
 Columns = dict[str, "np.ndarray[Any, Any]"]
@@ -119,7 +127,7 @@ def predict(
         loop.change_hooks([*loop.hooks, saver])
         loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
     try:
-        loop.run_evaluation(stream)
+        loop.run_evaluation(stream, in_order=True)
     except StreamError as error:
         if "forward of" in str(error):
             error.add_note(
@@ -131,10 +139,16 @@ def predict(
     rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))
     if not rows:
         raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
+    order = None
+    if ID not in columns:
+        known = loop.streams.get(stream, train=False, in_order=True).rows
+        order = "row" if known == rows or saver.has_numbers else "stream"
+    if order == "stream":
+        _LOG.info("position counts the rows as stream %r gives them: only its own code orders them; %s", stream, _ORDER)
     if place is None:
         return saver.arrays  # type: ignore[no-any-return]
     checkpoint, epoch, iteration = (loaded[0], loaded[1].epoch, loaded[1].iteration) if loaded else (None, 0, 0)
-    return Predictions(place, rows, columns, checkpoint, epoch, iteration)
+    return Predictions(place, rows, columns, checkpoint, epoch, iteration, order)
 
 
 def _changes_batches(recipe: Recipe) -> bool:

@@ -29,7 +29,7 @@ from emrun.storage.class_names import check_classes, record_classes
 from emrun.storage.files import write_atomically
 from emrun.storage.lock import RunLock
 from emrun.storage.plain import plain_of, write_with_plain
-from emrun.storage.run import CHECKPOINTS, CONFIG, Run
+from emrun.storage.run import CHECKPOINTS, CONFIG, Run, check_links
 from emrun.storage.trace import read_trace
 from emrun.training.build import Training, plan_schedule
 from emrun.training.create import (
@@ -154,6 +154,7 @@ def _opened(source: Path, command: Sequence[str]) -> Run:
     """Lock a run, to write it again."""
     lock = RunLock(source)
     try:
+        check_links(source)
         return Run(source, command=command, lock=lock)
     except BaseException:
         lock.release()

@@ -319,3 +319,30 @@ def test_the_first_end_counts(run):
 def test_the_checkpoints_lie_in_the_directory(run):
     assert run.checkpoints == run.directory / "checkpoints"
     assert not run.checkpoints.exists()
+
+
+@pytest.fixture(params=[errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def without_links(request, monkeypatch):
+    """Let links be refused as by a file system that has none."""
+
+    def refuse(*arguments, **options):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(os, "symlink", refuse)
+
+
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_a_file_system_without_links_is_found_when_the_run_is_made(tmp_path, without_links, monkeypatch, given):
+    with pytest.raises(StorageError, match=r"has no symbolic links .*choose a directory elsewhere with -o or --output"):
+        create(tmp_path, output_dir=given and tmp_path / given)
+    monkeypatch.undo()  # another directory, and the same one once it lies elsewhere
+    assert create(tmp_path, output_dir=tmp_path / "mine").directory == tmp_path / "mine"
+
+
+def test_another_error_of_a_link_is_told_as_it_is(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    with pytest.raises(StorageError, match="cannot write in .*: the disk is full"):
+        create(tmp_path)

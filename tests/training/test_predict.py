@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from samples import own_modules
 
-from emrun import predict
+from emrun import create_training, load_run, predict
 from emrun.base.errors import UsageError
+from emrun.stream_context import StreamContext
+from emrun.training.create import train
 
 DATA = """
 import os
@@ -244,3 +247,140 @@ def test_memory_does_not_grow_with_the_rows(run, tmp_path, ending):
         peaks.append(usage.ru_maxrss / 1024 - n * (16 + 8 + 70) / 2**20)  # without the dataset's own rows
         print(ending, n, f"{time.perf_counter() - began:.1f} s", f"{usage.ru_maxrss / 1024:.0f} MiB")
     assert peaks[1] < peaks[0] + 60
+
+
+SHUFFLED = """
+import numpy as np
+
+
+class Data:
+    n = 50
+
+    def __init__(self):
+        self.x = np.random.default_rng(0).normal(size=(self.n, 4)).astype("float32")
+        self.y = (self.x.sum(1) > 0).astype("int64")
+
+    def _of(self, rows, **more):
+        return {"x": self.x[rows], "y": self.y[rows], **more}
+
+    def train_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True):
+            yield self._of(rows)
+
+    valid_stream = train_stream
+
+    def whole_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True, drop_last=True):
+            yield self._of(rows)
+
+    def parts_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True, blocks=[20, 5, 25]):
+            yield self._of(rows)
+
+    def two_stream(self, ctx):
+        for rows in ctx.batches(20, 16, shuffle=True):
+            yield self._of(rows)
+        for rows in ctx.batches(30, 16, shuffle=True):
+            yield self._of(rows + 20)
+
+    def augmented_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True):
+            ctx.rng.normal(size=3)
+            yield self._of(rows)
+
+    def named_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True):
+            yield self._of(rows, id=rows)
+
+    def numbered_stream(self, ctx):
+        order = ctx.rng.permutation(self.n)
+        for at in range(0, self.n, 16):
+            yield self._of(order[at : at + 16], position=order[at : at + 16])
+
+    def own_stream(self):
+        order = np.random.default_rng(1).permutation(self.n)
+        for at in range(0, self.n, 16):
+            yield self._of(order[at : at + 16])
+
+    def context_stream(self, ctx):
+        order = ctx.rng.permutation(self.n)
+        for at in range(0, self.n, 16):
+            yield self._of(order[at : at + 16])
+
+    def views_stream(self, ctx):
+        for rows in ctx.batches(self.n, 16, shuffle=True):
+            yield self._of(np.repeat(rows, 2))
+"""
+ORDERED = CONFIG.replace("data.Data", "shuffled.Data").replace("hooks.Double, hooks.Fails, ", "")
+
+
+@pytest.fixture
+def ordered(tmp_path, monkeypatch):
+    """The directory of a finished run whose streams are in the module `shuffled`, and the outputs of all rows."""
+    (tmp_path / "shuffled.py").write_text(SHUFFLED)
+    monkeypatch.chdir(tmp_path)
+    own_modules(tmp_path, monkeypatch)
+    (tmp_path / "config.yaml").write_text(ORDERED)
+    training = create_training("config.yaml", output_dir="run")
+    train(training)
+    model = load_run("run", "latest").model
+    with torch.no_grad():
+        logits = model.module(torch.from_numpy(training.dataset.x)).numpy()
+    return tmp_path / "run", logits
+
+
+@pytest.mark.parametrize(
+    ("stream", "more"),
+    [
+        *((name, []) for name in ("train", "valid", "whole", "parts", "two", "augmented")),
+        *((name, ["main_loop.workers=2"]) for name in ("train", "two")),
+        ("train", ["main_loop.buffer=2"]),
+    ],
+)
+def test_a_position_is_the_row_of_a_shuffled_stream(ordered, stream, more, caplog):
+    run, logits = ordered
+    made = predict(run, stream, run.parent / "p.jsonl", more, checkpoint_name="latest")
+    rows = [json.loads(line) for line in made.file.read_text().splitlines()]
+    assert [row["position"] for row in rows] == list(range(50))
+    np.testing.assert_allclose([row["logits"] for row in rows], logits, rtol=1e-5, atol=1e-6)
+    assert made.order == "row"
+    assert "only its own code orders them" not in caplog.text
+
+
+def test_arrays_are_in_the_order_of_the_rows(ordered):
+    run, logits = ordered
+    found = predict(run, "train", checkpoint_name="latest")
+    assert found["position"].tolist() == list(range(50))
+    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stream", "order"),
+    [("named", None), ("numbered", "row"), ("own", "stream"), ("context", "stream"), ("views", "stream")],
+)
+def test_what_a_position_is_is_told(ordered, stream, order, caplog):
+    run, logits = ordered
+    caplog.set_level("INFO")
+    made = predict(run, stream, run.parent / "p.jsonl", checkpoint_name="latest")
+    assert made.order == order
+    told = f"position counts the rows as stream {stream!r} gives them: only its own code orders them"
+    assert (told in caplog.text) == (order == "stream")
+    rows = [json.loads(line) for line in made.file.read_text().splitlines()]
+    if order != "stream":
+        numbers = [row.get("id", row.get("position")) for row in rows]
+        np.testing.assert_allclose([row["logits"] for row in rows], logits[numbers], rtol=1e-5, atol=1e-6)
+
+
+def test_the_order_is_told_in_json_also_on_several_ranks(ordered, emrun):
+    done = emrun("predict", "-q", "run", "train", "-o", "p.jsonl", "--json", "--nproc", "2", "--checkpoint", "latest")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["order"] == "row"
+    rows = [json.loads(line) for line in (ordered[0].parent / "p.jsonl").read_text().splitlines()]
+    assert [row["position"] for row in rows] == list(range(50))
+    np.testing.assert_allclose([row["logits"] for row in rows], ordered[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_training_and_its_evaluations_stay_shuffled(ordered):
+    context = StreamContext("valid", seed=1)
+    (rows,) = context.batches(50, 50, shuffle=True)
+    assert rows.tolist() != list(range(50))

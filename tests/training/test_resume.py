@@ -492,3 +492,29 @@ def test_the_lock_of_a_run_is_that_of_the_directory_that_is_written(turned):
     (turned / "run" / ".owner.json").write_text('{"pid": 1, "started": 1, "host": "another"}')
     with pytest.raises(RunInUse, match="was taken over by process 1 on another"):
         train(training)
+
+
+def test_a_resume_on_a_file_system_without_links_says_so_and_changes_nothing(project, monkeypatch):
+    directory = stopped(project)
+    before = files_of(directory)
+
+    def refuse(*arguments, **options):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    with pytest.raises(StorageError, match="has no symbolic links"):
+        resume_training(directory, ["hooks.StopAfter.epochs=2"])
+    assert files_of(directory) == before
+    monkeypatch.undo()
+    monkeypatch.chdir(project)
+    train(resume_training(directory, ["hooks.StopAfter.epochs=2"]))
+
+
+def test_a_file_system_without_modes_of_files_has_checkpoints(project, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    training = create_training(config_of(), output_dir=project / "run")
+    train(training)
+    assert (project / "run" / "checkpoints" / "latest" / "model.safetensors").exists()

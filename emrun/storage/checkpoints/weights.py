@@ -52,7 +52,7 @@ def write_weights(weights: Mapping[str, Tensor], tied: Mapping[str, str], direct
     try:
         mode = path.stat().st_mode if path.exists() else None  # as the umask sets it
         save_file(dict(weights), path, metadata=metadata)  # creates a file that only its owner can read
-        with storing(path, "write"):
+        with suppress(OSError):  # a file system without modes, such as FAT
             if mode is not None and path.stat().st_mode != mode:
                 path.chmod(mode)
     except KeyError as error:
