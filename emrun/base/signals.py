@@ -9,9 +9,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
+from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_OF_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""What terminals and clusters send to a whole process group, and the parent handles for its children."""
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+_BLOCKED = threading.local()  # the mask of the thread that forks
+_INSTALLED: list[tuple[int, Handler, Any]] = []  # number, the handler of emrun, and the one before it
 
 
 def is_main_thread() -> bool:
@@ -24,19 +29,57 @@ def unless_ignored(numbers: Iterable[int]) -> list[int]:
     return [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN]
 
 
-@contextmanager
-def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
-    """Handle signals by functions in this block; outside the main thread nothing is changed.
+def handle(handlers: Mapping[int, Handler]) -> None:
+    """Handle signals by functions, in this process alone: a child that is forked gets the handlers that were before.
+
+    So a child ends by SIGTERM. The first signal for a whole process group has no effect in it.
 
     Args:
         handlers: number of a signal -> what `signal.signal` takes.
     """
-    before = {number: signal.signal(number, each) for number, each in handlers.items()} if is_main_thread() else {}
+    for number, handler in handlers.items():
+        _INSTALLED.append((number, handler, signal.signal(number, handler)))
+
+
+@contextmanager
+def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
+    """Handle signals as `handle` does, in this block; outside the main thread nothing is changed."""
+    count = len(_INSTALLED)
+    if is_main_thread():
+        handle(handlers)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if is_main_thread():
+            for number, _, before in _INSTALLED[count:]:
+                signal.signal(number, before or signal.SIG_DFL)
+            del _INSTALLED[count:]
+
+
+def _block() -> None:
+    """Block the signals until the child has its handlers: Python forgets those that come before."""
+    _BLOCKED.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number for number, *_ in _INSTALLED})
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _BLOCKED.mask)
+
+
+def _leave_to_parent() -> None:
+    """Undo the handlers in a forked child, but for those that it has set itself since."""
+    found = {}
+    while _INSTALLED:
+        number, handler, before = _INSTALLED.pop()
+        if signal.getsignal(number) == handler:
+            found[number] = before or signal.SIG_DFL
+            signal.signal(number, found[number])
+    for number in _OF_GROUP:
+        if found.get(number, signal.SIG_IGN) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: signal.signal(number, found[number]))
+    _unblock()
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_parent)
 
 
 class Signals:
@@ -79,8 +122,6 @@ class Signals:
 
 
 def forget_in_child() -> None:
-    """Undo in a forked child what `Signals` has set; SIGINT and SIGTERM get the handlers of a new Python."""
+    """Undo in a forked child what `Signals` has set; SIGINT gets the handler of a new Python."""
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

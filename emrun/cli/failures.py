@@ -192,11 +192,8 @@ def unwound_by_sigterm() -> Iterator[None]:
         signal_number = signal.SIGTERM
 
     numbers = unless_ignored([signal.SIGTERM, signal.SIGHUP])
-    process = os.getpid()
 
     def unwind(number: int, frame: Any) -> None:
-        if os.getpid() != process:  # forked by the user's code
-            end_by_signal(number)
         if misses_others():
             return  # it ends anyway, and the launcher would wait for the words that it is about to leave
         leave_closed_terminal()

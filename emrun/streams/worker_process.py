@@ -22,6 +22,7 @@ import torch
 from emrun.base.censor import censor_standard_error, hide
 from emrun.base.cores import SHARE
 from emrun.base.errors import EmrunError, StorageError, StreamError
+from emrun.base.signals import handle
 from emrun.stream_context import StreamContext
 from emrun.streams.packing import packed, shared_empty
 from emrun.streams.stream_pass import StreamPass, named
@@ -136,10 +137,9 @@ def _begin(task: Task) -> None:
     torch.set_num_threads(1)
     os.environ[SHARE] = "1"  # of the cores: the other workers have theirs
     StreamContext.allocate = staticmethod(shared_empty)
-    for number in GROUP_SIGNALS:
-        # not SIG_IGN, because programs that the stream starts would inherit it, but for what nohup ignores
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: None)
+    # not SIG_IGN, because programs that the stream starts would inherit it, but for what nohup ignores
+    others = [number for number in GROUP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    handle(dict.fromkeys(others, lambda number, frame: None))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     if task.stream_pass is None:
         for value, reference in task.references.items():

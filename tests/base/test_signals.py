@@ -59,3 +59,49 @@ def test_a_signal_that_came_before_a_wait_ends_it():
         assert signals.pending == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def in_child(function):
+    """Return what a function returns in a forked child."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.write(writer, repr(function()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    found = os.read(reader, 1000).decode()
+    os.close(reader)
+    os.close(writer)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD])
+def test_a_forked_child_has_the_handlers_that_were_before(number):
+    before = repr(signal.getsignal(number))
+    with handled({number: signal.SIG_IGN}), Signals([number]), handled({number: lambda number, frame: None}):
+        assert in_child(lambda: signal.getsignal(number)) == before
+        with handled({number: lambda number, frame: None}):
+            signal.signal(number, print)  # the user's own
+            assert in_child(lambda: signal.getsignal(number) is print) == "True"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_the_first_signal_of_a_group_has_no_effect_in_a_forked_child(number):
+    seen = []
+
+    def twice():
+        signal.raise_signal(number)
+        return signal.getsignal(number) == before, seen
+
+    before = signal.signal(number, lambda number, frame: seen.append(number))
+    outer = signal.getsignal(number)
+    with handled({number: lambda number, frame: seen.append(-1)}):
+        before, kept = outer, before
+        assert in_child(twice) == "(True, [])"
+    signal.signal(number, kept)
+
+
+def test_what_is_ignored_before_stays_ignored_in_a_forked_child():
+    kept = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with handled({signal.SIGHUP: lambda number, frame: None}):
+        assert in_child(lambda: signal.getsignal(signal.SIGHUP)) == repr(signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, kept)

@@ -1,5 +1,6 @@
 """Signals while PyTorch is imported, sent from within the import; and what is said before the import."""
 
+import ast
 import json
 import signal
 
@@ -92,3 +93,117 @@ def test_a_wrong_run_directory_is_reported_before_torch_is_imported(beginning_wi
         assert done.stderr.startswith(message)
     done = beginning_with(REFUSES, "train", "c.yaml")
     assert "torch is imported" in done.stderr
+
+
+CHILDREN = """
+import multiprocessing, os, signal, subprocess, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import numpy as np
+from emrun import AbstractHook
+
+FOREVER = [sys.executable, "-c", "print(flush=True); import time; time.sleep(1e6)"]
+
+
+def wait(pipe=None):
+    if pipe is not None:
+        pipe.send(0)
+    time.sleep(1e6)
+
+
+def started(method):
+    context = multiprocessing.get_context(method)
+    mine, theirs = context.Pipe()
+    process = context.Process(target=wait, args=(theirs,), daemon=True)
+    process.start()
+    mine.recv()
+    return process
+
+
+def ended(process):
+    process.terminate()
+    process.join()
+    return -process.exitcode
+
+
+def forked():
+    pid = os.fork()
+    if not pid:
+        time.sleep(1e6)
+    os.kill(pid, signal.SIGTERM)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+def of_pool():
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool.map(abs, [1, -1])
+    pool.terminate()
+    pool.join()
+    return 15
+
+
+def of_executor():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        pool.submit(abs, 1).result()
+        (process,) = pool._processes.values()
+        return ended(process)
+
+
+def of_program(**options):
+    with subprocess.Popen(FOREVER, stdout=subprocess.PIPE, **options) as program:
+        program.stdout.readline()
+        program.terminate()
+        return -program.wait()
+
+
+def of_group(process):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        os.kill(process.pid, number)
+    return process.is_alive() and ended(process)
+
+
+def all_kinds():
+    return {
+        "fork": ended(started("fork")), "forkserver": ended(started("forkserver")), "os.fork": forked(),
+        "pool": of_pool(), "executor": of_executor(), "program": of_program(),
+        "preexec_fn": of_program(preexec_fn=os.getpid),
+    }
+
+
+def tell(where, found):
+    os.write(1, f"{where} {found}\\n".encode())
+
+
+class Data:
+    def __init__(self):
+        tell("constructor", all_kinds())
+
+    def train_stream(self):
+        tell("stream", {**all_kinds(), "group": of_group(started("fork"))})
+        yield {"x": np.zeros((2, 1), np.float32)}
+
+    def valid_stream(self):
+        yield {"x": np.zeros((2, 1), np.float32)}
+
+
+class Starts(AbstractHook):
+    def before_training(self):
+        tell("hook", all_kinds())
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["main_loop.buffer=2"], ["main_loop.on_interrupt=epoch", "--nproc=2"]])
+def test_children_of_the_users_code_end_when_they_are_told_to(tmp_path, emrun, options):
+    (tmp_path / "children.py").write_text(CHILDREN)
+    (tmp_path / "config.yaml").write_text(
+        "dataset: {class: children.Data}\nmodel:\n  module: {class: torch.nn.Linear, in_features: 1, out_features: 1}\n"
+        "  inputs: [x]\n  outputs: [loss]\n  optimizer: {class: SGD, lr: 0.1}\nmain_loop: {extra_streams: [valid]}\n"
+        "hooks: [children.Starts, {StopAfter: {epochs: 1}}]\n"
+    )
+    done = emrun("train", "config.yaml", "-q", *options)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if "{" in line)
+    kinds = ["fork", "forkserver", "os.fork", "pool", "executor", "program", "preexec_fn"]
+    assert lines.keys() == {"constructor", "hook", "stream"}
+    for where, found in lines.items():
+        expected = dict.fromkeys([*kinds, "group"] if where == "stream" else kinds, 15)
+        assert ast.literal_eval(found) == expected, where
