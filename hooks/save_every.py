@@ -61,6 +61,7 @@ class SaveEvery(SaveLatest):
         if keep is not None:
             check_count("keep", keep, minimum=1)
         self._keep = keep
+        self._waits = False  # whether a checkpoint is due at the end of the window
         unit = "iteration" if self._every.is_within_epochs else "epoch"
         self.name = safe_component("model_name", unit if model_name is None else model_name)
         self.saves = (self.name,)
@@ -73,13 +74,14 @@ class SaveEvery(SaveLatest):
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:
         """Request a checkpoint if one is due within the epoch."""
-        if self.main_loop.training and self._every.is_batch_due(self.main_loop):
-            self._request(self.main_loop.iterations_done)
+        if self.main_loop.training:
+            self._waits = self._every.is_batch_due(self.main_loop) or self._waits
+            self._request_if_due()
 
     def after_stream(self, stream_name: str) -> None:
         """Request a checkpoint if one is due with the last update of the train stream."""
-        if self._every.is_stream_due(self.main_loop, stream_name):
-            self._request(self.main_loop.iterations_done)
+        self._waits = self._every.is_stream_due(self.main_loop, stream_name) or self._waits
+        self._request_if_due()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Request a checkpoint if one is due by epochs."""
@@ -91,6 +93,12 @@ class SaveEvery(SaveLatest):
         count, unit = self._every.interval.count, self._every.interval.unit
         made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
         return self._keep if made is None else min(made, self._keep or made)
+
+    def _request_if_due(self) -> None:
+        """Request a checkpoint if one is due, at the end of the window of `model.accumulate`: that is what is saved."""
+        if self._waits and not self.main_loop.model.is_accumulating:
+            self._waits = False
+            self._request(self.main_loop.iterations_done)
 
     def _request(self, number: int) -> None:
         name = f"{self.name}-{number}"

@@ -4,6 +4,8 @@ import asyncio
 import io
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -267,3 +269,128 @@ def test_a_package_lists_its_public_names_and_nothing_else_before_and_after_they
     named = [name for name in before if name != "Factory"]
     assert [name for name in found if name in named] == named
     assert {"emrun": "MainLoop", "emrun.hooks": "StopAfter", "emrun.datasets": "Digits"}[package] in before
+
+
+# Two trainings in one process
+
+
+class Meanwhile(emrun.AbstractHook):
+    """Calls a function once, in the given event."""
+
+    changes_batches = False
+
+    def __init__(self, call, event="after_batch"):
+        super().__init__()
+        self.call, self.raised = call, None
+        setattr(self, event, self.once)
+
+    def once(self, **arguments):
+        call, self.call = self.call, lambda: None
+        try:
+            call()
+        except UsageError as error:
+            self.raised = str(error)
+
+
+def in_thread(call):
+    """Return a function that calls another one in a thread, and raises its error."""
+
+    def called():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(call).result()
+
+    return called
+
+
+def trained_with(directory, *hooks, overrides=ONE_EPOCH):
+    training = emrun.create_training(SAMPLE, output_dir=directory, overrides=overrides)
+    training.main_loop.change_hooks([*training.hooks, *hooks])
+    training.main_loop.run_training()
+    return (directory / "steps.jsonl").read_bytes()
+
+
+def by_hand(loop):
+    with loop:
+        loop.epoch(["train"])
+
+
+AT_THE_SAME_TIME = {
+    "create_training": lambda run, new, built: emrun.create_training(SAMPLE, output_dir=new),
+    "run_training": lambda run, new, built: built.main_loop.run_training(),
+    "epoch by epoch": lambda run, new, built: by_hand(built.main_loop),
+    "resume_training": lambda run, new, built: emrun.resume_training(run, ["hooks.StopAfter.epochs=2"]),
+    "evaluate": lambda run, new, built: emrun.evaluate(run, "valid"),
+    "predict": lambda run, new, built: emrun.predict(run, "valid"),
+    "load_run": lambda run, new, built: emrun.load_run(run),
+    "create_model": lambda run, new, built: emrun.create_model(SAMPLE),
+    "create_dataset": lambda run, new, built: emrun.create_dataset(SAMPLE),
+    "asyncio": lambda run, new, built: asyncio.run(asyncio.to_thread(emrun.evaluate, run, "valid")),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_SAME_TIME)
+def test_a_second_training_at_the_same_time_is_an_error_and_the_first_goes_on_as_alone(tmp_path, run, name):
+    built = emrun.create_training(SAMPLE, output_dir=tmp_path / "built")
+    begin = partial(AT_THE_SAME_TIME[name], run, tmp_path / "new", built)
+    other = Meanwhile(in_thread(begin))
+    assert trained_with(tmp_path / "first", other) == trained_with(tmp_path / "alone")
+    assert "another thread of this process trains or evaluates" in other.raised
+    assert not (tmp_path / "new").exists()
+    begin()
+
+
+WITHIN = ["evaluate", "predict", "load_run", "create_model", "create_dataset"]
+
+
+@pytest.mark.parametrize("event", ["after_batch", "after_epoch", "after_checkpoint"])
+def test_an_evaluation_in_a_hook_changes_nothing_in_the_training(tmp_path, run, event):
+    hooks = [Meanwhile(partial(AT_THE_SAME_TIME[name], run, None, None), event) for name in WITHIN]
+    random = []
+    for directory, more in ((tmp_path / "first", hooks), (tmp_path / "alone", [])):
+        training = emrun.create_training(SAMPLE, output_dir=directory, overrides=ONE_EPOCH)
+        training.main_loop.change_hooks(
+            [*training.hooks, *more, Meanwhile(lambda: random.append(np.random.rand()), event)]
+        )
+        training.main_loop.run_training()
+    assert random[0] == random[1]
+    assert [each.raised for each in hooks] == [None] * len(hooks)
+
+
+def test_a_training_in_a_hook_of_another_one_is_an_error_until_all_of_that_is_saved(tmp_path):
+    nested = Meanwhile(lambda: trained_with(tmp_path / "nested"))
+    later = Meanwhile(lambda: trained_with(tmp_path / "later"), "after_training")
+    found = trained_with(tmp_path / "first", nested, later)
+    assert nested.raised == "this training begins within a training, as in a hook; begin it afterwards"
+    assert later.raised is None
+    assert found == (tmp_path / "later/steps.jsonl").read_bytes()
+
+
+def test_trainings_one_after_the_other_in_threads_are_equal(tmp_path):
+    for name in ("a", "b"):
+        in_thread(lambda name=name: trained_with(tmp_path / name))()
+    assert (tmp_path / "a/steps.jsonl").read_bytes() == (tmp_path / "b/steps.jsonl").read_bytes()
+
+
+def test_a_training_that_failed_lets_the_next_one_begin(tmp_path):
+    def fail():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        trained_with(tmp_path / "failed", Meanwhile(fail))
+    in_thread(lambda: trained_with(tmp_path / "next"))()
+
+
+def test_tasks_of_asyncio_that_train_epoch_by_epoch_at_the_same_time_are_an_error(tmp_path):
+    loops = [emrun.create_training(SAMPLE, output_dir=tmp_path / name).main_loop for name in ("a", "b")]
+
+    async def epochs(loop):
+        with loop:
+            await asyncio.sleep(0)
+            loop.epoch(["train"])
+
+    async def both():
+        return await asyncio.gather(*map(epochs, loops), return_exceptions=True)
+
+    first, second = asyncio.run(both())
+    assert first is None
+    assert "begins within a training" in str(second)

@@ -6,13 +6,18 @@ import hashlib
 import random
 import secrets
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from emrun.base.errors import UsageError
+
 Key = str | int
+_USE = threading.RLock()
+_OPEN: list[str] = []  # what the thread that has the lock does now, one within the other
 
 
 def derived_seed(seed: int, *key: Key) -> int:
@@ -64,3 +69,33 @@ def preserved_randomness() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+@contextmanager
+def sole_use(what: str) -> Iterator[None]:
+    """Use the global random states in this block, which no other thread may do meanwhile.
+
+    A block within another one of the same thread restores the random states at its end.
+
+    Args:
+        what: what is done: `training`, which cannot lie within another block, or something else.
+
+    Raises:
+        UsageError: another thread is in such a block, or this is a training in one.
+    """
+    if not _USE.acquire(blocking=False):
+        raise UsageError(
+            "another thread of this process trains or evaluates, and both would draw from the same random numbers and "
+            "write into one log; use a process for each, or one after the other"
+        )
+    try:
+        if what == "training" and _OPEN:
+            raise UsageError(f"this training begins within a {_OPEN[-1]}, as in a hook; begin it afterwards")
+        with preserved_randomness() if _OPEN else nullcontext():
+            _OPEN.append(what)
+            try:
+                yield
+            finally:
+                _OPEN.pop()
+    finally:
+        _USE.release()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from emrun.base.arguments import check_exit_status
 from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
+from emrun.base.randomness import sole_use
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
@@ -50,18 +52,26 @@ class Session:
     is_open: bool = field(default=False, init=False)
     _hangs: HangWatch | None = field(default=None, init=False)
     _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch
+    _alone: ExitStack = field(default_factory=ExitStack, init=False)  # while no other thread may train
 
     def __post_init__(self) -> None:
         if self.preempt_exit_code is not None:
             check_exit_status("preempt_exit_code", self.preempt_exit_code)
 
     def begin(self) -> None:
-        """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
+        """Open the log of the run, install the signal handlers and call `before_training` of the hooks.
+
+        Raises:
+            UsageError: another thread trains, or this is a training within another one.
+        """
         epochs = self.epochs
-        if self.log is not None:
-            self.log.open()
-        if self.run is not None and self.run.code is not None:
-            self.run.code.begin()
+        with ExitStack() as alone:
+            alone.enter_context(sole_use("evaluation" if epochs.loop.evaluating else "training"))
+            if self.log is not None:
+                self.log.open()
+            if self.run is not None and self.run.code is not None:
+                self.run.code.begin()
+            self._alone = alone.pop_all()
         self.is_open = True
         epochs.loop.outcome = None
         self._silence = None
@@ -117,6 +127,7 @@ class Session:
             if self._hangs is not None:
                 self._hangs.stop()
                 self._hangs = None
+            self._alone.close()
             epochs.endings.restore()
             if self.log is not None:
                 self.log.close(failure)
@@ -163,6 +174,7 @@ class Session:
         epochs.loop.outcome = replace(outcome, warning=self.loss.warning)
         if failure is not None:
             epochs.events.notify_all("on_error", error=failure)
+        self._alone.close()  # all is saved: hooks may begin another training
         hook_error = epochs.events.notify_all("after_training", success=failure is None)
         if failure is None and hook_error is not None:
             failure = hook_error

@@ -12,7 +12,7 @@ from typing import Any
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
-from emrun.base.randomness import seed_everything
+from emrun.base.randomness import seed_everything, sole_use
 from emrun.base.slow_start import NamedWhenSlow
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
@@ -54,6 +54,7 @@ class Training:
         return found
 
 
+@sole_use("building")
 def assemble(
     plan: Plan,
     output_dir: Path,

@@ -13,7 +13,7 @@ import torch
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
-from emrun.base.randomness import draw_seed, seed_everything
+from emrun.base.randomness import draw_seed, seed_everything, sole_use
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import from_here, listed
 from emrun.config.config import Config, load_config, read_config
@@ -180,6 +180,7 @@ def create_hooks(
     return tuple(_build_alone(load_config(config, overrides), "hooks", {"model": model, "dataset": dataset}))
 
 
+@sole_use("building")
 def _build_alone(config: Config, name: str, supplied: dict[str, Any]) -> list[Any]:
     """Build the dataset, the model or the hooks of a config; the other sections are not read.
 

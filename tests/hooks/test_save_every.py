@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from emrun import MainLoop
+from emrun import MainLoop, create_training
 from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
 from emrun.loop.saving import check_saved_names
@@ -47,6 +47,20 @@ def test_it_saves_when_it_is_due_and_keeps_what_it_should(scripted, numbers, run
     assert named(run) == expected
     directories = [path for path in run.checkpoints.iterdir() if not path.is_symlink()]
     assert len(directories) == len(set(expected.values()) | {(5, 15)})
+
+
+@pytest.mark.parametrize("every", ["1 iterations", "3 iterations", "5 iterations", "2 updates"])
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_a_checkpoint_of_a_window_has_the_name_of_the_iteration_at_its_end(digits_config, tmp_path, accumulate, every):
+    config = digits_config([{"SaveEvery": {"every": every}}, {"StopAfter": {"epochs": 2}}])
+    config["model"]["accumulate"] = accumulate  # an epoch has 15 batches, so its last window is shorter
+    training = create_training(config, output_dir=tmp_path / "run")
+    training.main_loop.run_training()
+    found = named(training.main_loop.run)
+    assert found
+    assert [int(name.removeprefix("iteration-")) for name in found] == [iteration for _, iteration in found.values()]
+    ends = {*range(accumulate, 16, accumulate), 15, *range(15 + accumulate, 31, accumulate), 30}
+    assert {iteration for _, iteration in found.values()} <= ends
 
 
 def test_it_saves_by_minutes(scripted, numbers, run, monkeypatch):
