@@ -227,7 +227,7 @@ def test_a_loss_that_becomes_nan_is_warned_of_once_and_in_the_last_line(project,
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 2, done.stderr
     assert re.match(
-        r"warning: the loss of the last training batch is (NaN|infinite) in epoch \d \(iteration \d+\): the rest of the run",
+        r"warning: the loss of the last training batch is (NaN|infinite) in epoch \d \(iteration \d+\): the rest",
         warnings[0],
     )
     assert done.stderr.splitlines()[-1] == warnings[1]
