@@ -131,14 +131,8 @@ class Session:
         epochs, failure = self.epochs, None if isinstance(error, TrainingTerminated) else error
         evaluating = epochs.loop.evaluating
         epochs.streams.stop()
-        unread: BaseException | None = None  # why the model does not tell its loss: its state is saved all the same
-        try:
-            if failure is None and not evaluating:
-                self.loss.look()
-        except TrainingAborted as loss_error:
-            failure = loss_error
-        except BaseException as loss_error:
-            unread = loss_error
+        looked = self._look() if failure is None and not evaluating else None
+        failure = looked if isinstance(looked, TrainingAborted) else failure
         try:
             if epochs.state.kept.is_used and epochs.loop.model.is_sharded:
                 _LOG.warning("the epoch is not saved before its evaluation: the weights lie on several ranks")
@@ -147,7 +141,7 @@ class Session:
                 epochs.saving.save_only_latest(*epochs.state.point)
             elif failure is None and not evaluating:
                 epochs.saving.save_latest(*epochs.state.point)
-                failure = unread
+                failure = looked  # the state of a model that does not tell its loss is saved all the same
             else:
                 epochs.saving.wait()
         except BaseException as saving_error:
@@ -182,6 +176,14 @@ class Session:
         if failure is None and not evaluating:
             _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
         return failure
+
+    def _look(self) -> BaseException | None:
+        """Look at the last loss; return the error of the guard or of the model."""
+        try:
+            self.loss.look()
+        except BaseException as error:
+            return error
+        return None
 
     def _complete_steps(self) -> None:
         """Write the steps and rows that are not written yet; the run may have failed, so errors are logged."""
