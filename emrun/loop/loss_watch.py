@@ -32,7 +32,8 @@ class LossWatch:
 
     def __init__(self, loop: Loop, steps: StepRecord, policy: Policy) -> None:
         check_choice("on_nan_loss", policy, Policy)
-        self._steps, self._policy = steps, policy
+        self._steps = steps
+        self._policy = policy
         self._outputs: Mapping[str, Any] = {}  # of the last training batch, if its examples have weights
         self._loop = loop
         self._looked_at = 0  # the last iteration that was checked

@@ -302,7 +302,8 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
         return inspect.signature(module.forward)
     except ValueError:
         kind, nothing = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
-        arguments: Any = module.forward.schema.arguments[1:]
+        forward: Any = module.forward
+        arguments = forward.schema.arguments[1:]
         return inspect.Signature(
             [
                 inspect.Parameter(each.name, kind, default=each.default_value if each.has_default_value() else nothing)
