@@ -67,7 +67,7 @@ class InputNames:
         Raises:
             ArgumentError: the form does not fit the signature of forward.
         """
-        parameters = inspect.signature(module.forward).parameters
+        parameters = signature_of(module).parameters
         variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         named = {name: p for name, p in parameters.items() if p.kind not in variable}
         takes_any = len(named) < len(parameters)
@@ -118,7 +118,7 @@ class Passing:
         Raises:
             ArgumentError: forward cannot be called with these sources.
         """
-        signature, named = inspect.signature(module.forward), dict(names.named)
+        signature, named = signature_of(module), dict(names.named)
         try:
             signature.bind(*names.positional, **named)
         except TypeError as error:
@@ -296,9 +296,25 @@ def values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[An
     return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
 
 
+def signature_of(module: torch.nn.Module) -> inspect.Signature:
+    """Return the signature of a module's forward; Python does not know that of a module that `torch.jit` has traced."""
+    try:
+        return inspect.signature(module.forward)
+    except ValueError:
+        kind, nothing = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        forward: Any = module.forward
+        arguments = forward.schema.arguments[1:]
+        return inspect.Signature(
+            [
+                inspect.Parameter(each.name, kind, default=each.default_value if each.has_default_value() else nothing)
+                for each in arguments
+            ]
+        )
+
+
 def _with_default(module: torch.nn.Module, names: Iterable[str]) -> list[str]:
     """Return those parameters of forward that have a default value."""
-    parameters = inspect.signature(module.forward).parameters
+    parameters = signature_of(module).parameters
     return [name for name in names if name in parameters and parameters[name].default is not inspect.Parameter.empty]
 
 

@@ -258,11 +258,12 @@ class Calculation:
         self._call = call
         tensors = [each for each in arguments[:2] if isinstance(each, Tensor) and not each.is_nested]
         try:
-            whole = torch.broadcast_shapes(*(each.shape for each in tensors))
+            whole = torch.broadcast_shapes(*(each.shape for each in tensors))  # type: ignore[no-untyped-call]
         except RuntimeError:  # they cannot be compared number by number
             return call(*arguments)
         if tensors and all(each.shape != whole for each in tensors):
-            one, other = (tuple(each.shape) for each in tensors)
+            one = tuple(tensors[0].shape)
+            other = tuple(tensors[1].shape)
             raise ArgumentError(
                 self.key,
                 f"{self.inputs[0]!r} is {one} and {self.inputs[1]!r} is {other}: the loss would compare each with "

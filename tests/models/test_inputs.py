@@ -509,3 +509,12 @@ def test_what_the_message_about_large_numbers_says_keeps_them():
     found = tensor_of(LARGE, dtype="keep")
     assert (found.dtype, found.tolist()) == (torch.uint64, LARGE.tolist())
     assert tensor_of(LARGE.astype(np.float64)).tolist() == [2.0**63, 1]
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(1, 2))])
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_torch_jit_has_a_signature(make):
+    model = TorchModel(make(nn.Linear(2, 1)), outputs=["out"], device="cpu")
+    assert list(model.input_names) == ["input"]
+    (outputs,) = evaluate(model, [{"input": np.ones((3, 2), np.float32)}])
+    assert outputs["out"].shape == (3, 1)

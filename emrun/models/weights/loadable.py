@@ -171,7 +171,8 @@ class Loadable:
             self._compared(
                 self._before_update,
                 "forward or a hook changes parameters or buffers: {}; create them in __init__; the optimizer would not "
-                "train parameters that are created later",
+                "train parameters that are created later; if the first forward makes their shapes, as that of fake "
+                "quantization, run the part once in __init__",
             )
 
     def _compared(self, before: Structure, refusal: str, *, of_dtypes: bool = True) -> Structure:

@@ -188,3 +188,27 @@ def test_a_module_that_comes_back_trains_to_the_same_bits_as_without_checkpoints
 def test_a_trained_parameter_that_the_module_does_not_have_needs_a_state_dict_of_the_model(tmp_path):
     with pytest.raises(ArgumentError, match="an optimizer trains parameters that the module does not have"):
         train(Kinds(), Run(tmp_path, seed=1, command=["emrun"]), SavesNoParameter)
+
+
+class FakeQuantized(nn.Module):
+    """Quantizes the weight per channel; the first forward gives buffers their shapes."""
+
+    def __init__(self, runs=False):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+        self.fake = torch.ao.quantization.default_per_channel_weight_fake_quant()
+        if runs:
+            self.fake(self.linear.weight)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.fake(self.linear.weight)).sum(1) ** 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fake_quantization_per_channel_trains_in_the_way_that_the_error_names(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    with pytest.raises(ArgumentError, match=r"'fake.scale' had shape .*run the part once in __init__"):
+        train(FakeQuantized(), Run(tmp_path / "a", seed=1, command=["emrun"]))
+    train(FakeQuantized(runs=True), Run(tmp_path / "b", seed=1, command=["emrun"]))
+    assert (tmp_path / "b" / "checkpoints" / "latest").exists()
