@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import from_here
 from emrun.epoch_data import named
-from emrun.runs.report.page import REPORT
+from emrun.runs.report.page import REPORT, is_written
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries
 
@@ -29,7 +29,7 @@ def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]
     if (best := summaries.best) is not None:
         which = "lowest" if summaries.watched[1] == "min" else "highest"
         yield f"best: epoch {best[1]}, {which} {'/'.join(named(summaries.watched[0]))} {best[0]:.4g}"
-    if keeps and training.main_loop.report and (training.output_dir / REPORT).exists():
+    if keeps and training.main_loop.report and is_written(training.output_dir):
         yield f"page: {shown / REPORT}"
     if keeps and (command := _next(training, reason)):
         yield folded_command("next", ["emrun", command[0], str(shown), command[1]], width(sys.stdout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -56,15 +57,24 @@ def resume(
 
     check_run(expanded(directory))
     check_statically(read_config(directory, overrides))
-    nproc = nproc or _ranks_before(expanded(directory))
+    nproc = nproc or ranks_before(expanded(directory), _as_many)
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts)
     import_torch()
     return resume_run(directory, overrides, checkpoint)
 
 
-def _ranks_before(directory: Path) -> int:
+def _as_many(count: int) -> str:
+    again = shlex.join(["emrun", *sys.argv[1:], "--nproc", str(count)])
+    return f"to start as many here all the same: {again}; a smaller number works too"
+
+
+def ranks_before(directory: Path, advice: Callable[[int], str]) -> int:
     """Return how many ranks have trained a run, or how many a launcher has started.
+
+    Args:
+        directory: the directory of the run, of whose trace the number is.
+        advice: returns what to do if the machine is too small for so many.
 
     Raises:
         UsageError: this machine has fewer cores and fewer GPUs.
@@ -77,9 +87,5 @@ def _ranks_before(directory: Path) -> int:
 
     if count > torch.cuda.device_count():
         has = f"{counted(cores(), 'core')} and {counted(torch.cuda.device_count(), 'GPU')}"
-        again = shlex.join(["emrun", *sys.argv[1:], "--nproc", str(count)])
-        raise UsageError(
-            f"{directory} was trained by {count} processes, but this machine has {has}; to start as many here all the "
-            f"same: {again}; a smaller number works too"
-        )
+        raise UsageError(f"{directory} was trained by {count} processes, but this machine has {has}; {advice(count)}")
     return count

@@ -12,6 +12,7 @@ from emrun.base.censor import hidden
 from emrun.cli.console import overrides_argument, run_argument, terminal_log
 from emrun.cli.failures import import_torch, unwound_by_sigterm
 from emrun.cli.output import print_json, table, with_json
+from emrun.cli.resume import ranks_before
 from emrun.runs.finding import find_run
 
 
@@ -36,6 +37,7 @@ def verify_run(directory: Path, overrides: tuple[str, ...], quiet: bool, as_json
     sys.dont_write_bytecode = True
     with terminal_log(quiet=quiet), unwound_by_sigterm():
         run = find_run(resolved(directory))
+        ranks_before(run.directory, lambda count: "verify it on a machine with as many")
         import_torch()
         from emrun.diagnosis.run_verification import verify_run as verify
 

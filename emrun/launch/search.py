@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from emrun.launch.parameters import Parameter, Value
 from emrun.launch.results import Result, summary_of
 from emrun.launch.settings import Sweep
 from emrun.launch.trials import Experiment
+
+_LOG = logging.getLogger(__name__)
 
 
 class Search:
@@ -45,6 +48,8 @@ class Search:
             direction="minimize" if settings.condition == "min" else "maximize",
         )
         self._live: dict[str, optuna.Trial] = {}
+        self.is_exhausted = False
+        """Whether all combinations were tried, so that there is none to propose."""
 
     @property
     def count(self) -> int:
@@ -83,7 +88,14 @@ class Search:
         state = TrialState.COMPLETE if is_whole else TrialState.FAIL
         if any(each.status == "pruned" for each in results):
             state = TrialState.PRUNED
-        self._study.tell(trial, found["mean"] if state == TrialState.COMPLETE else None, state)
+        try:
+            self._study.tell(trial, found["mean"] if state == TrialState.COMPLETE else None, state)
+        except RuntimeError as error:  # after the trial is noted, a sampler that has tried all ends the study
+            if "Study.stop" not in str(error):
+                raise
+            if not self.is_exhausted:
+                _LOG.info("method %s has tried all combinations: the sweep ends", self._settings.method)
+            self.is_exhausted = True
 
     def _reports(self, experiment: Experiment, values: Sequence[tuple[int, float]]) -> Iterator[optuna.Trial]:
         """Report the values of epochs that are not known yet; yield the trial after each."""

@@ -175,7 +175,7 @@ class SweepLoop:
                 if self._is_free(trial):
                     return experiment, trial
             self._note_end(experiment)
-        while search is not None and search.count < (self._settings.trials or 0):
+        while search is not None and not search.is_exhausted and search.count < (self._settings.trials or 0):
             values, proposal = search.propose()
             experiment = self._trials.experiment(values)
             same = next((each for each in self._experiments if each.trials == experiment.trials), None)

@@ -168,6 +168,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(trained, emrun, tmp_path):
     done = emrun("resume", "run", "--checkpoint", "latest")
     assert done.returncode == 0
     assert "run/report.html was not written: UsageError: " in done.stderr
+    assert "page: run/report.html" not in done.stdout
     assert "finished" in (tmp_path / "run" / "trace.yaml").read_text()
 
 
@@ -508,3 +509,41 @@ def test_a_page_that_is_followed_reloads_itself_until_the_run_ends(make_run, tmp
     assert group.main(["report", "log/a", "--follow", "-o", "page.html"], standalone_mode=False) == 0
     pages.append((tmp_path / "page.html").read_text())
     assert ['http-equiv="refresh"' in page for page in pages] == [True, False]
+
+
+REPORTS = """
+import subprocess
+import sys
+
+from emrun import AbstractHook
+
+
+class Reports(AbstractHook):
+    def __init__(self, mode=None, output_dir=None):
+        super().__init__(output_dir=output_dir)
+        self.mode = mode
+
+    def after_epoch(self, epoch_id):
+        page = self.output_dir / "report.html"
+        if epoch_id == 1:
+            subprocess.run([sys.executable, "-m", "emrun", "report", self.output_dir], check=True)
+            assert not page.with_name(".report.html.tmp").exists()
+        if epoch_id == 1 and self.mode == "other":
+            page.write_text("<p>not of emrun")
+"""
+
+
+@pytest.mark.parametrize("mode", ["made", "other"])
+def test_a_page_that_is_made_during_the_run_is_replaced_by_that_of_the_run(trained, emrun, tmp_path, mode):
+    config = (
+        (trained / "config.yaml").read_text().replace("hooks:", f"hooks:\n  - reports.Reports: {{mode: {mode}}}", 1)
+    )
+    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "reports.py").write_text(REPORTS)
+    done = emrun("train", "config.yaml", "--no-progress", "--output-dir", "run")
+    assert done.returncode == 0, done.stderr
+    is_own = mode != "other"
+    assert ("page: run/report.html" in done.stdout + done.stderr) == is_own
+    assert ("report.html was not written: UsageError: " in done.stderr) != is_own
+    if is_own:
+        assert "✓ finished" in page(tmp_path / "run" / "report.html").text

@@ -139,3 +139,13 @@ def test_without_optuna_the_message_has_the_command_that_installs_it(project, mo
     monkeypatch.delitem(sys.modules, "emrun.launch.search", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'emrun\[sweep\]'"):
         commands.commands["sweep"].main(["config.yaml", "sweep.pruner=median"], standalone_mode=False)
+
+
+def test_a_search_ends_when_all_combinations_are_tried(project, emrun):
+    arguments = ("sweep", "config.yaml", "sweep.method=brute_force", "sweep.trials=5", "hooks.StopAfter.epochs=1")
+    done = emrun(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "method brute_force has tried all combinations: the sweep ends" in done.stderr
+    assert len(trials(project)) == 2
+    assert emrun(*arguments).returncode == 0
+    assert len(trials(project)) == 2

@@ -203,3 +203,12 @@ def test_other_packages_and_another_device_are_listed_by_severity(project, verif
         ["device", "package torch"],
         ["package click"],
     ]
+
+
+def test_a_run_of_more_ranks_than_this_machine_has_cores_and_gpus_is_not_verified_here(project, emrun):
+    trace = project / "run" / "trace.yaml"
+    trace.write_text(trace.read_text().replace("\nranks: 1\n", "\nranks: 4000\n"))
+    done = emrun("verify-run", "run")
+    assert done.returncode == 2
+    assert "was trained by 4000 processes, but this machine has " in done.stderr
+    assert "; verify it on a machine with as many" in done.stderr

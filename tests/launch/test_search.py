@@ -86,3 +86,19 @@ def test_a_pruner_ends_what_is_worse_than_the_median(tmp_path):
 def test_what_optuna_does_not_have_is_an_error(settings, message):
     with pytest.raises(ArgumentError, match=message.replace("?", r"\?")):
         search(**settings)
+
+
+@pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+@pytest.mark.parametrize("values", ["[1, 2]", "{low: 1, high: 3}"])
+@pytest.mark.parametrize("results", ["finished", "failed"])
+def test_a_sampler_that_has_tried_all_combinations_is_exhausted(tmp_path, values, results):
+    parameters = read_parameters(parse("a: 1", "c.yaml"), [f"m.n={values}"])
+    found = Search(parameters, Sweep(method="brute_force", trials=9, objective="valid/loss"), 0)
+    tried = []
+    while not found.is_exhausted:
+        given, proposal = found.propose()
+        one = experiment(tmp_path, given)
+        found.begin(one, proposal)
+        found.end(one, finished(1.0) if results == "finished" else [Result("failed")])
+        tried.append(given["m.n"])
+    assert len(set(tried)) == len(tried) == (2 if "[" in values else 3)

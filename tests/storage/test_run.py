@@ -344,5 +344,5 @@ def test_another_error_of_a_link_is_told_as_it_is(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "symlink", refuse)
-    with pytest.raises(StorageError, match="cannot write in .*: the disk is full"):
+    with pytest.raises(StorageError, match=r"cannot write in .*: the disk is full"):
         create(tmp_path)

@@ -26,7 +26,7 @@ from emrun.runs.report.templates import rendered
 from emrun.runs.report.thinning import Curve, Point
 from emrun.runs.stored_run import StoredRun
 from emrun.runs.summaries import Summaries, Which
-from emrun.storage.files import opened_regular, write_atomically
+from emrun.storage.files import aside_of, check_owner, opened_regular, storing, write_flushed, written_aside
 from emrun.storage.trace import TRACE
 
 _LOG = logging.getLogger(__name__)
@@ -98,13 +98,16 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     )
 
 
-def write_page(file: Path, runs: Sequence[StoredRun], *, overwrites: bool = False, **options: Any) -> int:
+def write_page(
+    file: Path, runs: Sequence[StoredRun], *, overwrites: bool = False, aside: Path | None = None, **options: Any
+) -> int:
     """Write the page of runs into a file, whole or not at all, and return its size in bytes.
 
     Args:
         file: the file.
         runs: the runs.
         overwrites: whether to replace also a file that is not a page of emrun.
+        aside: the temporary path; by default one that no other process uses, such as the run itself.
         options: see `page`.
 
     Raises:
@@ -114,7 +117,9 @@ def write_page(file: Path, runs: Sequence[StoredRun], *, overwrites: bool = Fals
     if not overwrites and os.path.lexists(file) and not _is_page(file):
         raise UsageError(f"{file} exists, and is not a page of emrun; choose another file with -o, or add --overwrite")
     content = page(runs, **options).encode("utf-8", "backslashreplace")
-    write_atomically(file, content)
+    check_owner(file)
+    with storing(file, "write"), written_aside(file, aside) as path:
+        write_flushed(path, content)
     return len(content)
 
 
@@ -133,7 +138,8 @@ def write_at_end(directory: Path) -> None:
         directory: the run directory.
     """
     try:
-        write_page(directory / REPORT, [StoredRun(from_here(directory))])
+        file = directory / REPORT
+        write_page(file, [StoredRun(from_here(directory))], aside=aside_of(file))
     except RunInUse:  # whoever has taken the run over writes the page
         pass
     except Exception as error:
@@ -142,9 +148,14 @@ def write_at_end(directory: Path) -> None:
 
 def complete(directory: Path) -> None:
     """Write the page of a run that has ended if its process was killed before; the caller has the lock of the run."""
-    written = [path.stat().st_mtime for path in (directory / REPORT, directory / TRACE) if path.is_file()]
-    if len(written) < 2 or written[0] < written[1]:
+    if not is_written(directory):
         write_at_end(directory)
+
+
+def is_written(directory: Path) -> bool:
+    """Return whether the page in the directory of a run was written after the run ended."""
+    written = [path.stat().st_mtime_ns for path in (directory / REPORT, directory / TRACE) if path.is_file()]
+    return len(written) == 2 and written[0] >= written[1]
 
 
 def _plan(log: Sequence[LogLine]) -> str:
