@@ -30,13 +30,21 @@ def files_of(argument: str, value: object) -> list[Path]:
     for path in paths:
         if path.is_dir():
             raise ArgumentError(argument, f"{str(path)!r} is a directory; write for example {str(path / '*')!r}")
-        names = [path] if path.exists() else sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # absolute ones too
+        names = [path] if path.exists() else _matching(path)
         found = [Path(name) for name in names if Path(name).is_file()]
         if not found:
             places = f"(the current directory is {str(Path.cwd())!r}){what_is_in(path.parent)}"
-            raise ArgumentError(argument, f"there is no file {str(path)!r} {places}")
+            hint = "; in a pattern, [1] stands for 1: write [[]1] for [1] itself" if "[" in path.name else ""
+            raise ArgumentError(argument, f"there is no file {str(path)!r} {places}{hint}")
         files += found
     return files
+
+
+def _matching(pattern: Path) -> list[str]:
+    """Return what a pattern names, in order; folders that are there, such as `data [1]`, are no patterns."""
+    folder = next((each for each in pattern.parents if each.is_dir()), Path())
+    rest = pattern.relative_to(folder)
+    return sorted(glob.glob(str(Path(glob.escape(str(folder)), rest)), recursive=True))  # noqa: PTH207  # absolute ones too
 
 
 def what_is_in(folder: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -40,8 +40,8 @@ class Table(Splits):
     dtypes.
 
     A CSV file is UTF-8 text with commas, and its first line names the columns (RFC 4180); pyarrow reads it
-    (`pip install 'emrun[data]'`). A column of whole numbers becomes int64; the file of `train` decides which columns
-    these are. Any other column of numbers, `nan` and `inf`, becomes float32. Other columns are errors, and so is an
+    (`pip install 'emrun[data]'`). A column of numbers that are whole in all files becomes int64. Any other
+    column of numbers, `nan` and `inf`, becomes float32. Other columns are errors, and so is an
     empty cell, unless `fill` has a value for its column.
 
     A column of `categories`, or such an array of strings or whole numbers, becomes numbers of dtype int64: 0, 1, ... in
@@ -95,6 +95,8 @@ class Table(Splits):
         for name, files in (("train", train), ("valid", valid), ("test", test)):
             if files is not None:
                 parts[name] = _Sources(name, files, columns, self._forms, memory_map, parts.get("train"))
+        for part in parts.values():
+            part.take_floats(parts.values())
         super().__init__(parts, batch_size)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
@@ -137,6 +139,7 @@ class _Sources(Part):
         else:
             raise ArgumentError(argument, f"{files} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
         self._forms, self._where = forms, str(files)
+        self._is_csv = ending == ".csv"
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         named = columns if columns is not None else {source: source for source in self._sources}
         own = {column: source for source, column in named.items() if isinstance(column, str)}
@@ -155,6 +158,16 @@ class _Sources(Part):
         found, self._sources[source] = np.unique(values, return_inverse=True)
         self._texts[source] = [str(each) for each in found.tolist()]
         self._forms.learn(source, self._texts[source])
+
+    def take_floats(self, parts: Iterable[_Sources]) -> None:
+        """Make floats of the whole numbers of a column that is float32 in another CSV file."""
+        for source, values in self._sources.items():
+            if values.dtype == np.int64 and any(each.dtype_of(source) == np.float32 for each in parts):
+                self._sources[source] = values[:].astype(np.float32)
+
+    def dtype_of(self, source: str) -> np.dtype[Any]:
+        """Return the dtype of a source."""
+        return self._sources[source].dtype
 
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)
@@ -186,6 +199,8 @@ class _Sources(Part):
             )
         for source, dtype in expected.items():
             own = self._sources[source].dtype
+            if self._is_csv and {own, dtype} <= {np.dtype(np.int64), np.dtype(np.float32)}:
+                continue
             if own.newbyteorder("=") != dtype.newbyteorder("=") and not own.kind == dtype.kind in "US":
                 raise ArgumentError(argument, f"source {source!r} is {own}; in train it is {dtype}")
 
@@ -277,9 +292,9 @@ def _read_csv(
     own = [named for named in columns.values() if isinstance(named, str)]
     forms.check(needed, own)
 
-    def read() -> Any:
+    def read(kinds: Mapping[str, Any]) -> Any:
         convert_options = csv.ConvertOptions(
-            column_types={raw[name]: kind for name, kind in forms.types.items() if name in raw},
+            column_types={raw[name]: kind for name, kind in kinds.items() if name in raw},
             include_columns=[raw[name] for name in needed],
             null_values=[""],
             strings_can_be_null=True,
@@ -289,13 +304,15 @@ def _read_csv(
     # Their types
     forms.types |= {name: pa.float64() for name in needed if name not in own}
     forms.types |= dict.fromkeys(forms.categories, pa.string())
+    kinds = {name: kind for name, kind in forms.types.items() if kind != pa.int64()}  # a later file may have fractions
     with _reading(argument, path):
-        table = read()
+        table = read(kinds)
         for name in needed:
-            if name not in forms.types and table.column(name).type not in (pa.int64(), pa.float64()):
-                forms.types[name] = pa.float64()
+            if name not in kinds and table.column(name).type not in (pa.int64(), pa.float64()):
+                is_empty = pa.types.is_null(table.column(name).type)
+                kinds[name] = forms.types.get(name, pa.float64()) if is_empty else pa.float64()
                 try:
-                    table = read()  # raises an error, unless all cells are empty
+                    table = read(kinds)  # raises an error, unless all cells are empty
                 except pa.ArrowInvalid as error:
                     advice = "list the column in `categories`, or leave it out by `columns`"
                     raise ArgumentError(argument, f"{path}: column {name!r}: {error}; {advice}") from error

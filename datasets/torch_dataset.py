@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -231,17 +230,7 @@ def _check(name: str, data: Any, sampler: Any) -> None:
 
 
 def _seed_loader(loader: Any, ctx: StreamContext) -> None:
-    """Seed a loader for a pass, and drop a pass that was not read to its end.
-
-    Raises:
-        StreamError: the loader starts processes, but this is a worker process, which cannot.
-    """
-    if loader.num_workers and multiprocessing.current_process().daemon:
-        raise StreamError(
-            f"stream {ctx.stream_name!r}: its DataLoader has num_workers={loader.num_workers}, and a worker "
-            "process of main_loop.workers cannot start processes itself; set one of the two to 0",
-            first_batch=True,
-        )
+    """Seed a loader for a pass, and drop a pass that was not read to its end."""
     owners = [loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)]
     for each in [*owners[1:], loader.dataset]:
         _set_epoch(each, ctx)

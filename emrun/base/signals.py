@@ -15,7 +15,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 _OF_GROUP = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """What terminals and clusters send to a whole process group, and the parent handles for its children."""
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
-_BLOCKED = threading.local()  # the mask of the thread that forks
+_MASKS: dict[int, set[Any]] = {}  # a thread that forks -> its mask before
 _INSTALLED: list[tuple[int, Handler, Any]] = []  # number, the handler of emrun, and the one before it
 
 
@@ -58,11 +58,12 @@ def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
 
 def _block() -> None:
     """Block the signals until the child has its handlers: Python forgets those that come before."""
-    _BLOCKED.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {number for number, *_ in _INSTALLED})
+    numbers = {number for number, *_ in _INSTALLED}
+    _MASKS[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
 
 def _unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _BLOCKED.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASKS.pop(threading.get_ident()))
 
 
 def _leave_to_parent() -> None:

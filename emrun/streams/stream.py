@@ -439,6 +439,13 @@ class StreamWrapper:
             _LOG.info("stream %r has a state_dict: a thread reads it ahead instead of worker processes", self.name)
         return has_state
 
+    def why_empty(self) -> str:
+        """Return why the stream has no batch, if this is known; this calls its function again."""
+        with preserved_randomness(), suppress(Exception):  # of the user's code
+            if StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number).gives_one_iterator():
+                return ": it is the same iterator each time, and has ended; return a new iterator in each call"
+        return ""
+
     def _watch(self, seconds: float) -> None:
         """Check the time limit while the loop waits for a batch.
 

@@ -123,6 +123,12 @@ class StreamPass:
         context = StreamContext(self.name, seed=self.seed, epoch=self.number)
         return is_stateful(self.function(context) if takes_context(self.function) else self.function())
 
+    def gives_one_iterator(self) -> bool:
+        """Return whether the function returns the same iterator each time."""
+        context = StreamContext(self.name, seed=self.seed, epoch=self.number)
+        first, second = (self.function(context) if takes_context(self.function) else self.function() for _ in range(2))
+        return first is second and iter(first) is first
+
     def _behind_start(self, batches: Iterator[Any]) -> Iterator[Any]:
         done = sum(1 for _ in itertools.islice(batches, self.start))
         if done < self.start:
@@ -131,14 +137,21 @@ class StreamPass:
 
 
 def named(error: BaseException, name: str) -> BaseException:
-    """Return an error that explains a `StopIteration` that a stream raised by mistake; other errors are returned as is.
+    """Return an error that explains one that a stream raised by mistake; other errors are returned as they are.
 
-    Python turns a `StopIteration` in a generator into a RuntimeError; from another `__next__`, it is the regular end.
+    Python turns a `StopIteration` in a generator into a RuntimeError; from another `__next__`, it is the regular end. A
+    worker process cannot start processes.
 
     Args:
         error: the error of the stream.
         name: the name of the stream.
     """
+    if isinstance(error, AssertionError) and "daemonic processes" in str(error):
+        return StreamError(
+            f"stream {name!r} starts processes, such as those of a DataLoader with num_workers, which a worker process "
+            "cannot: write main_loop.workers=0, or start none in the stream",
+            first_batch=True,
+        )
     stop = error if isinstance(error, StopIteration) else error.__cause__
     if not isinstance(stop, StopIteration) or not isinstance(error, StopIteration | RuntimeError):
         return error

@@ -7,12 +7,14 @@ import pickle
 import signal
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, UsageError
 from emrun.datasets._examples import ExampleReader
+from emrun.datasets._paths import files_of
 from emrun.stream_context import StreamContext, WithLeftOut
 
 BAD = {2, 3, 5, 7}
@@ -215,3 +217,23 @@ def test_a_wrong_number_of_threads_is_an_error(monkeypatch, value):
     monkeypatch.setenv("EMRUN_THREADS", value)
     with pytest.raises(UsageError, match=f"EMRUN_THREADS is {value!r}, which is not a number of threads"):
         read(ExampleReader("error"))
+
+
+@pytest.mark.parametrize("folder", ["data [1]", "a/b[cd]*", "[x]/[!y]?", "plain"])
+@pytest.mark.parametrize("pattern", ["*.txt", "**/?.txt", "[ab].txt"])
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_folder_that_is_there_is_no_pattern(tmp_path, monkeypatch, folder, pattern, is_absolute):
+    monkeypatch.chdir(tmp_path)
+    there = Path(folder)
+    there.mkdir(parents=True)
+    for name in ("a", "b"):
+        (there / f"{name}.txt").touch()
+    given = tmp_path / there / pattern if is_absolute else there / pattern
+    assert [each.name for each in files_of("train", str(given))] == ["a.txt", "b.txt"]
+
+
+def test_a_pattern_with_brackets_that_names_nothing_tells_what_they_mean(tmp_path):
+    (tmp_path / "a[1]b.txt").touch()
+    with pytest.raises(ArgumentError, match=r"; in a pattern, \[1\] stands for 1: write \[\[\]1\] for"):
+        files_of("train", str(tmp_path / "a[1]*.txt"))
+    assert [each.name for each in files_of("train", str(tmp_path / "a[[]1]*.txt"))] == ["a[1]b.txt"]

@@ -11,6 +11,7 @@ import pytest
 
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError
 from emrun.datasets import Table
+from emrun.stream_context import StreamContext
 
 X = np.arange(40, dtype=np.float32).reshape(20, 2)
 Y = np.arange(20, dtype=np.int64) % 3
@@ -115,16 +116,16 @@ def test_quotes_blank_lines_a_byte_order_mark_and_windows_ends_are_read(here, pa
     assert np.isnan(batch["c"][1])
 
 
-def test_the_training_file_decides_which_columns_are_whole(here, passes):
+def test_all_files_decide_which_columns_are_whole(here, passes):
     (here / "train.csv").write_text("x,y\n1.5,1\n")
     (here / "valid.csv").write_text("x,y\n2,1\n")
     ((batch,),) = passes(Table("train.csv", "valid.csv"), "valid")
     assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.int64)
     (here / "valid.csv").write_text("x,y\n2,1\n2,1.5\n")
-    with pytest.raises(
-        ArgumentError, match=r"^valid: valid.csv cannot be read: .* Row #3: CSV .* to int64: invalid value '1.5'$"
-    ):
-        Table("train.csv", "valid.csv")
+    table = Table("train.csv", "valid.csv")
+    for name in ("train", "valid"):
+        ((batch,),) = passes(table, name)
+        assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.float32)
 
 
 @pytest.mark.parametrize("cells", [("99999999999999999999", "0.5"), ("0.5", "99999999999999999999")])
@@ -330,3 +331,44 @@ def test_a_wrong_cell_is_reported_at_the_line_of_the_config(here, emrun):
     assert done.returncode == 2
     assert "config.yaml:3:10: dataset.train: t.csv: column 'b': In CSV column #1: Row #2: " in done.stderr
     assert "invalid value 'x'; list the column in `categories`, or leave it out by `columns`" in done.stderr
+
+
+PARTS = {
+    "whole": "x,y\n1,0\n2,1\n",
+    "parts": "x,y\n0.75,0\n2,1\n",
+    "empty": "x,y\n,0\n,1\n",
+    "words": "x,y\n0.75,0\nfoo,1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "x", "y"),
+    [
+        (("whole", "parts"), {}, np.float32, np.int64),
+        (("parts", "whole"), {}, np.float32, np.int64),
+        (("whole", "whole", "parts"), {}, np.float32, np.int64),
+        (("whole", "parts", "whole"), {}, np.float32, np.int64),
+        (("whole", "whole"), {}, np.int64, np.int64),
+        (("whole", "empty"), {"fill": {"x": 5}}, np.int64, np.int64),
+        (("whole", "empty"), {"fill": {"x": 0.5}}, np.float32, np.int64),
+        (("whole", "parts"), {"categories": ["y"]}, np.float32, np.int64),
+        (("whole", "parts"), {"columns": {"x": ["x"], "y": "y"}}, np.float32, np.int64),
+    ],
+)
+def test_a_column_has_the_type_that_holds_the_numbers_of_all_files(here, files, more, x, y):
+    for name, text in PARTS.items():
+        (here / f"{name}.csv").write_text(text)
+    parts = dict(zip(("train", "valid", "test"), files, strict=False))
+    table = Table(batch_size=2, **{name: f"{each}.csv" for name, each in parts.items()}, **more)
+    for name, each in parts.items():
+        (batch,) = getattr(table, f"{name}_stream")(StreamContext(name, seed=0))  # a pass that does not shuffle
+        assert (batch["x"].dtype, batch["y"].dtype) == (x, y)
+        expected = {"whole": [1, 2], "parts": [0.75, 2], "empty": [more.get("fill", {}).get("x")] * 2}[each]
+        assert batch["x"].ravel().tolist() == expected
+
+
+def test_a_word_in_a_column_of_numbers_is_named_with_its_row(here):
+    for name, text in PARTS.items():
+        (here / f"{name}.csv").write_text(text)
+    with pytest.raises(ArgumentError, match=r"valid: words.csv: column 'x': .*Row #3: .* invalid value 'foo'; list"):
+        Table("whole.csv", "words.csv")

@@ -825,3 +825,14 @@ def test_a_full_shared_memory_is_an_error_with_its_size(monkeypatch):
     with pytest.raises(StorageError, match=r"/dev/shm, the shared memory, has 2 KB free, .* needs 80 KB") as caught:
         epochs_of(stream, 1)
     assert caught.value.exit_status == 74
+
+
+def test_a_stream_that_starts_processes_in_a_worker_is_told_which_key_to_change():
+    def stream(ctx):
+        for rows in ctx.batches(2, 1):
+            multiprocessing.Process(target=print).start()
+            yield {"x": rows}
+
+    with pytest.raises(StreamError, match=r"'train' starts processes, .* write main_loop.workers=0, or") as raised:
+        next(Workers(StreamPass(stream, "train", 0, 1), 1, 1, "fork"))
+    assert raised.value.exit_status == 2
