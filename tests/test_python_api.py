@@ -14,6 +14,7 @@ import torch
 
 import emrun
 from emrun.base.errors import ArgumentError, ConfigError, UsageError
+from emrun.cli.console import _TerminalHandler, terminal_log
 
 SAMPLE = Path(__file__).parent.parent / "sample_configs" / "digits_mlp.yaml"
 ONE_EPOCH = ["hooks.StopAfter.epochs=1"]
@@ -394,3 +395,87 @@ def test_tasks_of_asyncio_that_train_epoch_by_epoch_at_the_same_time_are_an_erro
     first, second = asyncio.run(both())
     assert first is None
     assert "begins within a training" in str(second)
+
+
+# Logging that other code configures
+
+STOP = {"StopAfter": {"epochs": 2}}
+CONFIGURED = {
+    "dictConfig": "logging.config.dictConfig({'version': 1, 'root': {'level': 'ERROR', 'handlers': []}})",
+    "basicConfig": "logging.basicConfig(force=True, level=logging.ERROR, stream=io.StringIO())",
+    "disable": "logging.disable(logging.CRITICAL)",
+    "handlers": "logging.getLogger().handlers.clear()",
+    "level": "logging.getLogger().setLevel(logging.ERROR)",
+    "own": "for each in logging.root.manager.loggerDict.values(): each.disabled = True",
+}
+LOUD = """
+import io
+import logging.config
+
+import torch
+
+import emrun
+
+LINE = {line!r}
+
+
+class Data:
+    def __init__(self):
+        if {at!r} == "built":
+            exec(LINE)
+
+    def train_stream(self):
+        if {at!r} == "read":
+            exec(LINE)
+        yield {{"features": [[0.0] * 64] * 2, "extra": [1, 2]}}
+
+
+class Loud(emrun.AbstractHook):
+    reads = ()
+
+    def before_training(self):
+        if {at!r} == "before_training":
+            exec(LINE)
+
+    def after_epoch(self, epoch_id):
+        if {at!r} == "after_epoch" and epoch_id == 1:
+            exec(LINE)
+
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 1)
+
+    def forward(self, features):
+        if {at!r} == "forward":
+            exec(LINE)
+        return {{"loss": super().forward(features)[:, 0] ** 2}}
+"""
+
+
+@pytest.mark.parametrize("at", ["built", "before_training", "read", "forward", "after_epoch"])
+@pytest.mark.parametrize("how", CONFIGURED)
+def test_logging_that_other_code_configures_takes_no_line_from_the_log(tmp_path, monkeypatch, how, at):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"loud_{how}_{at}"
+    (tmp_path / f"{name}.py").write_text(LOUD.format(line=CONFIGURED[how], at=at))
+    config = {
+        "seed": 1,
+        "dataset": {"class": f"{name}.Data"},
+        "model": {"module": {"class": f"{name}.Net"}, "optimizer": {"class": "SGD", "lr": 0.1}},
+        "main_loop": {"skip_zeroth_epoch": True},
+        "hooks": [f"{name}.Loud", {"ComputeStats": {"variables": ["loss"]}}, "LogVariables", STOP],
+    }
+    root, told = logging.getLogger(), io.StringIO()
+    before = root.handlers[:], root.level
+    try:
+        with terminal_log(), monkeypatch.context() as patch:
+            patch.setattr(next(each for each in root.handlers if isinstance(each, _TerminalHandler)), "stream", told)
+            emrun.create_training(config, output_dir=tmp_path / "run").main_loop.run_training()
+    finally:
+        logging.disable(logging.NOTSET)
+        root.handlers[:], root.level = before
+        for each in root.manager.loggerDict.values():
+            each.disabled = False
+    for text in (told.getvalue(), (tmp_path / "run/train.log").read_text()):
+        assert [line in text for line in ("extra", "epoch 1", "epoch 2", "finished: 2 epochs")] == [True] * 4, text

@@ -1,10 +1,13 @@
-"""Standard output and error after their reader has ended: the terminal was closed, or the other end of a pipe."""
+"""Standard output and error after their reader has ended, and the log after other code has configured logging anew."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +43,32 @@ def leave_closed_terminal() -> None:
         if any(event & (select.POLLHUP | select.POLLERR) for _, event in look.poll(0)):
             with Path(os.devnull).open("wb") as nothing:
                 os.dup2(nothing.fileno(), place)
+
+
+_KEPT: dict[logging.Handler, int] = {}  # what emrun logs to -> what `logging.disable` had disabled before
+
+
+@contextmanager
+def kept_on(handler: logging.Handler) -> Iterator[None]:
+    """Log to a handler in this block; see `restore_logging`."""
+    root = logging.getLogger()
+    root.addHandler(handler)
+    _KEPT[handler] = root.manager.disable
+    try:
+        yield
+    finally:
+        del _KEPT[handler]
+        root.removeHandler(handler)
+
+
+def restore_logging() -> None:
+    """Log again after other code, such as a library, has removed handlers, disabled loggers or raised the level."""
+    root = logging.getLogger()
+    for handler, disabled in _KEPT.items():
+        if handler not in root.handlers:
+            root.addHandler(handler)
+        root.manager.disable = min(root.manager.disable, disabled)
+        root.setLevel(min(root.level, handler.level or logging.INFO, logging.INFO))
+    for name, each in root.manager.loggerDict.items() if _KEPT else ():
+        if name.partition(".")[0] == "emrun" and isinstance(each, logging.Logger):
+            each.disabled = False

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
-from emrun.base.terminal import outlived
+from emrun.base.terminal import kept_on, outlived
 from emrun.ranks.group import rank_of
 
 if TYPE_CHECKING:
@@ -216,13 +216,11 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     if is_follower():
         handler.setLevel(logging.CRITICAL)
     level = root.level
-    root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        with _warnings_once():
+        with kept_on(handler), _warnings_once():
             yield
     finally:
-        root.removeHandler(handler)
         root.setLevel(level)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from emrun.base.arguments import check_choice, check_count
 from emrun.base.errors import StreamError
 from emrun.base.sources import ID, POSITION, length as length_of, parts
+from emrun.base.terminal import restore_logging
 from emrun.base.types import Batch, Policy
 from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by
@@ -243,6 +244,7 @@ class BatchChecks:
             if self._on_unused_sources == "error":
                 raise self._error(index, message)
             self._warned.update(unused)
+            restore_logging()  # the stream has just begun
             _LOG.warning("stream %r: %s", self._stream, message)
 
     def _report_empty(self, batch: Batch, index: int) -> None:

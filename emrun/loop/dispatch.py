@@ -11,6 +11,7 @@ from typing import Any
 
 from emrun.base.errors import HookError, has_exit_status
 from emrun.base.randomness import preserved_randomness
+from emrun.base.terminal import restore_logging
 from emrun.base.types import EpochData
 from emrun.epoch_data import check_numbers
 from emrun.events import check_constructed, check_events, listener, may_change_batches, owner
@@ -30,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 def _checked(call: Callable[..., Any], epoch_id: int, epoch_data: EpochData) -> None:
     """Call `after_epoch` of a hook or the model, and check the numbers that it has added."""
     call(epoch_id=epoch_id, epoch_data=epoch_data)
+    restore_logging()
     check_numbers(epoch_data, type(owner(call)).__name__)
 
 
@@ -186,6 +188,8 @@ class Events:
         self._failed = None
         report = partial(self.notify, "after_batch") if self.listens("after_batch") else None
         calls = Calls(stream, self.begin_looking(stream.name), self._loop.model.run, report, self.end_training)
+        restore_logging()
+        calls.first.append(lambda outputs: restore_logging())
         calls.first.append(self.checks.check_outputs)
         calls.handled.failed.append(self.checks.name_batch)
         if train:

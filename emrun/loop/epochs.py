@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from emrun.base.randomness import preserved_randomness, seed_everything
+from emrun.base.terminal import restore_logging
 from emrun.base.types import EpochData
 from emrun.epoch_data import ByStream, check_numbers, learning_rates
 from emrun.hook import Loop, TrainingAborted, TrainingTerminated
@@ -114,6 +115,7 @@ class Epochs:
             epoch_id: the number of the epoch for the hooks.
         """
         loop, events, names = self.loop, self.events, list(epoch_data)
+        restore_logging()
         events.notify("before_evaluation")
         for stream in evaluated:
             with preserved_randomness():

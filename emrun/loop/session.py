@@ -11,6 +11,7 @@ from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
 from emrun.base.randomness import sole_use
 from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.terminal import restore_logging
 from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
 from emrun.loop.batch_calls import Calls
@@ -116,6 +117,7 @@ class Session:
             BaseException: an error of the last checkpoint or of a hook, if nothing failed before.
         """
         epochs, failure = self.epochs, error
+        restore_logging()
         self._end_silence()
         try:
             failure = self._close(error)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from emrun.base.arguments import expanded
+from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
 from emrun.base.types import Batch
 from emrun.base.wording import listed
@@ -116,6 +116,7 @@ class Ensemble(MadeOfRuns):
         metrics: Mapping[str, MetricForm] | None = None,
         aggregation: Literal["mean", "major_vote"] = "mean",
     ) -> None:
+        check_choice("aggregation", aggregation, Literal["mean", "major_vote"])
         super().__init__(load_model, runs, outputs, loss, metrics)
         self._votes = aggregation == "major_vote"
         for run, each in self.members:

@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
+from emrun.base.terminal import kept_on
 from emrun.storage.files import opened_regular, storing
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class RunLog:
         """The file."""
         self._depth = 0
         self._root = logging.getLogger()
+        self._kept = ExitStack()
 
     def open(self) -> None:
         """Begin a session.
@@ -57,7 +59,7 @@ class RunLog:
                 self._root.setLevel(logging.INFO)
                 for handler in self._others:
                     handler.addFilter(self._passed_before)
-            self._root.addHandler(self._file)
+            self._kept.enter_context(kept_on(self._file))
         self._depth += 1
 
     def close(self, error: BaseException | None = None) -> None:
@@ -71,7 +73,7 @@ class RunLog:
             text = "".join(traceback.format_exception(error)).rstrip()
             self._file.emit(logging.LogRecord("emrun", logging.ERROR, __file__, 0, text, None, None))
             error.__dict__["kept_in"] = self.path  # so that the caller can print the error without its traceback
-        self._root.removeHandler(self._file)
+        self._kept.close()
         if not self._others and logging.lastResort is not None:
             self._root.removeHandler(logging.lastResort)
         for handler in self._others:

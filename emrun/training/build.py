@@ -14,6 +14,7 @@ from emrun.base.arguments import expanded
 from emrun.base.errors import ArgumentError, ConfigError, HookError, Position, Problem
 from emrun.base.randomness import seed_everything, sole_use
 from emrun.base.slow_start import NamedWhenSlow
+from emrun.base.terminal import restore_logging
 from emrun.config.plan import Plan, named_streams
 from emrun.config.recipe import Recipe
 from emrun.config.yaml_tree import Node
@@ -122,6 +123,7 @@ def assemble(
         ) from error
     except HookError as error:
         raise ConfigError(_hook_problem(error, plan)) from error
+    restore_logging()
     return Training(output_dir, supplied["dataset"], supplied["model"], hooks, main_loop, plan.model)
 
 

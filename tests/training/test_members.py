@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from emrun import AbstractModel, create_model, create_training, evaluate, load_run, predict, resume_training
-from emrun.base.errors import ConfigError, StateError, StreamError, UsageError
+from emrun.base.errors import ArgumentError, ConfigError, StateError, StreamError, UsageError
 from emrun.cli import emrun as commands
 from emrun.config.config import read_config
 from emrun.diagnosis.tryout import try_out
+from emrun.models.ensemble import Ensemble
 
 DATA = """
 import numpy as np
@@ -354,3 +355,8 @@ def test_a_module_of_ones_own_gets_the_model_of_a_run(at, tmp_path):
     found = predict(tmp_path / "student", "valid")
     assert np.abs(found["logits"] - found["wanted"]).max() < 0.1
     assert np.array_equal(found["wanted"], logits("log/a")[0])
+
+
+def test_an_aggregation_that_is_not_known_is_an_error_from_python_too():
+    with pytest.raises(ArgumentError, match="'unknown' is not one of mean, major_vote"):
+        Ensemble(None, "run", aggregation="unknown")
