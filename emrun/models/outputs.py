@@ -305,7 +305,7 @@ class _Together(TorchFunctionMode):
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._wanted = set(map(id, tensors))
         self.is_found = False
 
