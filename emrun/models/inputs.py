@@ -21,7 +21,6 @@ from emrun.base.sources import changed
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean, meant_of
 from emrun.models.scaling import KEYS, Scaling
-from emrun.models.weights.fit import is_ordinary, kind_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,7 +30,6 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype |
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
 _KEYS = ("source", "dtype", *KEYS, "stack")
 _kind_of, _from_numpy = attrgetter("__class__", "dtype", "flags.writeable"), torch.from_numpy
-_layout_of = attrgetter("dtype", "layout")
 _OF_NUMPY = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -177,7 +175,6 @@ class Inputs:
         tensors = [*module.parameters(), *module.buffers()]
         dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
         self._wanted = (dtype, torch.int64, torch.bool)
-        self._ready = {(dtype, torch.strided) for dtype in self._wanted}
         self._shared = (
             {(np.ndarray, _OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY}
             if self._on_cpu
@@ -222,7 +219,7 @@ class Inputs:
         tensors: dict[str, Any] = {}
         for name in self.needed(batch) if self.optional else self.required:
             value = batch[name]
-            is_ready = type(value) is Tensor and _layout_of(value) in self._ready and name not in self._names.forms
+            is_ready = type(value) is Tensor and value.dtype in self._wanted and name not in self._names.forms
             is_here = is_ready and (value.is_cpu if self._on_cpu else value.device == self._device)
             tensors[name] = value if is_here else self._convert(name, value)
         return tensors
@@ -369,7 +366,7 @@ def _tensor(value: Any) -> Tensor:
     """Return a source as a tensor, which shares memory with the source if possible.
 
     Raises:
-        ValueError: it has masked entries, or is a sparse or quantised tensor.
+        ValueError: it has masked entries, or is quantised.
     """
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
@@ -382,6 +379,6 @@ def _tensor(value: Any) -> Tensor:
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor | list | tuple):
         return torch.stack([_tensor(each) for each in value])
     tensor = torch.as_tensor(value)
-    if not (is_ordinary(tensor) or tensor.is_nested):
-        raise ValueError(f"it is {kind_of(tensor)}; yield `.to_dense()`, or `.dequantize()` of a quantised tensor")
+    if tensor.is_quantized:
+        raise ValueError("it is quantised; yield its `.dequantize()`")
     return tensor

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
@@ -250,18 +251,22 @@ class Calculation:
             )
 
     def _check_first(self, call: Any, *arguments: Any) -> Any:
-        """Calculate a loss for the first time, unless its first two inputs would be compared each with each.
+        """Calculate a loss for the first time; its first two inputs may not be compared each with each as they are.
 
         Raises:
-            ArgumentError: the shapes differ, and both would be repeated, as (B, 1) and (B,) to (B, B).
+            ArgumentError: a function of torch gets both, and would repeat both, as (B, 1) and (B,) to (B, B).
         """
         self._call = call
         tensors = [each for each in arguments[:2] if isinstance(each, Tensor) and not each.is_nested]
+        if len(tensors) < 2:
+            return call(*arguments)
         try:
             whole = torch.broadcast_shapes(*(each.shape for each in tensors))  # type: ignore[no-untyped-call]
         except RuntimeError:  # they cannot be compared number by number
             return call(*arguments)
-        if tensors and all(each.shape != whole for each in tensors):
+        with _Together(tensors) as together:
+            found = call(*arguments)
+        if together.is_found and all(each.shape != whole for each in tensors):
             one = tuple(tensors[0].shape)
             other = tuple(tensors[1].shape)
             raise ArgumentError(
@@ -270,7 +275,7 @@ class Calculation:
                 f"each, {tuple(whole)}; give both one shape, as by .squeeze(1) in forward; if each with each is meant, "
                 "make such shapes from inputs of one shape in a loss of your own",
             )
-        return call(*arguments)
+        return found
 
     def is_of(self, stream: str) -> bool:
         """Return whether it is calculated in a stream."""
@@ -290,6 +295,25 @@ class Calculation:
         except Exception as error:
             add_inputs(error, f"model.{self.key}", map(describe, self.inputs, arguments))
             raise
+
+
+class _Together(TorchFunctionMode):
+    """Finds whether a function of torch is called with several tensors, as they are.
+
+    Args:
+        tensors: the tensors.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._wanted = set(map(id, tensors))
+        self.is_found = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        given = {*map(id, args), *map(id, (kwargs or {}).values())}
+        self.is_found |= self._wanted <= given
+        return function(*args, **(kwargs or {}))
 
 
 def _place_of_module(function: Any) -> int | None:

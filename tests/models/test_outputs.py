@@ -577,6 +577,10 @@ def test_a_loss_that_would_compare_each_with_each_is_an_error_with_the_way_out(o
         ((1, 1), (1,), functional.mse_loss),
         ((4, 5), (4, 3), lambda a, b: a.sum() + b.sum()),
         ((4,), (4,), each_with_each),
+        ((4, 1), (4,), lambda a, b: (a[:, 0] - b).mean()),  # makes one shape itself
+        ((4, 1), (4,), lambda a, b: functional.mse_loss(a.flatten(), b)),
+        ((4, 1), (4,), lambda a, b: functional.mse_loss(a, b[:, None])),
+        ((4, 1), (4,), lambda a, b: (a[:, 0, None] - b[None]).mean()),  # each with each, as it says
         ((4, 2), (4, 2), lambda a, b: torch.cdist(a, b).mean()),
     ],
 )

@@ -126,7 +126,7 @@ SOURCES = {
     "int64": np.array([2**62, -1, 0]),
     "uint8": np.array([255, 0, 1], dtype=np.uint8),
     "uint16": np.array([65535, 0, 1], dtype=np.uint16),
-    "uint64": np.array([2**64 - 1, 0, 1], dtype=np.uint64),
+    "uint64": np.array([2**63 - 1, 0, 1], dtype=np.uint64),
     "bool": np.array([True, False, True]),
     "complex64": np.array([1j, 2, 3], dtype=np.complex64),
     "not writable": np.broadcast_to(np.float32(2), (3,)),
