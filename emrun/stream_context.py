@@ -243,7 +243,7 @@ class StreamContext:
                 own = own_share(batch, ranks)
             else:
                 own = self._shared(batch)
-            if self._left_out or (self._in_order and self.rows):
+            if self._left_out:
                 left_out, self._left_out = self._left_out, {}
                 own = WithLeftOut(own, left_out, self.rows)
             yield own
@@ -252,6 +252,10 @@ class StreamContext:
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:
             raise beyond_end(self.stream_name, self._handed_out, self.start)
+
+    def with_rows(self, batch: Any) -> WithLeftOut:
+        """Return a batch with the number of examples of the pass."""
+        return batch if isinstance(batch, WithLeftOut) else WithLeftOut(batch, {}, self.rows)
 
     def _shared(self, batch: Batch) -> Batch:
         """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""

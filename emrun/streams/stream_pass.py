@@ -105,6 +105,8 @@ class StreamPass:
                 first_batch=True,
             )
         batches = context.counted(stream) if has_context or self.ranks.several else iter(stream)
+        if self.in_order:
+            batches = map(context.with_rows, batches)
         if not self.start and not worker:
             return batches
         batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # this begins the stream
