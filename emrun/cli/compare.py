@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from emrun.base.arguments import expanded, resolved
-from emrun.base.errors import StorageError, UsageError
+from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
 from emrun.base.wording import counted, few, from_here, listed, short
 from emrun.cli.console import Directory, with_terminal_log
@@ -32,6 +31,7 @@ from emrun.launch.pairs import (
     has_value,
     judge,
     pairs_of,
+    whole,
     worst_for_missing,
 )
 from emrun.launch.results import Result, result_of
@@ -39,7 +39,6 @@ from emrun.launch.settings import Condition, Sweep
 from emrun.launch.sweep import SweepLoop
 from emrun.launch.trials import Trial, Trials, identity
 from emrun.runs.summaries import chosen_by
-from emrun.storage.run import METRICS
 
 
 def _range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -177,7 +176,7 @@ def _train(
         How the runs have ended, if that ends the comparison, else None; the pairs; the results of A and B; the verdict.
     """
     for trial in (trial for pair in every for trial in pair.trials):
-        found = _whole(result_of(trial, settings, sides[0].code), trial)
+        found = whole(result_of(trial, settings, sides[0].code), trial)
         other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
         if found.changed or found.status == "changed":
             raise UsageError(
@@ -205,28 +204,13 @@ def _train(
             pairs[len(results[0])] = again
             continue
         for side, trial in zip(results, pair.trials, strict=True):
-            side.append(_whole(result_of(trial, settings), trial))
+            side.append(whole(result_of(trial, settings), trial))
         if len(results[0]) >= least:
             a, b = worst_for_missing([[each.value for each in side] for side in results], settings.condition)
             verdict = judge(a, b, settings.condition, by)
             if verdict["verdict"] != "undecided":
                 break
     return None, pairs, results, verdict
-
-
-def _whole(result: Result, trial: Trial) -> Result:
-    """Return a result that can be compared.
-
-    Raises:
-        StorageError: the run is finished, but its record is damaged, or has no value.
-    """
-    has_none = result.status == "finished" and result.value is None
-    if result.status == "damaged" or has_none:
-        place = from_here(trial.directory)
-        what = f"{place / METRICS} has no value of the metric" if has_none else result.reason
-        message = f"{what}, although the run is finished; put the file back, or remove {place} to train it again"
-        raise StorageError(errno.EIO, message)
-    return result
 
 
 def _as_dict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import itertools
 import json
@@ -21,7 +22,7 @@ from emrun.base.errors import ConfigError, StorageError, UsageError
 from emrun.base.wording import from_here, listed
 from emrun.config.plan import with_statistics
 from emrun.config.yaml_tree import Node
-from emrun.launch.results import result_of
+from emrun.launch.results import Result, result_of
 from emrun.launch.settings import Condition
 from emrun.launch.trials import Experiment, Trial, Trials, digest_of, identity
 from emrun.runs.config_comparison import differences
@@ -29,6 +30,7 @@ from emrun.runs.finding import find_runs
 from emrun.runs.stored_run import StoredRun
 from emrun.storage.code.files import recorded_batches
 from emrun.storage.files import read_regular
+from emrun.storage.run import METRICS
 from emrun.storage.trace import TRACE
 
 _LOG = logging.getLogger(__name__)
@@ -120,6 +122,21 @@ def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
         return trial
     _LOG.info("the run %s has the config and the seed of a pair, and is not trained again", from_here(place))
     return known
+
+
+def whole(result: Result, trial: Trial) -> Result:
+    """Return a result that can be compared.
+
+    Raises:
+        StorageError: the run is finished, but its record is damaged, or has no value.
+    """
+    has_none = result.status == "finished" and result.value is None
+    if result.status == "damaged" or has_none:
+        place = from_here(trial.directory)
+        what = f"{place / METRICS} has no value of the metric" if has_none else result.reason
+        message = f"{what}, although the run is finished; put the file back, or remove {place} to train it again"
+        raise StorageError(errno.EIO, message)
+    return result
 
 
 def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
