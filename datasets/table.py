@@ -162,12 +162,13 @@ class _Sources(Part):
     def take_floats(self, parts: Iterable[_Sources]) -> None:
         """Make floats of the whole numbers of a column that is float32 in another CSV file."""
         for source, values in self._sources.items():
-            if values.dtype == np.int64 and any(each.dtype_of(source) == np.float32 for each in parts):
-                self._sources[source] = values[:].astype(np.float32)
+            is_whole = isinstance(values, np.ndarray) and values.dtype == np.int64
+            if is_whole and any(each.has_floats(source) for each in parts):
+                self._sources[source] = np.asarray(values, np.float32)
 
-    def dtype_of(self, source: str) -> np.dtype[Any]:
-        """Return the dtype of a source."""
-        return self._sources[source].dtype
+    def has_floats(self, source: str) -> bool:
+        """Return whether a source is float32."""
+        return bool(self._sources[source].dtype == np.float32)
 
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)

@@ -11,6 +11,7 @@ except ConfigError as error:
 from emrun.base.errors import (
     ArgumentError,
     ConfigError,
+    DataChanged,
     DifferentRanks,
     DownloadError,
     EmrunError,
@@ -29,6 +30,7 @@ from emrun.base.errors import (
 __all__ = [
     "ArgumentError",
     "ConfigError",
+    "DataChanged",
     "DifferentRanks",
     "DownloadError",
     "EmrunError",
