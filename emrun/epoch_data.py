@@ -30,19 +30,11 @@ LEARNING_RATE = "learning_rate"
 
 
 class ByStream(dict[str, dict[str, Any]]):
-    """The data of an epoch by stream; a stream that is not there is an error with the streams that are.
+    """The data of an epoch by stream; a stream that is not there is an error with the streams that are."""
 
-    Args:
-        streams: the streams and their data.
-        before: what else a hook gets by the name of a stream: the data of the last training epoch, in an evaluation
-            at the end. They are not part of the data, so nothing that is added to them is recorded.
-    """
-
-    def __init__(
-        self, streams: Iterable[tuple[str, dict[str, Any]]], before: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        super().__init__(streams)
-        self.before = before or {}
+    before: Mapping[str, dict[str, Any]] = {}
+    """What else a hook gets by the name of a stream: the data of the last training epoch, in an evaluation at the end.
+    They are not part of the data, so nothing that is added to them is recorded."""
 
     def __missing__(self, stream: str) -> dict[str, Any]:
         if stream in self.before:

@@ -65,7 +65,7 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
     Raises:
         StateError: the value is of another type; the message names its key.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _PLAIN:
         if value == b"" or (kind is int and value.bit_length() > _BITS):  # torch cannot read it back
             raise StateError(f"{key} is {'huge' if value else 'empty bytes'}, which cannot be saved; use a string")
@@ -89,9 +89,9 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
         return {_KIND: "dict", "items": items}
     if kind in (list, tuple):
         return kind(inner(entry, f"{key}[{index}]") for index, entry in enumerate(value))
-    if _MADE.get(kind.__name__) is kind:
+    if kind in _MADE.values():
         return {_KIND: kind.__name__, "arguments": [inner(each, key) for each in _arguments(value)]}
-    if kind is type and _TYPES.get(value.__name__) is value:
+    if kind is type and value in _TYPES.values():
         return {_KIND: "type", "name": value.__name__}
     if not exact and isinstance(value, Mapping | list | tuple):
         plain = next(each for each in (list, tuple, dict) if each is dict or isinstance(value, each))

@@ -67,8 +67,8 @@ def restore_logging() -> None:
     for handler, disabled in _KEPT.items():
         if handler not in root.handlers:
             root.addHandler(handler)
-        root.manager.disable = min(root.manager.disable, disabled)
+        logging.disable(min(root.manager.disable, disabled))
         root.setLevel(min(root.level, handler.level or logging.INFO, logging.INFO))
-    for name, each in root.manager.loggerDict.items() if _KEPT else ():
-        if name.partition(".")[0] == "emrun" and isinstance(each, logging.Logger):
+    for name, each in root.manager.loggerDict.items():
+        if _KEPT and name.startswith("emrun.") and isinstance(each, logging.Logger):
             each.disabled = False

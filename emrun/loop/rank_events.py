@@ -244,8 +244,9 @@ def _without_effect_on_data(call: Call) -> Call:
 
     @wraps(call)
     def called(epoch_id: int, epoch_data: EpochData) -> None:
-        own = ((name, dict(values)) for name, values in epoch_data.items())
-        call(epoch_id=epoch_id, epoch_data=ByStream(own, getattr(epoch_data, "before", None)))
+        own = ByStream((name, dict(values)) for name, values in epoch_data.items())
+        own.before = getattr(epoch_data, "before", {})
+        call(epoch_id=epoch_id, epoch_data=own)
 
     return called
 

@@ -33,7 +33,7 @@ class WaitingNumbers:
             TypeError: the value is not a real number.
         """
         if value.__class__ is float:
-            return value  # type: ignore[no-any-return]
+            return value
         if not isinstance(value, Tensor):
             try:
                 found = number(value)

@@ -91,8 +91,9 @@ def _evaluate_at_end(epochs: Epochs, limit: TrainingTerminated) -> None:
                 loop.epoch_began = perf_counter()
                 epochs.events.notify("before_epoch", epoch_id=epoch_id)
             last = epochs.trained or next((as_floats(each["streams"]) for each in reversed(loop.metrics)), {})
-            before = {streams.train_stream_name: {}, **{name: dict(values) for name, values in last.items()}}
-            epochs.end_epoch(ByStream(((name, {}) for name in names), before), [], evaluated, epoch_id)
+            epoch_data = ByStream((name, {}) for name in names)
+            epoch_data.before = {streams.train_stream_name: {}, **last}
+            epochs.end_epoch(epoch_data, [], evaluated, epoch_id)
             epochs.endings.agree()  # on checkpoints that hooks of rank 0 have requested
             epochs.save_requested()
         except TrainingTerminated:
