@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from emrun.base.finite import as_number, kind_of, not_finite
 from emrun.base.types import EpochData
 from emrun.hook import Loop, TrainingAborted
 from emrun.loop.batch_calls import Calls
 from emrun.loop.steps import StepRecord
-from emrun.models.step.finite import as_number, kind_of, not_finite
 from emrun.ranks.parts import loss_weights, weighs_nothing
 from emrun.streams.stream import StreamWrapper
 

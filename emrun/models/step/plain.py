@@ -14,13 +14,13 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled
 
 from emrun.base.errors import ArgumentError
+from emrun.base.finite import as_number, is_finite, not_finite
 from emrun.base.types import Batch, EpochData
 from emrun.base.wording import few
 from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.optimizer import Step, learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
-from emrun.models.step.finite import as_number, is_finite, not_finite
 from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.ranks.parts import weighs_nothing
