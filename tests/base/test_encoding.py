@@ -96,7 +96,7 @@ COLLECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("value", COLLECTIONS, ids=lambda value: f"{type(value).__name__} {value!r}")
+@pytest.mark.parametrize("value", COLLECTIONS, ids=lambda value: type(value).__name__)
 def test_the_collections_of_python_come_back_as_they_were(tmp_path, value):
     found = came_back(value, tmp_path)
     assert type(found) is type(value)
