@@ -21,7 +21,7 @@ class Stream:
     def __iter__(self):
         while self.left:
             self.left -= 1
-            yield {"x": np.ones((4, 2), "float32"), "y": np.ones(4, "float32")}
+            yield {"x": np.ones((4, 2), "float32"), "y": np.ones((4, 1), "float32")}
         self.left = 3
     def state_dict(self):
         return {"left": self.left}

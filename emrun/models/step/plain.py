@@ -106,7 +106,8 @@ class Plain:
             for event in ("before_update", "after_update")
         )
         self._can_use = _not_looked_at
-        if loop is not None and loop.on_nan_loss == "error" and self._model.device.type == "cpu":  # waits for no device
+        waits = not all(each.is_cpu for each in self.parameters)  # for a device, to read a loss
+        if loop is not None and loop.on_nan_loss == "error" and not waits:
             self._can_use = is_finite if self._model.trains_itself else math.isfinite
         self._optimizers.warn_of_untrained()
         self._model.frozen_parts.warn()
