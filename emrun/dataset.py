@@ -238,7 +238,7 @@ class SourceInfo:
             return
         dtype = getattr(values, "dtype", None)
         if hasattr(values, "detach"):  # a tensor: NumPy cannot read one with a gradient, on a GPU or in bfloat16
-            values = values.detach().cpu()
+            values = values.detach().cpu().to_dense()
             values = values.double() if values.is_floating_point() else values
         try:
             array = np.asarray(values)

@@ -252,11 +252,15 @@ def _add(found: Any, value: Any, inside: tuple[int, ...] = ()) -> None:
     if is_nested(value):
         found.update(b"nested")
         _add(found, list(value.detach().unbind()))
+    elif isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        found.update(f"{value.layout}{tuple(value.shape)}".encode())
+        there = value.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        _add(found, [there.indices(), there.values()])
     elif isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous()
+        value = value.detach().contiguous()
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        if value.numel():
-            found.update(value.reshape(-1).view(torch.uint8).numpy())
+        if value.numel() and not value.is_meta:
+            found.update(value.cpu().reshape(-1).view(torch.uint8).numpy())
     elif isinstance(value, np.ndarray) and value.dtype != object:
         found.update(f"{value.dtype}{value.shape}".encode())
         found.update(np.ascontiguousarray(value).tobytes())

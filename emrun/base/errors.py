@@ -297,10 +297,14 @@ def add_inputs(error: Exception, what: str, inputs: Iterable[str]) -> None:
         error.__dict__["has_inputs"] = True
 
 
-_FLOAT32 = "make {0} float32 in the dataset, or write {{PARAMETER: {{source: {0}, dtype: float32}}}} in model.inputs"
+_FLOAT32 = (
+    "make {0} float32 in the dataset, or write {{PARAMETER: {{source: {0}, dtype: float32}}}} in model.inputs, with "
+    "{0} as PARAMETER if only the loss reads {0}"
+)
 _WAYS_OUT = (
     ("expected target dtype to be Long|scalar type Long but found", "float", -1,
-     "classes are whole numbers: make {0} int64 in the dataset"),
+     "classes are whole numbers: make {0} int64 in the dataset, or add {{{0}: {{dtype: int64}}}} to a mapping in "
+     "model.inputs"),
     ("following scalar types: Long", "float", 0, "indices are whole numbers: make {0} int64 in the dataset"),
     ("multi-target not supported", "", -1, "classes have the shape (B,), not (B, 1): write {0}[:, 0] in the dataset"),
     ("cast to the desired output type Long|Found dtype Long but", "int", -1, "{0} has whole numbers: " + _FLOAT32),

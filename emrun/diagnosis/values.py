@@ -18,7 +18,7 @@ def array_of(values: Any) -> Any:
     if is_nested(values):
         return None
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().resolve_conj().resolve_neg()
+        values = values.detach().cpu().to_dense().resolve_conj().resolve_neg()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values

@@ -6,6 +6,7 @@ import copy
 import inspect
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
@@ -28,6 +29,7 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype |
 """A list of sources, or parameter of forward -> a source or `{source, dtype, scale, mean, std, stack}`."""
 
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
+_TABLES = torch.nn.Embedding | torch.nn.EmbeddingBag
 _KEYS = ("source", "dtype", *KEYS, "stack")
 _kind_of, _from_numpy = attrgetter("__class__", "dtype", "flags.writeable"), torch.from_numpy
 _OF_NUMPY = {
@@ -60,7 +62,7 @@ class InputNames:
         Args:
             module: the module.
             inputs: the form.
-            others: what losses and metrics read; `inputs` may say that such a source stays a list.
+            others: what losses and metrics read; `inputs` may give such a source a form, under its own name.
 
         Raises:
             ArgumentError: the form does not fit the signature of forward.
@@ -77,7 +79,7 @@ class InputNames:
         if isinstance(inputs, Mapping):
             sources = {parameter: _source(str(parameter), entry) for parameter, entry in inputs.items()}
             unknown = [name for name in inputs if name not in named and not takes_any]
-            beside = [name for name in unknown if sources[name] == (name, "list") and name in others]
+            beside = [name for name in unknown if sources[name][0] == name and sources[name][1] and name in others]
             if unknown := [name for name in unknown if name not in beside]:
                 message = f"{kind}.forward has no parameter {unknown[0]!r}{meant_of(unknown[0], named)}"
                 raise ArgumentError("inputs", message)
@@ -152,7 +154,7 @@ class Inputs:
     """Turns batches into tensors on a device.
 
     Args:
-        module: floating-point sources get the dtype of its first floating-point parameter or buffer.
+        module: floating-point sources get its `dtype_of`.
         names: the sources of forward.
         others: sources that losses and metrics need, and names that may be sources.
         device: the device of the tensors.
@@ -172,9 +174,7 @@ class Inputs:
         self._device = device
         self._on_cpu = device.type == "cpu"
         self.need(*others)
-        tensors = [*module.parameters(), *module.buffers()]
-        dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
-        self._wanted = (dtype, torch.int64, torch.bool)
+        self._wanted = (dtype_of(module), torch.int64, torch.bool)
         self._shared = (
             {(np.ndarray, _OF_NUMPY[dtype], True) for dtype in self._wanted if dtype in _OF_NUMPY}
             if self._on_cpu
@@ -288,6 +288,25 @@ class Inputs:
         return copy.copy(value).to(self._device) if callable(getattr(value, "to", None)) else value
 
 
+def dtype_of(module: torch.nn.Module) -> torch.dtype:
+    """Return the floating dtype of most numbers in a module's parameters, or in its buffers if no parameter has one.
+
+    Tables of embeddings do not count, as no floating-point source meets them, unless there is nothing else. Nor do
+    numbers of 8 bits, which are unpacked before they are used.
+    """
+    tables = {id(each) for part in module.modules() if isinstance(part, _TABLES) for each in part.parameters()}
+    weights = list(module.parameters())
+    layers = [each for each in weights if id(each) not in tables]
+    for tensors in (layers, weights, module.buffers()):
+        sizes = Counter[torch.dtype]()
+        for each in tensors:
+            if each.is_floating_point() and each.dtype.itemsize > 1:
+                sizes[each.dtype] += each.numel()
+        if sizes:
+            return sizes.most_common(1)[0][0]
+    return torch.get_default_dtype()
+
+
 def values_of(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
     """Return a function that returns the values of a mapping under some names."""
     return itemgetter(*names) if len(names) > 1 else lambda values: [values[name] for name in names]
@@ -366,7 +385,7 @@ def _tensor(value: Any) -> Tensor:
     """Return a source as a tensor, which shares memory with the source if possible.
 
     Raises:
-        ValueError: it has masked entries, or is quantised.
+        ValueError: it has masked entries, is quantised, or has no values.
     """
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
@@ -379,6 +398,8 @@ def _tensor(value: Any) -> Tensor:
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | Tensor | list | tuple):
         return torch.stack([_tensor(each) for each in value])
     tensor = torch.as_tensor(value)
+    if tensor.is_meta:
+        raise ValueError("it is on the device meta, so it has no values; yield a tensor on the CPU")
     if tensor.is_quantized:
         raise ValueError("it is quantised; yield its `.dequantize()`")
     return tensor

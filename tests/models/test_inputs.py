@@ -9,7 +9,10 @@ from doubles import SGD, XY, Affine, Keep, Two, evaluate, identity, run
 from torch import nn
 
 from emrun import Factory, TorchModel
+from emrun.base.encoding import digest
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.dataset import SourceInfo
+from emrun.diagnosis.values import array_of
 
 
 class Optional(Keep):
@@ -295,6 +298,64 @@ def test_an_integer_parameter_before_the_others_does_not_decide_the_dtype():
     assert data["y"].item() == 3.0
 
 
+class Mixed(nn.Module):
+    """Parts of several dtypes, in the order in which they are given; notes the dtype of its input."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, (part, dtype) in parts.items():
+            if isinstance(part, nn.Module):
+                self.add_module(name, part.to(dtype))
+            else:
+                setattr(self, name, nn.Parameter(torch.ones(part, dtype=dtype)))
+
+    def forward(self, x):
+        self.found = x.dtype
+        return {"y": x}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"scale": (1, torch.float64), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
+        ({"scale": (1, torch.float16), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
+        ({"table": (nn.Embedding(99, 3), torch.float16), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
+        ({"table": (nn.EmbeddingBag(99, 3), torch.float16), "body": (nn.Linear(3, 3), torch.float32)}, torch.float32),
+        ({"table": (nn.Embedding(9, 3), torch.bfloat16), "body": (nn.Linear(3, 3), torch.bfloat16)}, torch.bfloat16),
+        ({"table": (nn.Embedding(9, 3), torch.float64)}, torch.float64),
+        ({"lora": (2, torch.float32), "more": (2, torch.float32), "body": (nn.Linear(9, 9), torch.bfloat16)},
+         torch.bfloat16),
+        ({"packed": (99, torch.float8_e4m3fn), "scale": (1, torch.bfloat16)}, torch.bfloat16),
+        ({"norm": (nn.BatchNorm1d(3, affine=False), torch.float64)}, torch.float64),
+    ],
+    ids=["scale", "half scale", "table", "bag", "all bfloat16", "only a table", "lora", "8 bits", "only buffers"],
+)  # fmt: skip
+def test_most_numbers_of_the_parameters_decide_the_dtype(parts, expected):
+    module = Mixed(**parts)
+    evaluate(TorchModel(module, device="cpu"), [{"x": np.ones((2, 3), np.float32)}])
+    assert module.found is expected
+
+
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_source_reaches_forward_and_has_a_checksum(kind):
+    make = getattr(torch.eye(3), kind)
+    info = SourceInfo()
+    info.add(make())
+    assert info.row()[1:] == ["(3,)", "0 to 1"]
+    assert digest(make()) == digest(make())
+    assert digest(make()) != digest(getattr(2 * torch.eye(3), kind)())
+    assert digest(make()) != digest(getattr(torch.eye(3).flip(0), kind)())
+    assert array_of(make()).tolist() == np.eye(3).tolist()
+    assert tensor_of(make()).layout is make().layout
+
+
+def test_a_tensor_without_values_is_refused_with_its_source():
+    with pytest.raises(StreamError, match="source 'x' cannot become a tensor: it is on the device meta"):
+        tensor_of(torch.ones(2, device="meta"))
+    assert digest(torch.ones(2, device="meta")) != digest(torch.ones(3, device="meta"))  # one that nobody reads
+
+
 class Pixels(nn.Module):
     """Normalises on the device what it gets; notes the dtypes."""
 
@@ -514,3 +575,23 @@ def test_a_module_of_torch_jit_has_a_signature(make):
     assert list(model.input_names) == ["input"]
     (outputs,) = evaluate(model, [{"input": np.ones((3, 2), np.float32)}])
     assert outputs["out"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "dtype"),
+    [
+        (nn.BCEWithLogitsLoss, [[1, 0], [0, 1]], "float32"),
+        (nn.CrossEntropyLoss, [1.0, 0.0], "int64"),
+    ],
+)
+def test_the_advice_for_a_target_of_another_dtype_works(loss, target, dtype):
+    def trained(**inputs):
+        form = Factory(loss, options={"inputs": ["out", "y"]})
+        model = TorchModel(nn.Linear(2, 2), {"input": "x", **inputs}, ["out"], form, optimizer=SGD, device="cpu")
+        return run(model, [{"x": np.ones((2, 2), np.float32), "y": target}])
+
+    with pytest.raises(RuntimeError) as caught:
+        trained()
+    (note,) = [each for each in caught.value.__notes__ if "model.inputs" in each]
+    assert f"dtype: {dtype}}}}}" in note
+    trained(y={"dtype": dtype})
