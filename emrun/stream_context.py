@@ -90,7 +90,6 @@ class StreamContext:
         self.rows = 0
         """The number of examples of the pass, as far as `batches` was told; 0 if it is not known."""
         self._left_out: dict[str, str] = {}  # of the current batch
-        self._tells_rows = False
         self._has_news = False  # that go with the next batch
         self._handed_out: int | None = None
         self._yielded = start
@@ -160,7 +159,7 @@ class StreamContext:
             )
         self._orders += 1
         self.rows += n
-        self._has_news |= self._tells_rows
+        self._has_news = True
         if self._in_order:
             shuffle = drop_last = False
         if self.ranks.several:
@@ -228,19 +227,15 @@ class StreamContext:
         """Whether the stream uses `batches`, which leaves out the first `start` batches itself."""
         return self._handed_out is not None
 
-    def counted(self, batches: Iterable[Batch], *, tells_rows: bool = False) -> Iterator[Batch | WithLeftOut]:
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch | WithLeftOut]:
         """Yield the batches of the stream that received this context, and check the contract of `batches`.
 
-        Args:
-            batches: the batches of the stream.
-            tells_rows: whether the first batch after each call of `batches` comes with the number of rows.
+        The first batch after each call of `batches` comes with the number of rows.
 
         Raises:
             StreamError: the stream does not yield one batch for each set of rows, or has fewer than `start` batches.
         """
         self._is_counted = True
-        self._tells_rows = tells_rows
-        self._has_news |= tells_rows
         ranks = self.ranks if self.ranks.several else None
         own: Any
         for batch in batches:
@@ -262,7 +257,7 @@ class StreamContext:
         if self._handed_out is not None and (self._unfinished or self._yielded != max(self._handed_out, self.start)):
             raise self._miscounted()
         if self._handed_out is not None and self._handed_out < self.start:
-            raise beyond_end(self.stream_name, self._handed_out, self.start, self.rows)
+            raise beyond_end(self.stream_name, self._handed_out, self.start)
 
     def _shared(self, batch: Batch) -> Batch:
         """Return the part of a batch that belongs to this rank; with `batches`, the stream has made no other."""
@@ -300,15 +295,14 @@ class StreamContext:
 
 
 class BeyondEnd(StreamError):
-    """A pass has fewer batches than must be left out; `rows` is 0 if its number of examples is not known."""
+    """A pass has fewer batches than must be left out."""
 
-    def __init__(self, message: str, batches: int = 0, rows: int = 0) -> None:
-        super().__init__(message, first_batch=True)
-        self.batches = batches
-        self.rows = rows
+    batches = 0
 
 
-def beyond_end(stream_name: str, batches: int, position: int, rows: int = 0) -> BeyondEnd:
+def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
     """Return the error for a position beyond the end of a stream."""
     message = f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end"
-    return BeyondEnd(message, batches, rows)
+    error = BeyondEnd(message, first_batch=True)
+    error.batches = batches
+    return error

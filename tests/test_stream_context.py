@@ -11,7 +11,7 @@ from doubles import wrapped
 from emrun.base.encoding import random_digest
 from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
-from emrun.stream_context import StreamContext
+from emrun.stream_context import StreamContext, WithLeftOut
 
 
 def context(stream_name="train", seed=1, epoch=1, start=0):
@@ -20,7 +20,7 @@ def context(stream_name="train", seed=1, epoch=1, start=0):
 
 def run(ctx, stream):
     """Read a stream of `ctx` like `StreamWrapper` does."""
-    return ctx.counted(stream(ctx))
+    return (each.batch if isinstance(each, WithLeftOut) else each for each in ctx.counted(stream(ctx)))
 
 
 def rows_of(ctx, *arguments, **options):

@@ -144,18 +144,17 @@ def parse_typed(text: str, source: str, advice: str) -> Node:
     Raises:
         ConfigError: see `parse`; or YAML drops a part of the text, such as a comment.
     """
-    parser = _Parser(text, source)
     try:
-        node = parser.document()
+        node = parse(text, source)
     except ConfigError as error:
-        if text.lstrip()[:1] not in tuple("@`%*&!"):
-            raise
         message = f"{error.problems[0].message}; {advice}"
         raise ConfigError(replace(error.problems[0], message=message)) from error
-    word = text.strip()
-    is_plain = isinstance(node.value, str) and word[:1] not in ("'", '"', "|", ">")
-    is_marked = word[:1] == "&" or (word and parser.is_empty)
-    if is_marked or (is_plain and node.value != text) or re.search("#|---|[.]{3}", parser.between()):
+    words = [each for each in YAML(typ="safe", pure=True).parse(text) if isinstance(each, events.ScalarEvent)]
+    between = text  # brackets, commas, dashes and comments
+    for each in reversed(words):
+        between = between[: each.start_mark.index] + between[each.end_mark.index :]
+    is_other = isinstance(node.value, str) and words[0].style is None and node.value != text
+    if is_other or text.lstrip().startswith("&") or re.search("#|---|[.]{3}", between):
         message = f"YAML drops a part of this text, and reads {node.plain()!r}; {advice}"
         raise ConfigError(Problem(Position(source), "", message, "config.override"))
     return node
@@ -182,7 +181,6 @@ class _Parser:
         self._lines = re.split(r"\r\n|\r|\n", text)
         self._yaml = YAML(typ="safe", pure=True)
         self._anchors: dict[str, Node | None] = {}  # None while the value is read
-        self._words: list[tuple[int, int]] = []  # where the scalars stand in the text
         self._count = 0
 
     def document(self) -> Node:
@@ -190,7 +188,7 @@ class _Parser:
             raise self._error(Position(self._source), f"is larger than {_MAX_CHARACTERS} characters")
         node: Node | None = None
         try:
-            rest = map(self._noted, self._yaml.parse(self._text))
+            rest = iter(self._yaml.parse(self._text))
             for event in rest:
                 if isinstance(event, events.DocumentStartEvent) and event.version not in (None, (1, 2)):
                     raise self._error(self._position(event), "unsupported version of YAML; a config must be YAML 1.2")
@@ -208,23 +206,6 @@ class _Parser:
             position = Position(self._source, len(before), len(before[-1]) + 1)  # the line may not be printable
             raise self._error(position, f"character U+{ord(self._text[error.position]):04X} is not allowed") from error
         return node or Node(None, self._at(0, 0))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the document has no value."""
-        return not self._count
-
-    def between(self) -> str:
-        """Return the text without its scalars: brackets, commas, dashes and comments."""
-        text = self._text
-        for start, end in reversed(self._words):
-            text = text[:start] + text[end:]
-        return text
-
-    def _noted(self, event: events.Event) -> events.Event:
-        if isinstance(event, events.ScalarEvent | events.AliasEvent):
-            self._words.append((event.start_mark.index, event.end_mark.index))
-        return event
 
     def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None, depth: int) -> Node:
         """Return the value that begins with an event; it is `depth` levels deep."""

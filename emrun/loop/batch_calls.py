@@ -116,7 +116,7 @@ class Calls:
     """Called with the outputs of the first batch. What they return takes the place of `before`."""
     after: list[Callable[[Outputs], object]] = field(default_factory=list)
     """Called with the outputs of each batch, after the hooks, and also if a hook has failed."""
-    end: list[Callable[[], None]] = field(default_factory=list)
+    end: list[Callable[[], object]] = field(default_factory=list)
     """Called at the end of the stream, or when the loop leaves it."""
     handled: Handled = field(default_factory=Handled)
     """The batch that is being handled."""

@@ -200,13 +200,14 @@ class BatchChecks:
             message = f"model.step_values: learning_rate is {rates!r:.80}, not a list with one number for each group"
             raise self._error(0, message)
 
-    def report_empty_stream(self, stream: str, why: Callable[[], str] = str) -> None:
+    def report_empty_stream(self, stream: str) -> None:
         """Raise or log, as `on_empty_stream` says, that a stream had no batch for the model.
 
         Raises:
             StreamError: `on_empty_stream` is `error`.
         """
-        message = f"stream {stream!r} has no batch for the model{why()} (see main_loop.on_empty_stream)"
+        cause = "an iterator that was read to its end has none: return a new one in each call"
+        message = f"stream {stream!r} has no batch for the model; {cause} (see main_loop.on_empty_stream)"
         if self._on_empty_stream == "error":
             raise StreamError(message, first_batch=True)
         if self._on_empty_stream == "warn":

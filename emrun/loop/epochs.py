@@ -185,7 +185,7 @@ class Epochs:
         if not (train and stream.epoch_ended):
             self.endings.raise_if_due(in_epoch=True, is_left=train)  # a resume would begin another pass after its end
         if calls.first and not is_resumed:
-            self.events.checks.report_empty_stream(stream.name, stream.why_empty)
+            self.events.checks.report_empty_stream(stream.name)
         if train and is_last:
             self.state.end_train_streams()
         events.notify("after_stream", stream_name=stream.name)

@@ -62,7 +62,6 @@ class RunLength:
         self.on_changed_data = on_changed_data
         self.changed: Sequence[str] = ()
         """What a resume changes in the data, for messages."""
-        self._told = streams.pass_length
         self._lengths: dict[str, str] = {}  # of a pass of each stream; empty if passes have different lengths
         self._before: dict[str, str] = {}  # those of a loaded state that were not compared yet
         self._loop = loop
@@ -228,7 +227,7 @@ class RunLength:
             calls.ends_at = self._earliest()
             if self.budgets:
                 calls.run = self._loop.time.agreeing(calls.run)
-        calls.end.append(lambda: self._note_length(stream, train=train))
+        calls.end.append(lambda: self.compare(stream, refuses=not (train or self.changed)))
         if stream.name != self._loop.train_stream_name:
             return
         if train:
@@ -239,50 +238,49 @@ class RunLength:
             calls.after.append(lambda outputs: numbers.__next__())
             calls.end.append(lambda: self._take_evaluated(next(numbers)) if stream.epoch_ended else None)
 
-    def _note_length(self, stream: StreamWrapper, *, train: bool) -> None:
-        """Keep the length of a pass; after a resume, compare the first one.
-
-        Of the train stream, `StreamWrapper.restore` has compared the number of examples, in the same pass.
-        """
-        if stream.rows:
-            now = f"{stream.rows} examples"
-        elif stream.last_pass is not None:
-            now = f"{stream.last_pass.batch} batches"
-        else:
-            return
-        before = self._before.pop(stream.name, now)
-        if before not in ("", now) and not (train and stream.rows):
-            self.tell_change(stream.name, f"has {now}, and had {before}", refuses=not (train or self.changed))
-        if self._lengths.setdefault(stream.name, now) != now:
-            self._lengths[stream.name] = ""
-
-    def change_of(self, stream: StreamWrapper) -> str:
-        """Return how the length of a restored stream has changed; empty if it has not, as far as this is known."""
-        now, before = self._streams.pass_length, self._told
-        self._told = now
-        is_other = None not in (now, before) and now != before and stream.name == self._loop.train_stream_name
-        return f"has {now} batches, and had {before}" if is_other and not stream.change else stream.change
-
-    def tell_change(self, stream: str, change: str, *, refuses: bool) -> None:
-        """Tell of data that a resume finds to have another length than before, as `on_changed_data` says.
+    def compare(self, stream: StreamWrapper, *, refuses: bool, change: str = "") -> bool:
+        """Keep the length of a pass; after a resume, compare the first one that is known with that before.
 
         Args:
-            stream: the name of the stream.
-            change: what has changed, such as `has 20 examples, and had 40`.
+            stream: the stream.
             refuses: whether `on_changed_data: error` ends the training here.
+            change: how the length has changed, if this is known, such as `has 2 batches, and had 4 or more`.
+
+        Returns:
+            Whether the length has changed.
 
         Raises:
             DataChanged: it ends the training.
         """
-        why = f", as this resume changes {listed(self.changed)}" if self.changed else ""
-        message = f"stream {stream!r} {change} before the resume{why}"
-        if self.on_changed_data == "error" and refuses:
-            undo = "undo that" if self.changed else "put the data back as they were"
-            raise DataChanged(f"{message}; {undo}, or resume with {DataChanged.key} to train on with the data of now")
-        self._before.pop(stream, None)
-        self._lengths.pop(stream, None)
-        if self.on_changed_data != "ignore":
-            _LOG.warning("this resume is not exact: %s", message)
+        now = self._known_length(stream)
+        if not now and stream.last_pass is not None:
+            now = f"{stream.last_pass.batch} batches"
+        before = self._before.get(stream.name) or now
+        if now != before and now:
+            change = change or f"has {now}, and had {before}"
+        if change:
+            why = f", as this resume changes {listed(self.changed)}" if self.changed else ""
+            message = f"stream {stream.name!r} {change} before the resume{why}"
+            if self.on_changed_data == "error" and refuses:
+                advice = (
+                    f"go back to the data of before, or resume with {DataChanged.key} to train on with those of now"
+                )
+                raise DataChanged(f"{message}; {advice}")
+            if self.on_changed_data != "ignore":
+                _LOG.warning("this resume is not exact: %s", message)
+            self._lengths.pop(stream.name, None)
+        if change or now:
+            self._before.pop(stream.name, None)
+        if now and self._lengths.setdefault(stream.name, now) != now:
+            self._lengths[stream.name] = ""
+        return bool(change)
+
+    def _known_length(self, stream: StreamWrapper) -> str:
+        """Return the length of the current pass of a stream; empty if it is only known at the end."""
+        if stream.rows:
+            return f"{stream.rows} examples"
+        told = self._streams.pass_length
+        return f"{told} batches" if told is not None and stream.name == self._loop.train_stream_name else ""
 
     def _end_training(self, stream: StreamWrapper, began: int | None) -> None:
         """Check the length of the pass that the model was trained on.
@@ -325,11 +323,11 @@ class RunLength:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the length of a pass."""
-        return {"batches_per_pass": self._pass, "told": self._told, "lengths": dict(self._lengths)}
+        known = {name: length for name, each in self._streams.trained.items() if (length := self._known_length(each))}
+        return {"batches_per_pass": self._pass, "lengths": {**self._lengths, **known}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._told = state.get("told")
         self._lengths = dict(state.get("lengths", {}))
         self._before = dict(self._lengths)
         if state["batches_per_pass"]:

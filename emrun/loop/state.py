@@ -275,11 +275,10 @@ class TrainingState:
             try:
                 is_exact = stream.restore(may_be_shorter=self._length.on_changed_data != "error")
             except BeyondEnd:
-                self._length.tell_change(name, stream.change, refuses=True)
+                self._length.compare(stream, refuses=True, change=stream.change)
                 raise
-            if change := self._length.change_of(stream):
-                self._length.tell_change(name, change, refuses=not self._length.changed)
-            elif not is_exact:
+            is_other = self._length.compare(stream, refuses=not self._length.changed, change=stream.change)
+            if not (is_exact or is_other):
                 _LOG.warning("this resume is not exact: %s", self._why_different(name, stream.different))
         set_random_state(random_to_restore)
         self._loaded = None

@@ -105,7 +105,7 @@ class StreamWrapper:
         self.different: list[str] = []
         """The sources of the last batch that differed when the stream was restored."""
         self.change = ""
-        """How the length of a pass differed when the stream was restored, such as `has 20 examples, and had 40`."""
+        """How the length of a pass differed when the stream was restored: `has 2 batches, and had 4 or more`."""
         self.left_out: dict[str, str] = {}
         """Name -> why it cannot be read, of the examples that were left out in this epoch."""
         self.rows = 0
@@ -135,22 +135,18 @@ class StreamWrapper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
-        place = {**self._place, "epoch_batches": self._batch - self._epoch_start}
+        place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._batch - self._epoch_start}
         position: dict[str, Any] = place | ({"left_out": dict(self.left_out)} if self.left_out else {})
         if not self._batch:
             return {**position, "end_of_pass": self._end_of_pass()}
         return {**position, **self._bookmark.state(self.name, self._batch)}
-
-    @property
-    def _place(self) -> dict[str, int]:
-        return {"pass": self._pass_number, "batch": self._batch, "rows": self.rows}
 
     def _keep_end_of_pass(self) -> None:
         """Save the state at the end of the pass; a stream that keeps state begins the next pass from there."""
         self._end_of_pass = lambda: None
         self.last_pass = self.position
         if self.training and self._batch:
-            position, bookmark = self._place, self._bookmark
+            position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name, position["batch"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -166,7 +162,7 @@ class StreamWrapper:
         An object with `state_dict` and `load_state_dict` gets its state back; `ctx.batches` leaves out the batches
         before the position; other streams are read up to the position, with the random states that the pass began with.
         The last batch before the position (between two passes, of the previous pass) is made again and compared, unless
-        the stream asks the model, which has other weights by now. So is the length of the pass, as far as it is known.
+        the stream asks the model, which has other weights by now. So is the end of the previous pass.
 
         Args:
             may_be_shorter: whether a pass that ends before the position counts as read to its end.
@@ -182,32 +178,26 @@ class StreamWrapper:
         self.change = ""
         if state is None:
             return True
-        if state["batch"]:
-            try:
-                return self._read_again(state)
-            except BeyondEnd as error:
-                before = f"it had {state['batch']} or more"
-                if error.rows and state.get("rows"):
-                    before = f"it has {error.rows} examples, and had {state['rows']}"
-                self.change = f"{error}: {before}".removeprefix(f"stream {self.name!r} ")
-                if not (may_be_shorter and error.batches):
-                    raise
-                self._go_to_end(state, error.batches)
-                return False
-        before = state["end_of_pass"]
-        if before is None:  # the beginning of the run, or an empty pass
+        place = state if state["batch"] else state["end_of_pass"]
+        if place is None:  # the beginning of the run, or an empty pass
             return True
-        self._pass_number = before["pass"]
+        self._pass_number = place["pass"]
         try:
-            same = self._read_again(before)
-            if same and before.get("after") is None and next(cast("Iterator[Any]", self._iterator), END) is not END:
-                self.change = f"has more than {before['batch']} batches, and had {before['batch']}"
+            same = self._read_again(place)
         except BeyondEnd as error:
             same = False
-            self.change = f"has {error.batches} batches, and had {before['batch']}"
+            self.change = f"has {error.batches} batches, and had {place['batch']} or more"
+            if place is state and not (may_be_shorter and error.batches):
+                raise
+            if place is state:
+                self._go_to_end(state, error.batches)
+        if place is state:
+            return same
+        if same and place.get("after") is None and next(cast("Iterator[Any]", self._iterator), END) is not END:
+            self.change = f"has more than {place['batch']} batches, and had {place['batch']}"
         epoch_start = self._epoch_start
         self._next_pass()
-        self._epoch_start, self._end_of_pass = epoch_start, lambda: before
+        self._epoch_start, self._end_of_pass = epoch_start, lambda: place
         return same and not self.change
 
     def _go_to_end(self, state: dict[str, Any], batches: int) -> None:
@@ -215,7 +205,7 @@ class StreamWrapper:
         self.close()
         self._epoch_start -= state["batch"] - batches
         before = state["before_first"]
-        state = {**state, "batch": batches, "digest": None, "rows": 0}
+        state = {**state, "batch": batches, "digest": None}
         self._make_again(state, before, batches - 1 if before is None else 0)
 
     def _read_again(self, state: dict[str, Any]) -> bool:
@@ -260,9 +250,7 @@ class StreamWrapper:
             self.rows = item.rows
         self._bookmark.last = self._opened(item)
         self.different = different(self._bookmark.last, state["digest"])
-        if self.rows and state.get("rows", self.rows) not in (0, self.rows):
-            self.change = f"has {self.rows} examples, and had {state['rows']}"
-        return not (draws or self.different or self.change)
+        return not (draws or self.different)
 
     def seek(self, position: StreamPosition) -> None:
         """Go to a position: `ctx.batches` leaves out the batches before it, other streams are read up to it."""
@@ -438,13 +426,6 @@ class StreamWrapper:
         if has_state:
             _LOG.info("stream %r has a state_dict: a thread reads it ahead instead of worker processes", self.name)
         return has_state
-
-    def why_empty(self) -> str:
-        """Return why the stream has no batch, if this is known; this calls its function again."""
-        with preserved_randomness(), suppress(Exception):  # of the user's code
-            if StreamPass(self._stream_fn, self._context_name, self._seed, self._pass_number).gives_one_iterator():
-                return ": it is the same iterator each time, and has ended; return a new iterator in each call"
-        return ""
 
     def _watch(self, seconds: float) -> None:
         """Check the time limit while the loop waits for a batch.

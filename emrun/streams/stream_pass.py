@@ -105,7 +105,7 @@ class StreamPass:
                 first_batch=True,
             )
         counts = has_context or self.ranks.several
-        batches = context.counted(stream, tells_rows=True) if counts else iter(stream)
+        batches = context.counted(stream) if counts else iter(stream)
         if not self.start and not worker:
             return batches
         batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # this begins the stream
@@ -122,12 +122,6 @@ class StreamPass:
         """Begin the pass and return whether the stream has `state_dict` and `load_state_dict`."""
         context = StreamContext(self.name, seed=self.seed, epoch=self.number)
         return is_stateful(self.function(context) if takes_context(self.function) else self.function())
-
-    def gives_one_iterator(self) -> bool:
-        """Return whether the function returns the same iterator each time."""
-        context = StreamContext(self.name, seed=self.seed, epoch=self.number)
-        first, second = (self.function(context) if takes_context(self.function) else self.function() for _ in range(2))
-        return first is second and iter(first) is first
 
     def _behind_start(self, batches: Iterator[Any]) -> Iterator[Any]:
         done = sum(1 for _ in itertools.islice(batches, self.start))

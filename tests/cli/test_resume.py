@@ -468,7 +468,7 @@ def test_a_run_whose_data_have_changed_continues_with_the_command_that_it_printe
     for _ in range(2):
         done = emrun("resume", "run", "-q", "hooks.StopAfter.iterations=9", "--json")
         assert done.returncode == 2
-        assert "position 2 is beyond its end: it has 4 examples, and had 20 before the resume" in done.stderr
+        assert "has 1 batches, and had 3 or more before the resume" in done.stderr
         (problem,) = json.loads(done.stdout)["problems"]
         assert (problem["code"], problem["fix"]) == ("state.data", {"overrides": ["main_loop.on_changed_data=warn"]})
         command = done.stderr.splitlines()[-1].removeprefix("resume with: ").split()

@@ -13,7 +13,7 @@ from doubles import always_the_same, by_context, by_counting, flat, lists, reade
 from emrun.base.errors import StreamError
 from emrun.loop.interrupts import Interrupts
 from emrun.streams import read_ahead
-from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamPosition
 
 pytestmark = pytest.mark.usefixtures("no_reader_is_left")
 
@@ -465,26 +465,3 @@ def test_many_short_passes_under_stress_equal_those_without_a_thread(buffer, epo
         return found
 
     assert epochs(buffer) == epochs(0)
-
-
-BATCHES = [{"x": [1]}, {"x": [2]}]
-
-
-@pytest.mark.parametrize(
-    ("made", "is_one"),
-    [
-        (iter(BATCHES), True), (map(dict, BATCHES), True), ((each for each in BATCHES), True), (zip(BATCHES), True),
-        (BATCHES, False), ([], False),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("takes", [False, True])
-def test_a_stream_that_gives_the_same_iterator_again_is_told(made, is_one, takes):
-    function = (lambda ctx: made) if takes else (lambda: made)
-    with wrapped(function) as stream:
-        list(stream)
-        assert ("the same iterator each time, and has ended; return a new" in stream.why_empty()) == is_one
-
-
-def test_a_stream_that_is_new_each_time_or_fails_has_no_such_cause():
-    for function in (lambda: iter(()), lambda ctx: ctx.batches(0, 3), lambda: 1 / 0, lambda: None):
-        assert StreamWrapper(function).why_empty() == ""
