@@ -73,6 +73,23 @@ def test_sizes_that_change_do_not_compile_again_and_again():
     assert not counters["graph_break"]
 
 
+def test_the_second_training_of_a_process_is_compiled_too(caplog):
+    calls = []
+
+    def backend(graph, inputs):
+        def called(*arguments):
+            calls.append(len(arguments))
+            return graph(*arguments)
+
+        return called
+
+    trained(model({"backend": backend}))
+    first = len(calls)
+    trained(model({"backend": backend}))
+    assert len(calls) == 2 * first > 0
+    assert "no effect" not in caplog.text
+
+
 def test_false_compiles_nothing():
     trained(model(compile=False))
     assert not counters["stats"]
