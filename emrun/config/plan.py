@@ -115,8 +115,9 @@ class Plan:
 
 
 def _spot(problem: Problem) -> object:
-    """Return what shows that a problem is known: its position in a file, or else its message."""
-    return problem.position if problem.position is not None and problem.position.line else problem.message
+    """Return what shows that a problem is known: its position in a file, or else what its message begins with."""
+    position = problem.position
+    return position if position is not None and position.line else problem.message.partition(";")[0]
 
 
 def defaults_of(config: Config) -> list[tuple[str, Any, str]]:

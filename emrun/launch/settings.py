@@ -77,6 +77,9 @@ class Sweep:
         if devices is not None and not (devices and is_list):
             raise ArgumentError("devices", f"{devices!r} is not a list of devices such as [0, 1]")
         if objective is not None:
+            way, colon, address = str(objective).partition(":")
+            if colon and way in ("min", "max"):
+                raise ArgumentError("objective", f"write `objective: {address.strip()}` and `condition: {way}`")
             check_address("objective", objective)
         self.method, self.method_arguments = named("method", method)
         self.trials = trials

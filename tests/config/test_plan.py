@@ -41,6 +41,14 @@ def test_mistakes_of_a_stream_are_reported_under_its_key_and_other_mistakes_once
     assert {problem.key for problem in caught.value.problems} == {"", "eval.valid.seed", "eval.valid.dataset"}
 
 
+@pytest.mark.parametrize("key", ["xyz", "main_loop.bufer", "dataset.batch"])
+def test_an_unknown_key_of_a_stream_in_an_override_is_reported_once(key):
+    config = load_config(CONFIG).overridden([f"eval.valid.{key}=1"])
+    with pytest.raises(ConfigError) as caught:
+        Plan.with_evaluations(config, Unimported())
+    assert len(caught.value.problems) == 1
+
+
 def test_defaults_are_named_as_overrides_write_them():
     found = {key: (value, kind) for key, value, kind in defaults_of(load_config(CONFIG))}
     assert found["hooks.0.StopAfter.minutes"] == (None, "StopAfter")

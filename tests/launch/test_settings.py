@@ -40,3 +40,11 @@ def test_a_wrong_argument_is_an_error(arguments, argument, message):
     with pytest.raises(ArgumentError, match=message) as raised:
         Sweep(**arguments)
     assert raised.value.argument == argument
+
+
+@pytest.mark.parametrize("written", ["max:valid/loss/mean", "max: valid/loss/mean"])
+def test_a_condition_before_the_objective_is_told_as_what_works(written):
+    with pytest.raises(ArgumentError) as raised:
+        Sweep(objective=written)
+    assert raised.value.message == "write `objective: valid/loss/mean` and `condition: max`"
+    assert Sweep(objective="valid/loss/mean", condition="max").condition == "max"

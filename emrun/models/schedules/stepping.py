@@ -167,7 +167,10 @@ def build_scheduler(
     except (ValueError, TypeError) as error:
         if not is_raised_by_torch(error):
             raise
-        raise ArgumentError("scheduler", str(error)) from error
+        message = str(error).rstrip(".")
+        if "ReduceLROnPlateau" in message:
+            message += "; write {class: ReduceLROnPlateau, metric: valid/loss/mean} as the whole scheduler"
+        raise ArgumentError("scheduler", message) from error
     if isinstance(scheduler, ClosedForm):
         for name in options:
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
