@@ -220,6 +220,6 @@ def test_the_length_of_a_pass_is_kept_in_the_checkpoint(tmp_path, monkeypatch):
     }
     train(create_training(config, output_dir="run"))
     state = torch.load(tmp_path / "run" / "checkpoints" / "latest" / "state.pt", weights_only=True)
-    assert state["horizon"] == {"batches_per_pass": 3, "told": None, "lengths": {"train": "3 batches"}}
+    assert state["horizon"] == {"batches_per_pass": 3, "lengths": {"train": "3 batches"}}
     resumed = resume_training("run", ["hooks.StopAfter.epochs=4", "dataset.n=5"])
     assert resumed.main_loop.horizon == Horizon(12, 3)
