@@ -57,8 +57,14 @@ def kept_on(handler: logging.Handler) -> Iterator[None]:
     try:
         yield
     finally:
-        del _KEPT[handler]
+        _KEPT.pop(handler, None)
         root.removeHandler(handler)
+
+
+def leave_logs() -> None:
+    """Log nowhere that another process logs, of which this one was forked."""
+    _KEPT.clear()
+    logging.getLogger().handlers.clear()
 
 
 def restore_logging() -> None:

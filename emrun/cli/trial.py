@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from emrun.base.errors import ConfigError, EmrunError, HookError, StorageError, UsageError
+from emrun.base.terminal import leave_logs
 from emrun.cli.failures import fail
 from emrun.cli.train import train
 from emrun.config.config import Config
@@ -36,7 +36,7 @@ def arguments(
 
 def main(given: Sequence[str]) -> int:
     """Train a trial as `emrun train` does, and return the exit status; see `arguments`."""
-    logging.getLogger().handlers.clear()  # those of the sweep, if this process was forked
+    leave_logs()
     sys.argv = ["emrun", *given[1:]]
     checks = TrialChecks(**json.loads(given[0]))
     try:

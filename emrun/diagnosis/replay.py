@@ -162,7 +162,8 @@ class _Attempt:
         """Do the step on a batch; return its error, or None when it succeeds."""
         step = self._capsule.step
         hooks = self._hooks()
-        loop = MainLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore")
+        policy = (self._plan.get("main_loop", {}) or {}).get("on_nan_loss", "error")
+        loop = MainLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore", on_nan_loss=policy)
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
         skipped: list[UpdateSkipped] = []
         if self._is_skip:

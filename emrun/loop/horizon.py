@@ -256,7 +256,8 @@ class RunLength:
         if not now and stream.last_pass is not None:
             now = f"{stream.last_pass.batch} batches"
         before = self._before.get(stream.name) or now
-        if now != before and now:
+        is_comparable = now.split()[1:] == before.split()[1:]  # examples or batches
+        if now != before and is_comparable:
             change = change or f"has {now}, and had {before}"
         if change:
             why = f", as this resume changes {listed(self.changed)}" if self.changed else ""

@@ -72,7 +72,7 @@ def test_a_loss_is_looked_at_with_all_its_buffers():
 
 
 def test_values_that_cannot_be_compared_are_left_out():
-    for value in (object(), lambda: None, [object()], nn.Identity, torch.eye(2).to_sparse(), torch.ones(1).to("meta")):
+    for value in (object(), lambda: None, [object()], nn.Identity):
         assert not [name for name in state(Net(value)) if "value" in name]
 
 

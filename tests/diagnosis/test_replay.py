@@ -112,7 +112,7 @@ def test_without_an_anomaly_the_report_is_nothing(fail):
 
 
 def test_a_guard_that_looks_after_the_update_has_a_note(fail):
-    fail("dataset.bad=[13]", "hooks=[{parts.Guard: {message: bad}}]")
+    fail("dataset.bad=[13]", "main_loop.on_nan_loss=warn", "hooks=[{parts.Guard: {message: bad}}]")
     found = replay("run", device="cpu")
     assert found.reproduced  # its count of batches is part of the message, and of its state
     assert found.capsule.facts["weights"] == "after the update"
@@ -146,7 +146,7 @@ def test_an_update_that_cannot_be_detected_has_a_note(fail):
 
 
 def test_weights_after_the_update_are_reported_with_the_newest_checkpoint(fail):
-    fail("dataset.bad=[13]", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
+    fail("dataset.bad=[13]", "main_loop.on_nan_loss=warn", "hooks=[parts.Guard, {SaveEvery: {every: 2 iterations}}]")
     text = report(replay("run"))
     assert "the weights are those after the step's update; it-00000002 was saved 1 iteration before the step" in text
 

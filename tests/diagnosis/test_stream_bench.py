@@ -167,7 +167,7 @@ def test_workers_that_cannot_read_a_stream_are_skipped_with_a_warning(caplog):
     loader = {"class": "torch.utils.data.DataLoader", "args": [points], "num_workers": 1}
     (stream,) = bench({"dataset": {"class": "TorchDataset", "train": loader, "sources": ["x"]}}, seconds=0.01).streams
     assert [str(reading.setting) for reading in stream.readings] == SETTINGS[:2]
-    message = "stream 'train' cannot be read with workers: 1: stream 'train': its DataLoader has num_workers=1"
+    message = "stream 'train' cannot be read with workers: 1: stream 'train' starts processes"
     assert message in caplog.text
 
 

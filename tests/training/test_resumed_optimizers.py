@@ -240,7 +240,9 @@ class AddsGroupLate(AbstractHook):
 
 def test_groups_that_a_resume_would_not_have_are_refused_before_the_first_batch(project):
     training = create_training(config_with({"class": "SGD", "lr": 0.1}), output_dir=project / "run")
-    with pytest.raises(ArgumentError, match=r"optimizer: a resume could not load .* has 2 parameter groups"):
+    with pytest.raises(
+        ArgumentError, match=r"a resume could not load .*: an optimizer trains parameters that the module"
+    ):
         train_with(training, AddsGroupLate())
     assert not (project / "run" / "metrics.jsonl").exists()
 
