@@ -41,7 +41,7 @@ def files_of(argument: str, value: object) -> list[Path]:
 
 
 def _matching(pattern: Path) -> list[str]:
-    """Return what a pattern names, in order; folders that are there, such as `data [1]`, are no patterns."""
+    """Return the files that match a pattern, in order; an existing folder such as `data [1]` is taken by its name."""
     folder = next((each for each in pattern.parents if each.is_dir()), Path())
     rest = pattern.relative_to(folder)
     return sorted(glob.glob(str(Path(glob.escape(str(folder)), rest)), recursive=True))  # noqa: PTH207  # absolute ones too

@@ -37,8 +37,8 @@ class SavePredictions(WritesRows):
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
     counts the examples of the stream from 0; with `emrun predict`, in the order of the rows of `ctx.batches`. If the
     stream has a source `position` of whole numbers, it is a column too: that of `ImageFolder` and `TarShards` counts
-    those that were left out. Rows are written batch by batch, so that the memory does not grow. The file is complete or
-    absent: it appears at the end of the stream, in place of that of the evaluation before.
+    the examples that were left out, too. Rows are written batch by batch, so that the memory does not grow. The file is
+    complete or absent: it appears at the end of the stream, in place of that of the evaluation before.
 
     `emrun predict RUN_DIR STREAM -o FILE` uses this hook with a finished run.
 

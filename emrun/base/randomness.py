@@ -81,7 +81,7 @@ def sole_use(what: str) -> Iterator[None]:
         what: what is done: `training`, which cannot lie within another block, or something else.
 
     Raises:
-        UsageError: another thread is in such a block, or this is a training in one.
+        UsageError: another thread is in such a block; or a training begins inside such a block.
     """
     if not _USE.acquire(blocking=False):
         raise UsageError(

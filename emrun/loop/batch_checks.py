@@ -206,7 +206,7 @@ class BatchChecks:
         Raises:
             StreamError: `on_empty_stream` is `error`.
         """
-        cause = "an iterator that was read to its end has none: return a new one in each call"
+        cause = "if its function returns the same iterator in each call, return a new one"
         message = f"stream {stream!r} has no batch for the model; {cause} (see main_loop.on_empty_stream)"
         if self._on_empty_stream == "error":
             raise StreamError(message, first_batch=True)

@@ -1,4 +1,4 @@
-"""The guard that ends a training whose loss is not finite, where the model does not find this before the update."""
+"""Ends a training whose loss is not finite, if the model has not refused the update already, as it does on a CPU."""
 
 from __future__ import annotations
 

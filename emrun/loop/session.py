@@ -63,7 +63,7 @@ class Session:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks.
 
         Raises:
-            UsageError: another thread trains, or this is a training within another one.
+            UsageError: another thread trains; or this training begins inside another one.
         """
         epochs = self.epochs
         with ExitStack() as alone:

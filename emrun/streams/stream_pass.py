@@ -104,8 +104,7 @@ class StreamPass:
                 "object with state_dict and load_state_dict, so that a resume is exact",
                 first_batch=True,
             )
-        counts = has_context or self.ranks.several
-        batches = context.counted(stream) if counts else iter(stream)
+        batches = context.counted(stream) if has_context or self.ranks.several else iter(stream)
         if not self.start and not worker:
             return batches
         batches = itertools.chain(list(itertools.islice(batches, 1)), batches)  # this begins the stream

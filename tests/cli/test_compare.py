@@ -143,7 +143,7 @@ def change_data(project):
 
 @pytest.fixture
 def with_file(project):
-    """The project with data that depend on a file, which is no code."""
+    """The project, whose data depend on a file beside its code."""
     code = (project / "my_code.py").read_text()
     assert DATA_THEN in code
     code = code.replace(DATA_THEN, f"{DATA_THEN} + float(Path('data.txt').read_text())")

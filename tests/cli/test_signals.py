@@ -96,18 +96,18 @@ def test_a_wrong_run_directory_is_reported_before_torch_is_imported(beginning_wi
 
 
 CHILDREN = """
-import multiprocessing, os, signal, subprocess, sys, time
+import multiprocessing, os, signal, subprocess, sys, threading
 from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 from emrun import AbstractHook
 
-FOREVER = [sys.executable, "-c", "print(flush=True); import time; time.sleep(1e6)"]
+FOREVER = [sys.executable, "-c", "print(flush=True); import threading; threading.Event().wait()"]
 
 
 def wait(pipe=None):
     if pipe is not None:
         pipe.send(0)
-    time.sleep(1e6)
+    threading.Event().wait()
 
 
 def started(method):
@@ -128,7 +128,7 @@ def ended(process):
 def forked():
     pid = os.fork()
     if not pid:
-        time.sleep(1e6)
+        threading.Event().wait()
     os.kill(pid, signal.SIGTERM)
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
