@@ -121,7 +121,8 @@ def started(method):
 
 def ended(process):
     process.terminate()
-    process.join()
+    while process.exitcode is None:  # the thread of an executor may have waited for the process, and is to note it yet
+        process.join()
     return -process.exitcode
 
 
