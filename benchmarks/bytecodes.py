@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 import emrun
 from emrun import create_training
-from emrun.loop import agreement
+from emrun.loop.ranks import requests as agreement
 from emrun.ranks import group
 from emrun.training.create import train
 

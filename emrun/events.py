@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
@@ -134,6 +134,11 @@ def owner(call: Any) -> Any:
 def may_change_batches(hook: Any) -> bool:
     """Return whether a hook, or a model, gets the batches in `before_batch` and may change them."""
     return bool(getattr(hook, "changes_batches", True)) and _gets(hook, "before_batch", "batch")
+
+
+def changers_of(hooks: Iterable[Any], model: Any) -> list[str]:
+    """Return the class names of the hooks, and of the model, that may change batches."""
+    return [type(each).__name__ for each in (*hooks, model) if may_change_batches(each)]
 
 
 def runs_on_every_rank(hook: Any) -> bool:

@@ -34,11 +34,10 @@ from collections import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from emrun.base.censor import hidden
-from emrun.base.errors import HookError
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.model import AbstractModel
 from emrun.shown import Shown, Text
@@ -65,6 +64,10 @@ class TrainingTerminated(Exception):
         self.alike = limit if alike is None else alike
         self.limit = limit
         super().__init__(reason)
+
+    def only_here(self) -> None:
+        """Note that a hook of one rank raised this, so that the ranks have to agree."""
+        self.alike = False
 
 
 class TrainingAborted(Exception):
@@ -98,9 +101,10 @@ class UpdateSkipped(Exception):
 
 
 class Loop:
-    """What hooks and models may ask of the main loop they are registered in: an `emrun.MainLoop`, which writes this.
+    """What hooks and models may ask of the main loop they are registered in: an `emrun.MainLoop`.
 
-    A hook reads the attributes and calls the functions; only the loop sets them.
+    A hook reads the attributes and calls the methods; to set an attribute of an `emrun.MainLoop` is an error. This
+    class does nothing itself: it stands for a main loop in tests of hooks, where its attributes can be set.
     """
 
     model: AbstractModel
@@ -130,14 +134,22 @@ class Loop:
     """Number of batches that the model was trained on; the current batch counts from `after_batch` on."""
     updates_done: int = 0
     """Number of updates of the weights. With `accumulate`, an update has several batches; it counts if skipped."""
+    passes_done: int = 0
+    """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
     stream_name: str | None = None
     """The name of the current stream; None between streams."""
     batch_length: int = 0
     """Number of examples in the current batch."""
     epoch_began: float = 0.0
     """When the current epoch began in this process, in seconds of `time.perf_counter`."""
+    epoch_seconds: float = 0.0
+    """Seconds since the current epoch began in this process, evaluations included."""
     epoch_is_resumed: bool = False
     """Whether the current epoch was resumed in its middle: `epoch_seconds` are those since then."""
+    training_seconds: float = 0.0
+    """The seconds in which this process has trained: without start and compilation, evaluations and checkpoints."""
+    is_alone: bool = False
+    """Whether a hook is called now on this rank only, of several."""
     outcome: Any = None
     """How the run ended, in `on_error` and `after_training`: `status` is `finished`, `interrupted` or `failed`, and
     `reason` says why in one line. None before."""
@@ -145,109 +157,72 @@ class Loop:
     """The directory with the batch that made the training fail; None if there is none."""
     rows: Any
     """The rows that the run records, an `emrun.record.record.Record`: sinks are made from them."""
-    on_nan_loss: Policy = "error"
-    """What happens when the loss that is minimised is not finite; see `main_loop.on_nan_loss`."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
+    recorded: Mapping[str, Any] = MappingProxyType({})
+    """What hooks have recorded for the current iteration: name -> a number, or a tensor on its device.
+
+    An iteration that neither `steps.jsonl` nor a hook with `every` records has nothing.
+    """
     shown: dict[str, Shown]
     """What hooks have shown since the epoch began, by name; to be read in `after_epoch_profile`."""
-    run: Any = None
-    streams: Any
-    time: Any
-    _length: Any  # this and what follows are parts of the loop
-    _steps: Any
-    _endings: Any
+    on_nan_loss: Policy = "error"
+    """What happens when the loss that is minimised is not finite; see `main_loop.on_nan_loss`."""
+    extra_streams: Sequence[str] = ()
+    """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
+    stream_sizes: Mapping[str, int] = MappingProxyType({})
+    """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
+    fixed_epoch_size: int | None = None
+    """Number of batches of the train stream in an epoch; None for a whole pass."""
+    reading_ahead: Mapping[str, int] = MappingProxyType({"buffer": 0, "workers": 0})
+    """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
+    horizon: Horizon = Horizon(None)
+    """How many updates the run will make, as far as this is known."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """Return the loop itself: a copy of a model or of a hook belongs to the same loop."""
         return self
 
-    @property
-    def extra_streams(self) -> list[str]:
-        """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
-        return list(self.streams.extra)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether a hook is called now on this rank only, of several."""
-        return self._endings.is_alone  # type: ignore[no-any-return]
-
-    @property
-    def fixed_epoch_size(self) -> int | None:
-        """Number of batches of the train stream in an epoch; None for a whole pass."""
-        return self.streams.fixed_epoch_size  # type: ignore[no-any-return]
-
-    @property
-    def reading_ahead(self) -> Mapping[str, int]:
-        """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
-        return {"buffer": self.streams.reading.buffer or 0, "workers": self.streams.reading.workers}
-
-    @property
-    def stream_sizes(self) -> Mapping[str, int]:
-        """Stream -> how many batches of it an epoch has at most, for streams that the config limits."""
-        return self.streams.sizes  # type: ignore[no-any-return]
-
-    @property
-    def training_seconds(self) -> float:
-        """The seconds in which this process has trained: without start and compilation, evaluations and checkpoints."""
-        return self.time.seconds  # type: ignore[no-any-return]
-
-    @property
-    def epoch_seconds(self) -> float:
-        """Seconds since the current epoch began in this process, evaluations included."""
-        return perf_counter() - self.epoch_began
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        """What hooks end the training at, see `AbstractHook.limits`; the smallest one of each unit."""
-        return self._length.limits  # type: ignore[no-any-return]
-
-    @property
-    def horizon(self) -> Horizon:
-        """How many updates the run will make, as far as this is known."""
-        return self._length.horizon  # type: ignore[no-any-return]
-
-    @property
-    def passes_done(self) -> int:
-        """Number of complete passes of the train stream; these are epochs, unless there is a `fixed_epoch_size`."""
-        return self._length.passes_done  # type: ignore[no-any-return]
-
-    @property
-    def metrics(self) -> Sequence[Mapping[str, Any]]:
-        """The lines of `metrics.jsonl` so far, one for each epoch; empty without a run directory."""
-        return self.rows.epochs  # type: ignore[no-any-return]
-
-    @property
-    def recorded(self) -> Mapping[str, Any]:
-        """What hooks have recorded for the current iteration: name -> a number, or a tensor on its device.
-
-        An iteration that neither `steps.jsonl` nor a hook with `every` records has nothing.
-        """
-        return {**self.rows.intervals.recorded, **self._steps.given}
-
-    listens: Callable[[str], bool]
-    """Returns whether any hook or the model listens to an event."""
     notify: Callable[..., None]
     """Calls an event of all hooks that listen to it, then of the model: `notify("before_update", model=..., ...)`.
 
     A model calls this for `before_update` and `after_update`. It raises `TrainingTerminated` if at least one hook ended
     the training, and `UpdateSkipped` if at least one hook skips the update; all hooks have got the event then.
     """
-    check_outputs: Callable[[Mapping[str, Any]], None]
-    """Checks the outputs for the first batch of a stream; a model calls this before its first update. It raises a
-    `StreamError` if an output has the name of a source, or a hook reads a variable that is neither of the two."""
-    wait_for_checkpoints: Callable[[], None]
-    """Waits until the checkpoints requested before this event are on disk, for a hook that reads or copies them. It
-    raises a `StorageError` if one that was requested with `on_failure="error"` could not be saved."""
-    evaluation_pass: Callable[[str], Iterator[Batch]]
-    """Yields the batches of a pass of a stream, which the model does not run on.
 
-    They are those of an evaluation of the stream, the same ones each time, after the `before_batch` of the hooks; of
-    the train stream, at most `fixed_epoch_size`. The stream function must return a new iterator for each call. The
-    training does not change: its position in the stream stays, and the random states are restored at the end. Until
-    then, random numbers are those of an evaluation. A signal ends the run in between, by a `TrainingTerminated`.
-    """
+    def listens(self, event: str) -> bool:
+        """Return whether any hook or the model listens to an event."""
+        return False
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the outputs for the first batch of a stream; a model calls this before its first update.
+
+        Raises:
+            StreamError: an output has the name of a source, or a hook reads a variable that is neither of the two.
+        """
+
+    def wait_for_checkpoints(self) -> None:
+        """Wait until the checkpoints requested before this event are on disk, for a hook that reads or copies them.
+
+        Raises:
+            StorageError: one that was requested with `on_failure="error"` could not be saved.
+        """
+
+    def evaluation_pass(self, name: str) -> Iterator[Batch]:
+        """Yield the batches of a pass of a stream, which the model does not run on.
+
+        They are those of an evaluation of the stream, the same ones each time, after the `before_batch` of the hooks;
+        of the train stream, at most `fixed_epoch_size`. The stream function must return a new iterator for each call.
+        The training does not change: its position in the stream stays, and the random states are restored at the end.
+        Until then, random numbers are those of an evaluation. A signal ends the run in between, by a
+        `TrainingTerminated`.
+        """
+        return iter(())
 
     def record(self, name: str, value: Any) -> None:
-        """Add a value of the current iteration, such as the norm of the gradients, to the step record `steps.jsonl`.
+        """Add a value of the current iteration, such as the norm of the gradients, to the step log `steps.jsonl`.
 
         To be called in `before_batch`, `before_update`, `after_update` or `after_batch`. The last value counts. The
         value is ignored in batches that are evaluated, in `emrun eval`, without a run directory, and in iterations that
@@ -261,14 +236,6 @@ class Loop:
             HookError: this is called outside of the batches of a stream, the value is not a number, or the loop itself
                 records something under the name.
         """
-        if self.training and self.stream_name is not None:
-            self._steps.add(name, value)
-            self.rows.intervals.note(name, value)
-        elif self.stream_name is None and not self.evaluating:
-            raise HookError(
-                f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
-                "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
-            )
 
     def show(self, name: str, value: Shown) -> None:
         """Show a picture, a text or a histogram in the trackers that the config lists, e.g. `WriteTensorBoard`.
@@ -306,7 +273,6 @@ class Loop:
         Raises:
             HookError: the loop has no run directory.
         """
-        self._endings.ask(name, on_failure, instead_of)
 
 
 class _NotesNames:

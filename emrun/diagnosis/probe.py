@@ -34,8 +34,8 @@ from emrun.diagnosis.recorded_trainings import TEMPORARY, Job, Point
 from emrun.diagnosis.rehearsal import is_tracker
 from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.hook_keys import short_key
 from emrun.loop.main_loop import MainLoop
-from emrun.loop.rank_states import short_key
 from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.ranks.pieces import rows_of
 from emrun.record.rows import Reader
@@ -118,7 +118,8 @@ def _run(job: Job, record: _Record) -> None:
         record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
     probe = Probe(record, job)
-    probe.limits, loop._length.ends = loop.limits, False  # the schedules are those of the config
+    probe.limits = loop.limits  # the schedules are those of the config
+    loop.parts.length.never_end()
     hooks = [
         each
         for each in loop.hooks
@@ -170,7 +171,7 @@ class Probe(AbstractHook):
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
         if self._looks:
-            newest = self.main_loop.epochs.saving.newest
+            newest = self.main_loop.progress.newest_checkpoint
             place = self._job.directory / CHECKPOINTS / (newest[0] if newest is not None else "latest")
             self._record("restored", wrong=_not_restored(self.main_loop.model, place))
             self._looks = False
@@ -218,7 +219,7 @@ class Probe(AbstractHook):
                 loop.wait_for_checkpoints()  # so that a killed run always resumes from the same checkpoint
                 ranks().all_gathered(None)  # on which each rank waits for rank 0
                 os.kill(os.getpid(), job.by)
-                loop.epochs.endings.agree()  # several ranks would agree some iterations later
+                loop.parts.requests.exchange()  # several ranks would agree some iterations later
         if not loop.training:
             return
         if job.longest is not None and loop.training_epochs_done == 0 and done > job.longest:

@@ -13,7 +13,6 @@ from emrun.config.plan import Plan
 from emrun.dataset import asks_model
 from emrun.events import listener, runs_on_every_rank
 from emrun.hook import EVENTS, AbstractHook, TrainingTerminated
-from emrun.loop.endings import switched_on
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import Outcome
 from emrun.storage.run import CHECKPOINTS, Run
@@ -56,7 +55,6 @@ def rehearse(plan: Plan, place: Path, dataset: Any, lengths: Mapping[str, int], 
 
 def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bool) -> Outcome:
     """Train for one shortened epoch, or for one update, with all hooks except trackers."""
-    loop.report = False
     loop.streams.shorten(lengths)
     loop.change_hooks([*(each for each in loop.hooks if not is_tracker(each)), _End(after_epoch)])
     hooks_log = logging.getLogger("emrun.hooks")
@@ -73,7 +71,7 @@ def _call_alone(loop: MainLoop) -> None:
     for hook in loop.hooks:
         for event in () if runs_on_every_rank(hook) else EVENTS:
             if (call := listener(hook, event)) is not None:
-                setattr(hook, event, switched_on(loop._endings, "is_alone")(call))
+                setattr(hook, event, loop.parts.requests.alone()(call))
 
 
 def is_tracker(hook: AbstractHook) -> bool:

@@ -163,12 +163,12 @@ class _Attempt:
         step = self._capsule.step
         hooks = self._hooks()
         policy = (self._plan.get("main_loop", {}) or {}).get("on_nan_loss", "error")
-        loop = MainLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore", on_nan_loss=policy)
+        loop = _ReplayLoop(self._model, None, hooks, seed=self._seed, on_unused_sources="ignore", on_nan_loss=policy)
         loop.start_from(step.epoch, step.iteration, evaluating=step.evaluating)
-        skipped: list[UpdateSkipped] = []
         if self._is_skip:
-            count, whole = (length_of(next(iter(each.values()), ())) for each in (batch, self._capsule.batch))
-            loop.notify = partial(_noting, skipped, count / whole if whole > 0 else 1.0, loop.notify)
+            count = length_of(next(iter(batch.values()), ()))
+            whole = length_of(next(iter(self._capsule.batch.values()), ()))
+            loop.note_skipped(count / whole if whole > 0 else 1.0)
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
@@ -186,7 +186,7 @@ class _Attempt:
             set_random_state(self._random)
             yield dict(batch)
             if step.train:
-                loop.epochs.finish_update()  # of a window that the batch does not end
+                loop.batches.finish_update()  # of a window that the batch does not end
             raise _WentThroughError  # whatever follows is not part of the step
 
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)
@@ -194,6 +194,7 @@ class _Attempt:
             with loop:
                 loop.epoch(*(([stream], []) if step.train else ([], [stream])))
         except _WentThroughError:
+            skipped = loop.skipped
             return next((each for each in skipped if self.is_same(each, exactly=True)), next(iter(skipped), None))
         except KeyboardInterrupt:
             raise
@@ -236,23 +237,34 @@ class _Attempt:
         return "\n".join([*texts, *([str(error)] if found else [])]).strip() or "no gradient is NaN"
 
 
-def _noting(
-    skipped: list[UpdateSkipped], share: float, notify: Callable[..., None], event: str, **arguments: Any
-) -> None:
-    """Call an event, and add the `UpdateSkipped` of a hook to the list.
+class _ReplayLoop(MainLoop):
+    """A main loop that notes the updates that hooks skip."""
 
-    Gradients are scaled by the share of the examples in the batch: those of few examples are larger than their mean.
-    """
-    if event == "before_update" and share != 1:
-        for group in arguments["optimizer"].param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(share)
-    try:
-        notify(event, **arguments)
-    except UpdateSkipped as error:
-        skipped.append(error)
-        raise
+    skipped: Sequence[UpdateSkipped] = ()
+
+    def note_skipped(self, share: float) -> None:
+        """Note the updates that hooks skip from now on.
+
+        Args:
+            share: the share of the examples in the batch. Gradients are scaled by it: those of few examples are larger
+                than their mean.
+        """
+        skipped: list[UpdateSkipped] = []
+        notify = self.notify
+
+        def noting(event: str, **arguments: Any) -> None:
+            if event == "before_update" and share != 1:
+                for group in arguments["optimizer"].param_groups:
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            parameter.grad.mul_(share)
+            try:
+                notify(event, **arguments)
+            except UpdateSkipped as error:
+                skipped.append(error)
+                raise
+
+        self._set(notify=noting, skipped=skipped)
 
 
 class _WentThroughError(Exception):

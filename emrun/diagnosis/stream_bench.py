@@ -336,8 +336,9 @@ def _changed(config: Config, model: AbstractModel, dataset: Any, batch: Batch, s
     loop = MainLoop(model, dataset, changers, train_stream_name=stream)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
-    loop.training, changed = True, dict(batch)
-    loop.notify("before_batch", stream_name=stream, batch=changed)
+    changed = dict(batch)
+    with loop.progress.streams_of(train=True):
+        loop.notify("before_batch", stream_name=stream, batch=changed)
     return changed
 
 

@@ -29,12 +29,12 @@ from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
 from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
+from emrun.diagnosis.switching import switched_on
 from emrun.diagnosis.values import sorted_sources
 from emrun.epoch_data import read_by
 from emrun.events import listener, may_change_batches, may_read_anything
 from emrun.hook import AbstractHook, TrainingTerminated
 from emrun.loop.determinism import DeterministicKernels
-from emrun.loop.endings import switched_on
 from emrun.loop.main_loop import MainLoop
 from emrun.loop.outcome import warn_of_no_end
 from emrun.model import AbstractModel
@@ -172,20 +172,35 @@ def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = Non
     """Begin to train a model in a second main loop, with the arguments of the first and at most one hook."""
     hook = hook or AbstractHook()
     hook.limits = known.limits  # it stands for the hooks, for the schedule
-    loop = MainLoop(
+    loop = _SecondLoop(
         model,
         known.dataset,
         [hook],
         train_stream_name=known.train_stream_name,
         fixed_epoch_size=known.fixed_epoch_size,
         overfit=known.streams.overfit,
-        fixed_batch_size=known.epochs.events.checks.fixed_batch_size,
+        fixed_batch_size=known.parts.checks.fixed_batch_size,
         run=known.run,
     )
-    loop.check_outputs = known.check_outputs
+    loop.check_as(known)
     loop.notify("before_training")
     loop.notify("before_epoch", epoch_id=1)
     return loop
+
+
+class _SecondLoop(MainLoop):
+    """A main loop of which the hooks of another one check the outputs."""
+
+    _known: MainLoop | None = None
+
+    def check_as(self, known: MainLoop) -> None:
+        """Check outputs as another loop does."""
+        self._known = known
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the outputs for the first batch of a stream."""
+        if self._known is not None:
+            self._known.check_outputs(outputs)
 
 
 class Tryout:
@@ -281,7 +296,7 @@ class Tryout:
         """
         usable = self.lengths[name] = 0
         changed_by = ", ".join(type(each).__name__ for each in self._changers)
-        check = self._loop.epochs.events.checks.begin(name, changed_by)
+        check = self._loop.parts.checks.begin(name, changed_by)
         with closing(self._batches(name)) as batches:
             for batch, seconds in itertools.islice(batches, _MOST_BATCHES):
                 self.lengths[name] += 1
@@ -295,7 +310,7 @@ class Tryout:
                 if usable == _BATCHES:
                     return
             if is_run and not usable and next(batches, None) is None:
-                self._loop.epochs.events.checks.report_empty_stream(name)
+                self._loop.parts.checks.report_empty_stream(name)
 
     def _look_at_sample(self, name: str) -> None:
         """Add a note if only the first batches of a stream are evaluated, and these are sorted."""
@@ -315,10 +330,10 @@ class Tryout:
         if not self._changers:
             return batch
         changed = dict(batch)
-        with switched_on(self._loop, "training", name == self._loop.train_stream_name):
+        with self._loop.progress.streams_of(train=name == self._loop.train_stream_name):
             for each in self._changers:
                 call_event(each, "before_batch", stream_name=name, batch=changed)
-        return changed if self._loop.epochs.events.checks.check_changed(changed) else {}
+        return changed if self._loop.parts.checks.check_changed(changed) else {}
 
     def _batches(self, name: str) -> Generator[tuple[Batch, float], None, None]:
         """Yield the batches of a stream, each with the seconds that reading it took."""

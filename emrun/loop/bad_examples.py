@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from emrun.base.types import Policy
 from emrun.base.wording import counted
-from emrun.hook import Loop
-from emrun.loop.batch_calls import Calls
-from emrun.loop.state import TrainingState
+from emrun.loop.progress import Progress
 from emrun.ranks.group import Ranks
 from emrun.record.record import Record
 from emrun.streams.stream import StreamWrapper, check_left_out
@@ -22,35 +20,29 @@ class BadExamples:
     """Tells of the examples that all ranks have left out in an epoch of a stream.
 
     Args:
-        loop: counts.
-        state: knows whether an epoch has begun.
+        progress: where the training is.
         record: gets their names.
         ranks: the ranks; rank 0 logs and records.
         policy: `main_loop.on_bad_example`.
     """
 
-    loop: Loop
-    state: TrainingState
+    progress: Progress
     record: Record
     ranks: Ranks
     policy: Policy
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Tell at the end of the stream."""
-        if self.policy != "error":
-            calls.end.append(lambda: self._tell(stream))
-
-    def _tell(self, stream: StreamWrapper) -> None:
-        own = stream.left_out, stream.rows
-        found: dict[str, str] = {}
-        for left_out, rows in self.ranks.all_gathered(own) if self.ranks.several else [own]:
-            found |= left_out
-            check_left_out(stream.name, found, rows)
-        if not found or not stream.epoch_ended:
+    def end_stream(self, stream: StreamWrapper) -> None:
+        """Tell of the examples that a stream has left out; all ranks call this at the end of each stream."""
+        if self.policy == "error":
             return
-        if self.ranks.is_first:
-            epoch = self.loop.training_epochs_done + self.state.is_in_epoch
-            self.record.add_left_out(epoch, self.loop.iterations_done, stream.name, found)
-            level = logging.WARNING if self.policy == "warn" else logging.INFO
-            names = {"names": [f"{name}: {why}" for name, why in found.items()]}
-            _LOG.log(level, "stream %r: left out %s", stream.name, counted(len(found), "bad example"), extra=names)
+        left_out: dict[str, str] = {}
+        for of_rank, rows in self.ranks.all_gathered((stream.left_out, stream.rows)):
+            left_out |= of_rank
+            check_left_out(stream.name, left_out, rows)
+        if not left_out or not stream.epoch_ended or not self.ranks.is_first:
+            return
+        epoch = self.progress.epochs_done + self.progress.is_in_epoch
+        self.record.add_left_out(epoch, self.progress.iterations_done, stream.name, left_out)
+        level = logging.WARNING if self.policy == "warn" else logging.INFO
+        names = {"names": [f"{name}: {why}" for name, why in left_out.items()]}
+        _LOG.log(level, "stream %r: left out %s", stream.name, counted(len(left_out), "bad example"), extra=names)

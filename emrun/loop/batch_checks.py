@@ -18,7 +18,9 @@ from emrun.base.types import Batch, Policy
 from emrun.base.wording import did_you_mean, listed
 from emrun.epoch_data import LEARNING_RATE, declared, read_by
 from emrun.events import may_read_anything
-from emrun.hook import Loop
+from emrun.hook import AbstractHook
+from emrun.loop.progress import Progress
+from emrun.model import AbstractModel
 from emrun.ranks.shares import total_in
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +31,9 @@ class BatchChecks:
     """Checks batches against the inputs of the model and the variables that hooks read.
 
     Args:
-        loop: every batch must have the inputs of its model, and the variables that its hooks read.
+        model: every batch must have its inputs.
+        hooks: every batch must have the variables that they read.
+        progress: gets the length of each batch.
         on_empty_batch: what to do about a batch without sources or of length 0.
         on_empty_stream: what to do about a stream without any batch for the model.
         on_unused_sources: what to do about sources that neither the model nor a hook reads; a warning is logged once
@@ -39,7 +43,9 @@ class BatchChecks:
 
     def __init__(
         self,
-        loop: Loop,
+        model: AbstractModel,
+        hooks: list[AbstractHook],
+        progress: Progress,
         *,
         on_empty_batch: Policy = "error",
         on_empty_stream: Policy = "error",
@@ -53,7 +59,9 @@ class BatchChecks:
             check_count("fixed_batch_size", fixed_batch_size, minimum=1)
         self.check_changed: Callable[[Batch], int] = len
         """Checks a batch for the second time, after hooks may have changed it."""
-        self._loop = loop
+        self._model = model
+        self._hooks = hooks
+        self._progress = progress
         self._on_empty_batch = on_empty_batch
         self._on_empty_stream = on_empty_stream
         self._on_unused_sources = on_unused_sources
@@ -79,7 +87,8 @@ class BatchChecks:
         """
         self._stream = stream
         self._changed_by = ""
-        fixed_batch_size, loop = self.fixed_batch_size, self._loop
+        fixed_batch_size = self.fixed_batch_size
+        progress = self._progress
         known: Any = None
         index = -1
         looks_at_sources = not changed_by
@@ -93,7 +102,7 @@ class BatchChecks:
                     (length,) = set(map(len, values))
                     if length:
                         index += 1
-                        loop.batch_length = length
+                        progress.batch_length = length
                         return length
             except (AttributeError, TypeError, ValueError):
                 pass
@@ -130,14 +139,17 @@ class BatchChecks:
             if fixed_batch_size is not None and not self._changed_by and total_in(batch) != fixed_batch_size:
                 _LOG.debug("stream %r: dropped a batch of %d examples: %s", stream, length, ", ".join(batch))
                 return 0
-            loop.batch_length = length
+            progress.batch_length = length
             return length
 
         def check_changed(batch: Batch) -> int:
             nonlocal index, looks_at_sources
-            index, looks_at_sources, self._changed_by = index - 1, True, changed_by
+            index -= 1
+            looks_at_sources = True
+            self._changed_by = changed_by
             length = check(batch)
-            looks_at_sources, self._changed_by = False, ""
+            looks_at_sources = False
+            self._changed_by = ""
             return length
 
         def name_batch(error: BaseException, *_: object) -> None:
@@ -165,12 +177,10 @@ class BatchChecks:
             message = f"{listed(overlap)}: a source and an output have the same name; rename one (model.outputs)"
             raise self._error(0, message)
         variables = [*self._sources, *outputs]
-        for hook in self._loop.hooks:
+        for hook in self._hooks:
             for name in read_by(hook) or ():
                 if name not in variables:
-                    adding = [
-                        type(each).__name__ for each in self._loop.hooks if name in (declared(each, "adds") or ())
-                    ]
+                    adding = [type(each).__name__ for each in self._hooks if name in (declared(each, "adds") or ())]
                     why = f"; move the hook after {adding[0]}, which adds it" if adding else ""
                     message = (
                         f"hook {type(hook).__name__} reads {name!r}, which is neither a source nor an output"
@@ -180,13 +190,13 @@ class BatchChecks:
             variables += declared(hook, "adds") or ()
         self._checked.add(self._stream)
 
-    def check_step_values(self, *_: object) -> None:
+    def check_step_values(self) -> None:
         """Check what the model says about its first training step.
 
         Raises:
             StreamError: this is not a mapping, or its learning rates are not a list of numbers.
         """
-        values: Any = self._loop.model.step_values()
+        values: Any = self._model.step_values()
         if not isinstance(values, Mapping):
             message = f"model.step_values must return a mapping name -> value, not {type(values).__name__}"
             raise self._error(0, message)
@@ -215,26 +225,26 @@ class BatchChecks:
 
     def _check_sources(self, batch: Batch, index: int) -> None:
         names = list(batch)
-        missing = [name for name in self._loop.model.input_names if name not in batch]
+        missing = [name for name in self._model.input_names if name not in batch]
         if missing:
             parts: dict[str, list[str]] = {}
             for name in missing:
-                parts.setdefault(self._loop.model.part_with(name), []).append(name)
+                parts.setdefault(self._model.part_with(name), []).append(name)
             needs = " and ".join(f"{part} needs {listed(own)}" for part, own in parts.items())
             is_calculated = all(part.startswith(("model.loss", "model.metrics")) for part in parts)
-            known = [*names, *self._loop.model.output_names] if is_calculated else names
+            known = [*names, *self._model.output_names] if is_calculated else names
             hints = "".join(did_you_mean(name, known) for name in missing)
             message = f"{needs}, which the batch does not have{hints} (it has {listed(names)})"
             if not hints and is_calculated:
                 message += "; for a stream without labels there is `emrun predict`, not an evaluation"
             raise self._error(index, message)
         used = {
-            *self._loop.model.input_names,
-            *self._loop.model.optional_input_names,
+            *self._model.input_names,
+            *self._model.optional_input_names,
             *((ID, POSITION) if ID in batch else ()),
         }
-        used.update(name for hook in self._loop.hooks for name in read_by(hook) or ())
-        if any(map(may_read_anything, (*self._loop.hooks, self._loop.model))):
+        used.update(name for hook in self._hooks for name in read_by(hook) or ())
+        if any(map(may_read_anything, [*self._hooks, self._model])):
             return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":

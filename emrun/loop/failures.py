@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
-from emrun.base.errors import RankFailed, reason_of
+from emrun.base.errors import RankFailed
 from emrun.base.types import Batch
-from emrun.hook import Loop, UpdateSkipped
-from emrun.loop.batch_calls import Calls, Handled
-from emrun.loop.dispatch import Events
-from emrun.loop.saving import Saving
+from emrun.hook import AbstractHook, UpdateSkipped
+from emrun.loop.at_work import StepAtWork
+from emrun.loop.progress import Progress
+from emrun.model import AbstractModel
 from emrun.storage.capsules import Step, keep_failure
-from emrun.storage.run import Run
-from emrun.storage.step_randomness import StepRandomness
-from emrun.streams.stream import StreamWrapper
+from emrun.streams.stream import StreamPosition, StreamWrapper
 
-_LOG = logging.getLogger(__name__)
+
+class Window(NamedTuple):
+    """The last batch of a window that is open."""
+
+    batch: Batch
+    position: StreamPosition  # in the stream, after this batch
 
 
 @dataclass(eq=False)
@@ -24,30 +30,43 @@ class Failures:
     """Writes a capsule of the step that made the training fail, or that a hook keeps, if there is a run directory.
 
     Args:
-        run: the run; None without a run directory.
-        loop: has the model, whose weights are saved, and counts; gets the place of the capsule.
-        events: knows which hook failed, and with which batch.
-        saving: knows the newest checkpoint.
-        randomness: the random states before the step; None without a run.
+        directory: the run directory; None for none.
+        model: its weights are saved.
+        hooks: the hooks.
+        progress: where the training is.
+        at_work: knows which hook failed, with which batch, and the random states before the step.
     """
 
-    run: Run | None
-    loop: Loop
-    events: Events
-    saving: Saving
-    randomness: StepRandomness | None
-    _trained: tuple[StreamWrapper, Handled] | None = field(default=None, init=False)
+    directory: Path | None
+    model: AbstractModel
+    hooks: list[AbstractHook]
+    progress: Progress
+    at_work: StepAtWork
+    capsule: Path | None = field(default=None, init=False)
+    """The directory with the batch that made the training fail; None if there is none."""
+    _trained: StreamWrapper | None = field(default=None, init=False)  # the stream that the model is trained on
+    _closing: Window | None = field(default=None, init=False)  # the window whose update is made, after its last batch
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Save the random states before each step of a stream, and the step that fails."""
-        randomness = self.randomness
-        if randomness is not None:
-            calls.before.append(randomness.take_all)
-            calls.first.append(lambda outputs: randomness.watch(of_whole_steps=not self.events.changes.by))
-            calls.handled.failed.append(
-                lambda error, batch: self._keep(error, batch, stream, calls.handled, train=train)
-            )
-            self._trained = (stream, calls.handled) if train else self._trained
+    def begin_stream(self, stream: StreamWrapper, *, train: bool) -> Callable[[Batch], None] | None:
+        """Return what to call before the first step of a stream; None without a run directory."""
+        if train:
+            self._trained = stream
+        return None if self.at_work.randomness is None else self.at_work.randomness.take_all
+
+    def end_first_step(self, *, hooks_change_batches: bool) -> Callable[[Batch], None] | None:
+        """Return what to call before each later step of a stream; None for nothing."""
+        if self.at_work.randomness is None:
+            return None
+        return self.at_work.randomness.watch(of_whole_steps=not hooks_change_batches)
+
+    @contextmanager
+    def closing(self, window: Window | None) -> Iterator[None]:
+        """A block that makes the update of a window after its last batch."""
+        self._closing = window
+        try:
+            yield
+        finally:
+            self._closing = None
 
     def keep_skipped(self, error: UpdateSkipped) -> None:
         """Keep the current step, whose update a hook skips and wants to replay; none if a model runs without the loop.
@@ -55,65 +74,62 @@ class Failures:
         Args:
             error: the reason, and the state of the hook.
         """
-        if self._trained is None or not self.loop.training:
+        stream = self._trained
+        if stream is None or not self.progress.training:
             return
-        stream, handled = self._trained
-        batch = handled.last[0] if handled.is_closing and handled.last is not None else stream.last_batch
-        if (
-            not handled.is_closing
-            and self.events.changes.last is not None
-            and self.events.changes.last[0] == stream.name
-        ):
-            batch = self.events.changes.last[1]
+        batch = stream.last_batch
+        changed = self.at_work.changed(stream.name)
+        if self._closing is not None:
+            batch = self._closing.batch
+        elif changed is not None:
+            batch = changed
         if batch is not None:
-            self._keep(error, batch, stream, handled, train=True)
+            self._keep(error, batch, stream, train=True)
 
-    def _keep(
-        self, error: BaseException, batch: Batch, stream: StreamWrapper, handled: Handled, *, train: bool
-    ) -> None:
-        """Write a capsule of a batch, unless the error does not come from a step.
+    def keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, *, train: bool) -> None:
+        """Keep the step that has failed, unless the error does not come from a step."""
+        self.capsule = self._keep(error, batch, stream, train=train)
+
+    def _keep(self, error: BaseException, batch: Batch, stream: StreamWrapper, *, train: bool) -> Path | None:
+        """Write a capsule of a batch; return its directory.
 
         Args:
             error: the error; an `UpdateSkipped` if the training continues.
             batch: the batch.
             stream: the stream.
-            handled: whether only the update of a window is made, and where its last batch is.
             train: whether the model was trained on the batch.
         """
-        is_failure = not isinstance(error, UpdateSkipped)
-        if self.run is None or self.randomness is None or isinstance(error, RankFailed):
-            return
-        position = handled.last[1] if handled.is_closing and handled.last is not None else stream.position
-        is_counted = handled.is_closing and is_failure  # only its update has failed
-        event, hook = self.events.failed_call()
-        if event == "before_batch" and self.events.changes.offered is not None:
-            batch = self.events.changes.offered
+        at_work = self.at_work
+        if self.directory is None or at_work.randomness is None or isinstance(error, RankFailed):
+            return None
+        event = at_work.failed_event
+        if event == "before_batch" and at_work.offered is not None:
+            batch = at_work.offered
+
+        # after the batch, and after a window of which only the update has failed, the batch is counted already
+        only_update_failed = self._closing is not None and not isinstance(error, UpdateSkipped)
+        is_counted = train and (event == "after_batch" or only_update_failed)
+        position = stream.position if self._closing is None else self._closing.position
+        hook = next((each for each in self.hooks if each is at_work.failed), None)
         step = Step(
             stream=stream.name,
             train=train,
-            evaluating=self.loop.evaluating,
-            epoch=self.loop.training_epochs_done,
-            iteration=self.loop.iterations_done - (train and (event == "after_batch" or is_counted)),
+            evaluating=self.progress.evaluating,
+            epoch=self.progress.epochs_done,
+            iteration=self.progress.iterations_done - is_counted,
             pass_number=position.pass_number,
             batch=position.batch - 1,
             event=event,
-            hook=self.loop.hooks.index(hook) if hook is not None else None,
+            hook=self.hooks.index(hook) if hook is not None else None,
             hook_class=type(hook).__qualname__ if hook is not None else None,
         )
-        if is_failure:
-            try:
-                self.saving.wait()
-            except Exception as saving_error:  # the training must end with the failure of the step
-                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
-        place = keep_failure(
-            self.run.directory,
+        return keep_failure(
+            self.directory,
             error,
             step,
             batch,
-            self.loop.model,
-            randomness=self.randomness,
+            self.model,
+            randomness=at_work.randomness,
             hook=hook,
-            checkpoint=self.saving.newest,
+            checkpoint=self.progress.newest_checkpoint,
         )
-        if is_failure:
-            self.loop.capsule = place

@@ -10,13 +10,12 @@ from typing import Any
 
 from emrun.base.errors import StorageError
 from emrun.base.wording import listed
-from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
 from emrun.storage.code.files import Key, note_batch
 from emrun.storage.run import Run
 from emrun.streams.bookmark import digests_of
 from emrun.streams.reuse import copied
-from emrun.streams.stream import StreamPosition, StreamWrapper
+from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,20 +31,15 @@ class FirstDigests:
         self._code = None if run is None else run.code
         self._seen: set[tuple[str, int]] = set()
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Look at the first batch of a stream."""
-        if self._code is not None:
-            calls.before.append(lambda batch: self.note(stream.name, stream.position, batch))
-
-    def note(self, stream: str, position: StreamPosition, batch: Any) -> None:
+    def note(self, stream: StreamWrapper, batch: Any) -> None:
         """Look at a batch if it is the first of its stream.
 
         Args:
-            stream: the name of the stream.
-            position: the position after the batch.
+            stream: the stream, whose position is behind the batch.
             batch: the batch, before hooks can change it.
         """
-        key = stream, position.pass_number
+        position = stream.position
+        key = stream.name, position.pass_number
         if self._code is None or key in self._seen or position.pass_number > 1 or position.batch != 1:
             return
         self._seen.add(key)

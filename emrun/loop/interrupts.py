@@ -71,7 +71,8 @@ class Interrupts:
 
     def install(self) -> None:
         """Install the handlers; outside the main thread, where Python does not allow handlers, only log a line."""
-        self.ending, self._count = None, 0
+        self.ending = None
+        self._count = 0
         self.wants_checkpoint = False
         if not is_main_thread():
             _LOG.info("not in the main thread: this training does not handle SIGINT, SIGTERM, SIGHUP and SIGUSR1")
@@ -83,6 +84,15 @@ class Interrupts:
         """Restore the previous handlers."""
         self._installed.close()
 
+    def take(self, ending: Ending | None, *, wants_checkpoint: bool) -> None:
+        """Take what the signals of all ranks ask for."""
+        self.ending = ending
+        self.wants_checkpoint |= wants_checkpoint
+
+    def forget_checkpoint(self) -> None:
+        """Forget that a signal has asked for a checkpoint."""
+        self.wants_checkpoint = False
+
     def _end(self, number: int, frame: FrameType | None) -> None:
         if number == _HANGUP:
             leave_closed_terminal()
@@ -90,7 +100,8 @@ class Interrupts:
         is_again = before is not None and number == before.signal and monotonic() - self._since < self._patience
         if before is not None and (number == _HANGUP or is_again):
             return
-        self._count, self._since = self._count + 1, monotonic()
+        self._count += 1
+        self._since = monotonic()
         if self._count > self._most or (self._count == self._most and not self._patience):
             for each in _ENDING:
                 signal.signal(each, signal.SIG_DFL)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emrun.base.finite import as_number, kind_of, not_finite
-from emrun.base.types import EpochData
-from emrun.hook import Loop, TrainingAborted
-from emrun.loop.batch_calls import Calls
-from emrun.loop.steps import StepRecord
+from emrun.base.types import EpochData, Policy
+from emrun.hook import TrainingAborted
+from emrun.loop.progress import Progress
+from emrun.loop.step_log import StepLog
+from emrun.model import AbstractModel
 from emrun.ranks.parts import loss_weights, weighs_nothing
-from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,14 +26,18 @@ class LossWatch:
     epoch is checked too; it is only warned of, because it may have examples that are not minimised.
 
     Args:
-        loop: has the model, whose `step_values` has the loss that was minimised last.
+        model: its `step_values` has the loss that was minimised last.
+        progress: where the training is.
         steps: records the losses.
+        on_nan_loss: `main_loop.on_nan_loss`.
     """
 
-    def __init__(self, loop: Loop, steps: StepRecord) -> None:
+    def __init__(self, model: AbstractModel, progress: Progress, steps: StepLog, on_nan_loss: Policy) -> None:
         self._outputs: Mapping[str, Any] = {}  # of the last training batch, if its examples have weights
-        self._loop = loop
+        self._model = model
+        self._progress = progress
         self._steps = steps
+        self._on_nan_loss = on_nan_loss
         self._looked_at = 0  # the last iteration that was checked
         self._skipped = 0  # how many updates of the run were skipped until then
         self._first: tuple[str, int] | None = None  # the first loss that was not finite: its kind, its epoch
@@ -43,22 +47,15 @@ class LossWatch:
     @property
     def warning(self) -> str | None:
         """The warning for the end of the training; None if the loss was always finite."""
-        if self._first is None or self._loop.on_nan_loss == "ignore":
+        if self._first is None or self._on_nan_loss == "ignore":
             return None
         kind, epoch = self._first
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
         return f"the loss was {kind} {when}"
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Check the last loss of a stream on which the model is trained, at its end."""
-
-        def look_for_weights(outputs: Mapping[str, Any]) -> None:
-            if loss_weights(outputs) is not None:
-                calls.after.append(self._note)
-
-        if train:
-            calls.first.append(look_for_weights)
-            calls.end.append(self.look)
+    def end_first_batch(self, outputs: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None] | None:
+        """Return what to call with the outputs of this and each later training batch; None for nothing."""
+        return None if loss_weights(outputs) is None else self._note
 
     def _note(self, outputs: Mapping[str, Any]) -> None:
         self._outputs = outputs
@@ -69,39 +66,39 @@ class LossWatch:
         Raises:
             TrainingAborted: one is not finite, and an update was made with it.
         """
-        loop = self._loop
+        progress = self._progress
         before = self._looked_at
         weighted = self._outputs
         self._outputs = {}
-        skipped = loop.model.skipped_updates - self._skipped
-        self._looked_at = loop.iterations_done
-        self._skipped = loop.model.skipped_updates
-        if loop.iterations_done == before or weighs_nothing(weighted):
+        skipped = self._model.skipped_updates - self._skipped
+        self._looked_at = progress.iterations_done
+        self._skipped = self._model.skipped_updates
+        if progress.iterations_done == before or weighs_nothing(weighted):
             return
-        last = as_number(loop.model.step_values().get("loss"))
-        if loop.on_nan_loss == "error" and loop.model.has_updated is not False:
+        last = as_number(self._model.step_values().get("loss"))
+        if self._on_nan_loss == "error" and self._model.has_updated is not False:
             earlier = {} if skipped or weighted else self._steps.losses_after(before)
-            for iteration, loss in {**earlier, loop.iterations_done: last}.items():
+            for iteration, loss in {**earlier, progress.iterations_done: last}.items():
                 if not math.isfinite(loss):
                     raise TrainingAborted(
                         f"{not_finite(loss, iteration)}, and its update is made; no checkpoint has its weights. For "
                         "emrun replay, resume with the hook `StopOnNaN: {after_batch: true, stop_on_inf: true}`"
                     )
-        self._take("the loss of the last training batch", last, loop.training_epochs_done + 1)
+        self._take("the loss of the last training batch", last, progress.epochs_done + 1)
 
-    def end_epoch(self, epoch_id: int, epoch_data: EpochData, trained: Sequence[str]) -> None:
+    def end_epoch(self, epoch_data: EpochData, trained: Sequence[str]) -> None:
         """Check the mean losses of the train streams in the epoch data; log the warning."""
         for name in trained:
             loss = epoch_data.get(name, {}).get("loss")
             is_last_finite = self._is_finite
             mean = loss.get("mean") if isinstance(loss, Mapping) else loss
-            self._take(f"the mean loss of stream {name!r}", as_number(mean), self._loop.training_epochs_done)
+            self._take(f"the mean loss of stream {name!r}", as_number(mean), self._progress.epochs_done)
             self._is_finite &= is_last_finite
         self.warn()
 
     def warn(self) -> None:
         """Log the warning, once."""
-        if self._message and self._loop.on_nan_loss != "ignore":
+        if self._message and self._on_nan_loss != "ignore":
             _LOG.warning("%s", self._message)
             self._message = ""
 
@@ -110,5 +107,5 @@ class LossWatch:
         if self._is_finite or self._first is not None:
             return
         self._first = kind_of(number), epoch
-        place = f"in epoch {epoch} (iteration {self._loop.iterations_done})"
+        place = f"in epoch {epoch} (iteration {self._progress.iterations_done})"
         self._message = f"{what} is {kind_of(number)} {place}: the rest of the run is probably useless"

@@ -5,50 +5,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any, cast
 
 from emrun.base.arguments import check_choice, check_seconds
-from emrun.base.errors import ArgumentError, UsageError
-from emrun.base.types import Batch, EpochData, InterruptPolicy, Policy, StartMethod
+from emrun.base.errors import ArgumentError, HookError, UsageError
+from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, InterruptPolicy, Policy, StartMethod
 from emrun.base.wording import did_you_mean
 from emrun.dataset import check_streams, stream_function
 from emrun.epoch_data import check_monitors
 from emrun.hook import AbstractHook, Loop
-from emrun.loop.agreement import AgreedEndings
-from emrun.loop.bad_examples import BadExamples
-from emrun.loop.batch_checks import BatchChecks
-from emrun.loop.dispatch import Events
-from emrun.loop.endings import Endings, switched_on
-from emrun.loop.epoch_rows import EpochRows
-from emrun.loop.epochs import Epochs
-from emrun.loop.evaluation_pass import evaluation_pass
-from emrun.loop.failures import Failures
-from emrun.loop.first_digests import FirstDigests
-from emrun.loop.horizon import RunLength
-from emrun.loop.loss_watch import LossWatch
+from emrun.loop.batches import BatchLoop
+from emrun.loop.checkpointer import check_saved_names
 from emrun.loop.outcome import Outcome, warn_of_no_end
-from emrun.loop.rank_events import RankEvents
-from emrun.loop.saving import Saving, check_saved_names
+from emrun.loop.parts import Parts, build
+from emrun.loop.progress import Phase, Progress
 from emrun.loop.session import Session
-from emrun.loop.state import TrainingState
-from emrun.loop.steps import StepRecord
-from emrun.loop.training_time import TrainingTime
-from emrun.loop.whole_training import resume, train
+from emrun.loop.training import TrainingLoop
 from emrun.model import AbstractModel
-from emrun.ranks.group import Ranks, ranks
-from emrun.record.record import Record
+from emrun.ranks.group import ranks as ranks_of_process
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
-from emrun.storage.step_randomness import StepRandomness
-from emrun.streams.dataset_streams import DatasetStreams, StreamLike
+from emrun.streams.dataset_streams import StreamLike
 from emrun.streams.reading import Reading
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
+
+
+def _read(path: str) -> Any:
+    """Return a property of the main loop that is an attribute of one of its parts; to read it is no call of Python."""
+    return property(attrgetter(path))
 
 
 class MainLoop(Loop):
@@ -131,9 +121,47 @@ class MainLoop(Loop):
         HookError: a hook does not fit the events, or already belongs to a main loop.
     """
 
-    streams: DatasetStreams
+    parts: Parts
+    """What takes part in the training; for the package itself."""
+    progress: Progress
+    """Where the training is; hooks that are called in each batch may read the counters here."""
+    batches: BatchLoop
+    training_loop: TrainingLoop
+    session: Session
+    report: bool
+    """Whether a page of the run is written at its end."""
 
-    def __init__(  # noqa: PLR0915 - the parts are made one after another
+    # what changes during a training
+    training = _read("progress.training")
+    evaluating = _read("progress.evaluating")
+    at_end = _read("progress.at_end")
+    training_epochs_done = _read("progress.epochs_done")
+    iterations_done = _read("progress.iterations_done")
+    updates_done = _read("progress.updates_done")
+    stream_name = _read("progress.stream_name")
+    batch_length = _read("progress.batch_length")
+    epoch_began = _read("progress.epoch_began")
+    epoch_is_resumed = _read("progress.epoch_is_resumed")
+    outcome = _read("session.outcome")
+    capsule = _read("parts.failures.capsule")
+    is_alone = _read("parts.requests.is_alone")
+    training_seconds = _read("parts.time.seconds")
+    passes_done = _read("parts.length.passes_done")
+    metrics = _read("parts.record.epochs")
+    shown = _read("parts.shown")
+
+    # what the config says
+    run = _read("parts.run")
+    has_run = _read("parts.has_run")
+    ranks = _read("parts.ranks")
+    rows = _read("parts.record")
+    streams = _read("parts.streams")
+    time = _read("parts.time")
+    fixed_epoch_size = _read("parts.streams.fixed_epoch_size")
+    stream_sizes = _read("parts.streams.sizes")
+    limits = _read("parts.length.limits")
+
+    def __init__(
         self,
         model: AbstractModel,
         dataset: Any,
@@ -169,112 +197,147 @@ class MainLoop(Loop):
         check_choice("on_incorrect_config", on_incorrect_config, Policy)
         check_choice("on_nan_loss", on_nan_loss, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
-        reading = Reading(buffer, workers, start_method, stream_timeout, lambda: self.session.prefetch, on_bad_example)
-        self.model = model
-        self.dataset = dataset
-        self.run = run
-        self.rows = record = Record(run.directory if run is not None else None)
-        """The rows that the run records."""
-        self.report = report
-        """Whether a page of the run is written at its end."""
-        self.seed = seed
-        self.train_stream_name = train_stream_name
-        self.has_run = run is not None or rank_log is not None
-        self.on_nan_loss = on_nan_loss
-        self.shown = {}
-        randomness = StepRandomness() if run is not None else None
-        them = ranks()
+        ranks = ranks_of_process()
         if rank_timeout is not None:
             check_seconds("rank_timeout", rank_timeout)
-            them.limit_waits(rank_timeout)
-        if them.several and not model.shares_batches:
-            name = type(model).__name__
-            raise UsageError(
-                f"{name} does not train on several ranks: it has no `shares_batches = True`, which says that its `run` "
-                "adds up gradients over ranks as TorchModel does; start one process"
-            )
-        follows = them, rank_log is not None
-        several = AgreedEndings(self, on_interrupt, them) if them.several else None
-        self._endings = endings = several or Endings(self, on_interrupt)
-        self.streams = streams = DatasetStreams(
+            ranks.limit_waits(rank_timeout)
+        if ranks.several:
+            _check_shares_batches(model)
+        parts = build(
+            model,
             dataset,
-            train_stream_name,
-            extra_streams,
-            reading=reading,
-            fixed_epoch_size=fixed_epoch_size,
-            iterations_per_update=model.iterations_per_update,
-            overfit=overfit,
+            ranks=ranks,
+            run=run,
+            follows=rank_log is not None,
             seed=seed,
-            interrupted=endings.is_interrupted,
-            ranks=replace(them, least=model.least_rows),
-        )
-        checks = BatchChecks(
-            self,
-            on_empty_batch=on_bad_example if on_empty_batch == "error" else on_empty_batch,
+            train_stream_name=train_stream_name,
+            extra_streams=extra_streams,
+            fixed_epoch_size=fixed_epoch_size,
+            overfit=overfit,
+            reading=Reading(buffer, workers, start_method, stream_timeout, on_bad_example=on_bad_example),
+            prefetch_to_device=prefetch_to_device,
+            fixed_batch_size=fixed_batch_size,
+            skip_zeroth_epoch=skip_zeroth_epoch,
+            on_empty_batch=on_empty_batch,
+            on_bad_example=on_bad_example,
             on_empty_stream=on_empty_stream,
             on_unused_sources=on_unused_sources,
-            fixed_batch_size=fixed_batch_size,
+            on_nan_loss=on_nan_loss,
+            on_changed_data=on_changed_data,
+            on_interrupt=on_interrupt,
+            record_steps=record_steps,
         )
-        events = Events(self, endings, checks, randomness)
-        events.last, record.intervals.main_loop = [record.intervals], self
-        self._steps = steps = StepRecord(self, record.steps, record_steps)
-        self._length = length = RunLength(self, events, streams, not skip_zeroth_epoch, on_changed_data)
-        state = TrainingState(self, streams, record, steps, length, *follows)
-        first_saved = partial(run.trace.write, has_checkpoints=True) if run is not None else lambda: None
-        saving = Saving(
-            run.checkpoints if run else None,
-            state.snapshot,
-            endings.take_notice,
-            first_saved,
-            events.tell_of_checkpoint,
-            *follows,
-            self.model.is_sharded,
+        batches = BatchLoop(parts)
+        self._set(
+            parts=parts,
+            progress=parts.progress,
+            batches=batches,
+            training_loop=TrainingLoop(parts, batches),
+            session=Session(parts, batches, run.log if run is not None else rank_log, preempt_exit_code),
+            model=model,
+            dataset=dataset,
+            train_stream_name=train_stream_name,
+            seed=seed,
+            on_nan_loss=on_nan_loss,
+            report=report,
+            notify=parts.callbacks.notify,
         )
-        if several is not None:
-            events.of_ranks = RankEvents(them, several, checks, self)
-        self.time, loss = TrainingTime(events.examples), LossWatch(self, steps)
-        failures = Failures(run, self, events, saving, randomness)
-        self.epochs: Epochs = Epochs(self, streams, state, events, endings, saving)
-        prefetches = prefetch_to_device and streams.reading.ahead > 0
-        log = run.log if run is not None else rank_log
-        ends = prefetches, preempt_exit_code, log
-        self.session: Session = Session(self.epochs, run, steps, loss, *ends)
-        rows = EpochRows(self, run, record, saving)
-        bad = BadExamples(self, state, record, them, on_bad_example)
-        events.parts = [failures, bad, FirstDigests(run), self.time, loss, steps, length, self.session, rows]
-        endings.request, endings.wake_stream = saving.request, self.epochs.wake
-        events.reached, events.keep_step = length.reached, failures.keep_skipped
-        events.before_saving = loss.look
-        self.notify, self.listens, self.check_outputs = events.notify, events.listens, checks.check_outputs
+        parts.record.intervals.register_mainloop(self)
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
 
+    def _set(self, **attributes: Any) -> None:
+        """Set attributes that are read only from outside."""
+        vars(self).update(attributes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that a hook keeps here for itself; what the loop has is read only.
+
+        Raises:
+            HookError: the loop has an attribute or a method of this name.
+        """
+        if hasattr(MainLoop, name) or name in self.__dict__ or name in Loop.__annotations__:
+            raise HookError(f"main_loop.{name} cannot be set: {_INSTEAD.get(name, _READ_ONLY)}")
+        super().__setattr__(name, value)
+
     @property
-    def ranks(self) -> Ranks:
-        """The ranks of the run: this one, and how many there are."""
-        return ranks()
+    def hooks(self) -> Sequence[AbstractHook]:  # type: ignore[override]  # it cannot be set
+        """The hooks, in the order in which they are called."""
+        return tuple(self.parts.hooks)
+
+    @property
+    def extra_streams(self) -> list[str]:  # type: ignore[override]
+        """Names of the streams that are evaluated after the train stream. The train stream is `train_eval` here."""
+        return list(self.parts.streams.extra)
+
+    @property
+    def reading_ahead(self) -> Mapping[str, int]:  # type: ignore[override]
+        """How streams are read ahead: the settings `buffer` and `workers` of the config; 0 for none."""
+        reading = self.parts.streams.reading
+        return {"buffer": reading.buffer or 0, "workers": reading.workers}
+
+    @property
+    def epoch_seconds(self) -> float:  # type: ignore[override]
+        """Seconds since the current epoch began in this process, evaluations included."""
+        return perf_counter() - self.progress.epoch_began
+
+    @property
+    def horizon(self) -> Horizon:  # type: ignore[override]
+        """How many updates the run will make, as far as this is known."""
+        return self.parts.length.horizon
+
+    @property
+    def recorded(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What hooks have recorded for the current iteration; see `Loop`."""
+        return {**self.parts.record.intervals.recorded, **self.parts.steps.given}
+
+    def listens(self, event: str) -> bool:
+        """Return whether any hook or the model listens to an event."""
+        return self.parts.callbacks.listens(event)
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Check the outputs for the first batch of a stream; see `Loop`."""
+        self.parts.checks.check_outputs(outputs)
+
+    def record(self, name: str, value: Any) -> None:
+        """Add a value of the current iteration to the step log; see `Loop`."""
+        if self.progress.training and self.progress.stream is not None:
+            self.parts.steps.add(name, value)
+            self.parts.record.intervals.note(name, value)
+        elif self.progress.stream is None and not self.progress.evaluating:
+            raise HookError(
+                f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
+                "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
+            )
+
+    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
+        """Request a checkpoint; see `Loop`."""
+        self.parts.requests.checkpoint(name, on_failure, instead_of)
 
     def evaluation_pass(self, name: str) -> Iterator[Batch]:
         """Yield the batches of a pass of a stream; see `Loop`."""
-        return evaluation_pass(self.epochs, name)
+        return self.batches.evaluation_pass(name)
 
     def wait_for_checkpoints(self) -> None:
         """Wait until the checkpoints requested before this event are on disk; see `Loop`."""
-        self.epochs.saving.wait()
+        self.parts.checkpointer.wait()
 
     def get_stream(self, name: str) -> StreamWrapper:
         """Return the wrapper of a stream, made at the first call; see `DatasetStreams.get`."""
-        return self.streams.get(name, train=name == self.train_stream_name)
+        return self.parts.streams.get(name, train=name == self.train_stream_name)
 
     def start_from(self, epochs_done: int, iterations_done: int, *, evaluating: bool = False) -> None:
         """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
-        self.epochs.state.start_from(epochs_done, iterations_done)
-        self.evaluating = evaluating
+        phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
+        updates_done = iterations_done // self.model.iterations_per_update  # about right
+        self.progress.start_from(epochs_done, iterations_done, updates_done, phase)
+        if evaluating:
+            self.progress.only_evaluate()
 
     def restore(self, place: Path, changed: Sequence[str] = ()) -> Path:
         """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.
 
-        Random states are restored when the training continues, after `before_training`; see `TrainingState.resume`.
+        Random states are restored when the training continues, after `before_training`; see `Snapshot.resume`.
 
         Args:
             place: the directory of the checkpoint, or a link with its name. The directory must exist until the
@@ -289,14 +352,14 @@ class MainLoop(Loop):
             StorageError: the checkpoint cannot be read.
         """
         place = place.resolve()
-        self._length.changed = changed
-        names = self.epochs.state.load(place)
-        self.epochs.saving.rewind(place, *self.epochs.state.point, names)
+        self.parts.changed_data.expect(changed)
+        names = self.parts.snapshot.load(place)
+        self.parts.checkpointer.rewind(place, names)
         return place
 
     def change_hooks(self, hooks: Iterable[AbstractHook]) -> None:
         """Replace the hooks before the training begins; check and register those that are new."""
-        self.epochs.events.change_hooks(hooks)
+        self.parts.callbacks.change_hooks(hooks, self)
 
     def check_hooks(self, *, any_stream: bool = False) -> None:
         """Check that hooks write what later hooks read; unless `any_stream`, also check streams and checkpoint names.
@@ -310,7 +373,7 @@ class MainLoop(Loop):
             check_saved_names(self.hooks)
             named = {name for names in self.model.only_in.values() for name in names}
             check_streams(named, self.dataset, self.extra_streams, "model.metrics names", len(self.hooks))
-            self._length.check()
+            self.parts.length.check()
             check_monitors([*self.hooks, self.model], [self.train_stream_name, *self.extra_streams])
 
     def run_training(self) -> Outcome:
@@ -323,11 +386,11 @@ class MainLoop(Loop):
             BaseException: the error that made the training fail, after `on_error` and `after_training` of all hooks.
         """
         self.check_hooks()
-        for name in self.streams.sources:
+        for name in self.parts.streams.sources:
             stream_function(self.dataset, name)
         with self:
             warn_of_no_end(self.hooks)
-            train(self.epochs, skip_zeroth_epoch=not self._length.has_zeroth_epoch)
+            self.training_loop.run(skip_zeroth_epoch=not self.parts.length.has_zeroth_epoch)
         self.close()
         return cast(Outcome, self.outcome)
 
@@ -349,17 +412,15 @@ class MainLoop(Loop):
             Interrupted: a signal ended the evaluation.
             BaseException: the error that made the evaluation fail, after `on_error` and `after_training` of all hooks.
         """
+        parts = self.parts
         epoch_data: EpochData = {}
-        with (
-            switched_on(self, "evaluating"),
-            switched_on(self, "batch_length", self.batch_length),  # of a batch in which a hook calls this
-            switched_on(self.rows, "takes_epochs", not self.session.is_open),
-        ):
-            with nullcontext() if self.session.is_open else self:
-                size = self.streams.extra[stream_name].batches if as_trained else None
-                stream = self.streams.get(stream_name, train=False, batches=size, in_order=in_order)
-                epoch_data = self.epochs.run_epoch([], [stream], 0)
-            self._endings.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
+        is_within = self.session.is_open
+        with self.progress.evaluation(is_recorded=not is_within):
+            with nullcontext() if is_within else self:
+                size = parts.streams.extra[stream_name].batches if as_trained else None
+                stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order)
+                epoch_data = self.training_loop.run_epoch([], [stream], 0)
+            parts.requests.raise_if_due()  # again: the end of the block suppresses an `Interrupted`
         return epoch_data
 
     def epoch(self, train_streams: Sequence[StreamLike] = (), eval_streams: Sequence[StreamLike] = ()) -> EpochData:
@@ -378,16 +439,16 @@ class MainLoop(Loop):
         """
         if not self.session.is_open:
             raise UsageError("main_loop.epoch() must be called in a `with main_loop:` block, which begins the training")
-        self._endings.raise_if_due()
-        resume(self.epochs)
-        resolve = self.streams.resolve
+        self.parts.requests.raise_if_due()
+        self.training_loop.resume()
+        resolve = self.parts.streams.resolve
         train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
         evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]
-        return self.epochs.run_epoch(train, evaluated, self.training_epochs_done + bool(train))
+        return self.training_loop.run_epoch(train, evaluated, self.progress.epochs_done + bool(train))
 
     def close(self) -> None:
         """End the passes that have begun; a stream keeps its position."""
-        self.streams.close()
+        self.parts.streams.close()
 
     def __enter__(self) -> MainLoop:
         """Open the log of the run, install the signal handlers and call `before_training` of the hooks."""
@@ -402,6 +463,37 @@ class MainLoop(Loop):
     ) -> bool:
         """Save, call `after_training` of all hooks and restore the signal handlers; suppress a `TrainingTerminated`."""
         return self.session.end(error)
+
+
+_READ_ONLY = "the loop sets it, and hooks read it; a hook may keep values of its own under another name"
+_OF_THE_CONSTRUCTOR = "give it to the constructor of MainLoop"
+_INSTEAD = {
+    **dict.fromkeys(("model", "dataset", "train_stream_name", "seed", "run", "report"), _OF_THE_CONSTRUCTOR),
+    **dict.fromkeys(("on_nan_loss", "extra_streams", "fixed_epoch_size"), _OF_THE_CONSTRUCTOR),
+    "hooks": "call change_hooks before the training begins",
+    "evaluating": "call run_evaluation, or start_from(..., evaluating=True)",
+    **dict.fromkeys(("training_epochs_done", "iterations_done"), "start_from sets the counters"),
+    "updates_done": "start_from sets the counters",
+    "training": "a hook cannot change which stream the model is trained on",
+    **dict.fromkeys(("limits", "horizon"), "a hook declares `limits`"),
+    "outcome": "raise TrainingTerminated or TrainingAborted to end the training",
+    "shown": "call show",
+    "recorded": "call record",
+}
+"""Attribute -> what to do instead of setting it."""
+
+
+def _check_shares_batches(model: AbstractModel) -> None:
+    """Check that a model trains on several ranks.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not model.shares_batches:
+        raise UsageError(
+            f"{type(model).__name__} does not train on several ranks: it has no `shares_batches = True`, which says "
+            "that its `run` adds up gradients over ranks as TorchModel does; start one process"
+        )
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:

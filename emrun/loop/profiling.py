@@ -10,9 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from emrun.base.types import Batch, Profile
-from emrun.hook import Loop
-from emrun.loop.batch_calls import Calls
-from emrun.streams.stream import StreamWrapper
 
 _WITHIN = {
     "before_update": "hooks_in_updates",
@@ -26,12 +23,11 @@ class Profiling:
     """Times an epoch: reading, model and hooks for each batch, checkpoints, and the sum of each hook in all its events.
 
     Args:
-        loop: has the model, whose clock counts.
         examples: returns the number of examples in the current batch.
     """
 
-    def __init__(self, loop: Loop, examples: Callable[[], int]) -> None:
-        self._loop, self._examples = loop, examples
+    def __init__(self, examples: Callable[[], int]) -> None:
+        self._examples = examples
         self._of_hooks: dict[str, float] = {}
         self._saving = array("d")  # since the last profile
         self.seconds: Profile = {}
@@ -39,7 +35,8 @@ class Profiling:
 
     def timed(self, call: Callable[..., Any], hook: object, event: str) -> Callable[..., Any]:
         """Return a method of a hook that also adds up the time of its calls."""
-        name, within = f"hook_{type(hook).__name__}", _WITHIN.get(event)
+        name = f"hook_{type(hook).__name__}"
+        within = _WITHIN.get(event)
         seconds = self._of_hooks
         seconds.setdefault(name, 0.0)
 
@@ -60,16 +57,25 @@ class Profiling:
         """Begin the profile of an epoch."""
         self.seconds = {"save_checkpoints": self._saving}
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Time what is called for the batches of a stream."""
-        name, seconds = stream.name, self.seconds
-        calls.batches = timed_batches(calls.batches, seconds.setdefault(f"read_batch_{name}", array("d")))
-        calls.run = _timed(calls.run, seconds.setdefault(f"eval_batch_{name}", array("d")))
-        if calls.report is not None:
-            key = f"after_batch_hooks_{name}"
-            calls.report = _timed(calls.report, seconds.setdefault(key, array("d")))
-        lengths = seconds.setdefault(f"batch_length_{name}", array("d"))
-        calls.after.append(lambda outputs: lengths.append(self._examples()))
+    def batches_of(self, stream_name: str, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of a stream, timed."""
+        return timed_batches(batches, self._array(f"read_batch_{stream_name}"))
+
+    def run_of(self, stream_name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs the model on a batch of a stream, timed."""
+        return _timed(run, self._array(f"eval_batch_{stream_name}"))
+
+    def report_of(self, stream_name: str, report: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls `after_batch` of the hooks for a batch of a stream, timed."""
+        return _timed(report, self._array(f"after_batch_hooks_{stream_name}"))
+
+    def note_length_of(self, stream_name: str) -> Callable[[], None]:
+        """Return what notes the length of each batch of a stream."""
+        lengths = self._array(f"batch_length_{stream_name}")
+        return lambda: lengths.append(self._examples())
+
+    def _array(self, key: str) -> array[float]:
+        return self.seconds.setdefault(key, array("d"))
 
     @contextmanager
     def saving(self) -> Iterator[None]:

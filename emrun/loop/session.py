@@ -10,19 +10,13 @@ from emrun.base.arguments import check_exit_status
 from emrun.base.censor import hidden
 from emrun.base.errors import reason_of
 from emrun.base.randomness import sole_use
-from emrun.base.slow_start import NamedWhenSlow
 from emrun.base.terminal import restore_logging
-from emrun.base.types import Prefetch
 from emrun.hook import TrainingAborted, TrainingTerminated
-from emrun.loop.batch_calls import Calls
-from emrun.loop.epochs import Epochs
-from emrun.loop.hangs import HangWatch
-from emrun.loop.loss_watch import LossWatch
+from emrun.loop.batches import BatchLoop
 from emrun.loop.outcome import Outcome
-from emrun.loop.steps import StepRecord
+from emrun.loop.parts import Parts
+from emrun.loop.ranks.hangs import HangWatch
 from emrun.storage.log import RunLog
-from emrun.storage.run import Run
-from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,27 +26,20 @@ class Session:
     """Begins and ends the block in which epochs are run.
 
     Args:
-        epochs: the epochs, with all that they use.
-        run: the run; None without a run directory.
-        steps: the step record.
-        loss: knows whether the loss was finite.
-        prefetches: whether batches may be prepared for the model ahead of their turn.
-        preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
+        parts: what takes part.
+        batches: runs the batches of a stream.
         log: the log of this process; None for none.
+        preempt_exit_code: the exit status after SIGTERM; None to end the process by the signal.
     """
 
-    epochs: Epochs
-    run: Run | None
-    steps: StepRecord
-    loss: LossWatch
-    prefetches: bool
-    preempt_exit_code: int | None
+    parts: Parts
+    batches: BatchLoop
     log: RunLog | None
-    prefetch: Prefetch | None = field(default=None, init=False)
-    """The function that prepares batches for the model ahead of their turn; None if there is none."""
+    preempt_exit_code: int | None
     is_open: bool = field(default=False, init=False)
+    outcome: Outcome | None = field(default=None, init=False)
+    """How the session ended; None before."""
     _hangs: HangWatch | None = field(default=None, init=False)
-    _silence: NamedWhenSlow | None = field(default=None, init=False)  # until the first batch
     _alone: ExitStack = field(default_factory=ExitStack, init=False)  # while no other thread may train
 
     def __post_init__(self) -> None:
@@ -65,44 +52,36 @@ class Session:
         Raises:
             UsageError: another thread trains; or this training begins inside another one.
         """
-        epochs = self.epochs
+        parts = self.parts
         with ExitStack() as alone:
-            alone.enter_context(sole_use("evaluation" if epochs.loop.evaluating else "training"))
+            alone.enter_context(sole_use("evaluation" if parts.progress.evaluating else "training"))
             if self.log is not None:
                 self.log.open()
-            if self.run is not None and self.run.code is not None:
-                self.run.code.begin()
+            if parts.run is not None and parts.run.code is not None:
+                parts.run.code.begin()
             self._alone = alone.pop_all()
         self.is_open = True
-        epochs.loop.outcome = None
-        self._silence = None
+        self.outcome = None
+        self.batches.begin_session()
         try:
-            epochs.endings.begin()
-            if self.log is not None and epochs.events.of_ranks is not None:
-                self._hangs = HangWatch(epochs.events.of_ranks.ranks, self.log.path)
-                self._hangs.start()
-            if epochs.events.of_ranks is not None:
-                epochs.loop.model.begin_alike()
-            self.prefetch = self._find_prefetch()
-            epochs.loop.rows.sinks.clear()  # of an earlier session
-            epochs.loop.rows.listeners.clear()
-            epochs.events.notify("before_training")
+            parts.requests.begin()
+            if parts.ranks.several:
+                self._begin_on_ranks()
+            parts.prefetching.begin()
+            parts.record.begin_session()
+            parts.callbacks.notify("before_training")
         except TrainingTerminated as error:
-            epochs.endings.defer(error)
+            parts.requests.end_later(error)
         except BaseException as error:
             self.end(error)
             raise
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Log a line if the first batch of the session takes long."""
-        if self._silence is None:
-            self._silence = NamedWhenSlow("reading and running the first batch").__enter__()
-            calls.first.append(lambda outputs: self._end_silence())
-            calls.end.append(self._end_silence)
-
-    def _end_silence(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
+    def _begin_on_ranks(self) -> None:
+        """Begin to watch for ranks that hang; let all ranks have the same weights."""
+        if self.log is not None:
+            self._hangs = HangWatch(self.parts.ranks, self.log.path)
+            self._hangs.start()
+        self.parts.model.begin_alike()
 
     def end(self, error: BaseException | None) -> bool:
         """Save the last checkpoint, call `after_training` of all hooks, restore the signal handlers, close the log.
@@ -116,9 +95,9 @@ class Session:
         Raises:
             BaseException: an error of the last checkpoint or of a hook, if nothing failed before.
         """
-        epochs, failure = self.epochs, error
+        failure = error
         restore_logging()
-        self._end_silence()
+        self.batches.end_slow_start()
         try:
             failure = self._close(error)
         except BaseException as last_error:
@@ -130,81 +109,89 @@ class Session:
                 self._hangs.stop()
                 self._hangs = None
             self._alone.close()
-            epochs.endings.restore()
+            self.parts.requests.restore()
             if self.log is not None:
                 self.log.close(failure)
-            if self.run is not None:
-                self.run.close()
+            if self.parts.run is not None:
+                self.parts.run.close()
         if failure is not None and failure is not error:
             raise failure
         return failure is None
 
     def _close(self, error: BaseException | None) -> BaseException | None:
         """Stop reading, save, and call the last events; return the error that made the training fail, if any."""
-        epochs, failure = self.epochs, None if isinstance(error, TrainingTerminated) else error
-        evaluating = epochs.loop.evaluating
-        epochs.streams.stop()
+        parts = self.parts
+        evaluating = parts.progress.evaluating
+        failure = None if isinstance(error, TrainingTerminated) else error
+
+        # the last checkpoint, and what is not written yet
+        parts.streams.stop()
+        failure = self._save_last(failure)
+        if not evaluating:
+            self._complete_record()
+        if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
+            parts.loss.warn()
+
+        # how it ended
+        outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
+        limit = parts.requests.ended_by
+        if limit is not None and outcome.status == "failed":
+            why = f"{hidden(limit.reason)}, but the evaluation at the end failed: {outcome.reason}"
+            outcome = replace(outcome, status="finished", reason=why)
+        self.outcome = replace(outcome, warning=parts.loss.warning)
+
+        # the last events
+        if failure is not None:
+            parts.callbacks.notify_all("on_error", error=failure)
+        self._alone.close()  # all is saved: hooks may begin another training
+        hook_error = parts.callbacks.notify_all("after_training", success=failure is None)
+        if failure is None and hook_error is not None:
+            failure = hook_error
+            self.outcome = Outcome.of(failure)
+        self._tell_of_end(self.outcome, is_logged=failure is None and not evaluating)
+        return failure
+
+    def _save_last(self, failure: BaseException | None) -> BaseException | None:
+        """Save the last checkpoint, and end the thread that writes; return the error that made the training fail."""
+        parts = self.parts
+        checkpointer = parts.checkpointer
         try:
-            if epochs.state.kept.is_used and epochs.loop.model.is_sharded:
+            if parts.snapshot.is_before_evaluation and parts.model.is_sharded:
                 _LOG.warning("the epoch is not saved before its evaluation: the weights lie on several ranks")
-                epochs.saving.wait()
-            elif epochs.state.kept.is_used:
-                epochs.saving.save_only_latest(*epochs.state.point)
-            elif failure is None and not evaluating:
-                self.loss.look()
-                epochs.saving.save_latest(*epochs.state.point)
+                checkpointer.wait()
+            elif parts.snapshot.is_before_evaluation:
+                checkpointer.save_only_latest()
+            elif failure is None and not parts.progress.evaluating:
+                parts.loss.look()
+                checkpointer.save_latest()
             else:
-                epochs.saving.wait()
+                checkpointer.wait()
         except BaseException as saving_error:
             if failure is not None:
                 _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
             failure = failure or saving_error
         if failure is not None:
             try:
-                epochs.saving.tell()
+                checkpointer.tell()
             except BaseException:
                 _LOG.exception("a hook failed in after_checkpoint")
-        epochs.saving.close()
-        if not evaluating:
-            self._complete_steps()
-        if not isinstance(failure, TrainingAborted):  # the hook that raised it has given the reason
-            self.loss.warn()
-        outcome = Outcome.of(failure or error, None if evaluating else self.preempt_exit_code)
-        if epochs.endings.ended_by is not None and outcome.status == "failed":
-            why = f"{hidden(epochs.endings.ended_by.reason)}, but the evaluation at the end failed: {outcome.reason}"
-            outcome = replace(outcome, status="finished", reason=why)
-        epochs.loop.outcome = replace(outcome, warning=self.loss.warning)
-        if failure is not None:
-            epochs.events.notify_all("on_error", error=failure)
-        self._alone.close()  # all is saved: hooks may begin another training
-        hook_error = epochs.events.notify_all("after_training", success=failure is None)
-        if failure is None and hook_error is not None:
-            failure = hook_error
-            epochs.loop.outcome = Outcome.of(failure)
-        outcome = epochs.loop.outcome
-        status, reason = outcome.status, outcome.reason
-        if self.run is not None:
-            self.run.end(status, outcome.exit_status, reason, *epochs.state.point[:2])
-        if failure is None and not evaluating:
-            _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)
+        checkpointer.close()
         return failure
 
-    def _complete_steps(self) -> None:
+    def _complete_record(self) -> None:
         """Write the steps and rows that are not written yet; the run may have failed, so errors are logged."""
         try:
-            self.epochs.loop.rows.flush()
-            self.steps.close()
+            self.parts.record.flush()
+            self.parts.steps.close()
         except Exception as error:  # a device that has failed raises any error
             _LOG.warning("the last steps were not recorded: %s", reason_of(error))
 
-    def _find_prefetch(self) -> Prefetch | None:
-        """Return the function that prepares batches; None if there is none, or if a hook may change batches later."""
-        prefetch = self.epochs.loop.model.prefetcher() if self.prefetches else None
-        if prefetch is not None and self.epochs.events.changes.by:
-            _LOG.info(
-                "batches are not copied to the device ahead of their turn, because %s.before_batch may change them; a "
-                "hook that only looks at batches can set `changes_batches = False`",
-                self.epochs.events.changes.by[0],
-            )
-            return None
-        return prefetch
+    def _tell_of_end(self, outcome: Outcome, *, is_logged: bool) -> None:
+        """Write how the session ended into the trace, and log it."""
+        status = outcome.status
+        reason = outcome.reason
+        progress = self.parts.progress
+        if self.parts.run is not None:
+            self.parts.run.end(status, outcome.exit_status, reason, progress.epochs_done, progress.iterations_done)
+        if is_logged:
+            _LOG.info("%s", f"{status}: {reason}" if reason and status != "interrupted" else reason or status)

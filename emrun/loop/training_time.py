@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from emrun.loop.batch_calls import Calls
 from emrun.ranks.group import ranks
-from emrun.streams.stream import StreamWrapper
 
 
 class TrainingTime:
@@ -59,23 +57,24 @@ class TrainingTime:
 
         return agreed
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Count in a stream on which the model is trained."""
-        if train and not self._is_warm:
-            calls.first.append(self._warm_up)
-        if train and self.counts_examples:
-            calls.after.append(self._add)
+    def begin_stream(self, *, train: bool) -> Callable[[], None] | None:
+        """Return what counts the examples of each batch of a stream; None if they do not count."""
+        return self._add if train and self.counts_examples else None
 
-    def _warm_up(self, outputs: object) -> None:
-        """Begin after the first batch, whose examples do not count."""
-        self._is_warm, self._began = True, self.clock()
-        self.examples -= self._count() if self.counts_examples else 0
+    def end_first_batch(self) -> None:
+        """Begin after the first batch that this process trains on, whose examples do not count."""
+        if self._is_warm:
+            return
+        self._is_warm = True
+        self._began = self.clock()
+        if self.counts_examples:
+            self.examples -= self._count()
 
-    def _add(self, outputs: Any) -> None:
+    def _add(self) -> None:
         self.examples += self._count()
 
     @contextmanager
-    def counting(self, train: bool) -> Iterator[None]:
+    def counting(self, *, train: bool) -> Iterator[None]:
         """Count the time of a block if it trains, and do not count it otherwise."""
         before = self._began is not None
         self._switch(on=train and self._is_warm)
@@ -85,6 +84,7 @@ class TrainingTime:
             self._switch(on=before)
 
     def _switch(self, *, on: bool) -> None:
-        self._done, self._began = self._own(), None
+        self._done = self._own()
+        self._began = None
         if on:
             self._began = self.clock()

@@ -39,6 +39,10 @@ class IntervalRows:
         self.after_stream: Any = None
         """Makes rows that are due with the last update of a train stream."""
 
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Get the loop, whose train stream is looked at."""
+        self.main_loop = main_loop
+
     def ask(
         self,
         owner: str,

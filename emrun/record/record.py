@@ -43,8 +43,6 @@ class Record:
         self.directory = directory
         self.epochs: list[dict[str, Any]] = []
         """The lines of `metrics.jsonl` so far."""
-        self.takes_epochs = True
-        """Whether an epoch that ends is one of the run, and not an evaluation within the training."""
         self.steps = StepsFile(directory / STEPS) if directory is not None else None
         """The step record; None without a directory."""
         self.intervals = IntervalRows(self._add_means, self.flush)
@@ -57,6 +55,11 @@ class Record:
         self._files = {key: Lines(Path(directory or "", name)) for key, name in names.items()}
         self._held: list[Row] = []  # means that are not written yet
         self._written = -math.inf  # when rows were written last, in seconds of `monotonic`
+
+    def begin_session(self) -> None:
+        """Forget who gets the rows, of an earlier session."""
+        self.sinks.clear()
+        self.listeners.clear()
 
     def add_epoch(
         self,

@@ -133,6 +133,11 @@ class StreamWrapper:
         """Whether a batch of the current epoch was read, which did not end."""
         return self._batch > self._epoch_start
 
+    @property
+    def batches_of_epoch(self) -> int:
+        """Number of batches of the current epoch that were yielded."""
+        return self._batch - self._epoch_start
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which `load_state_dict` continues after the last batch that was yielded."""
         place = {"pass": self._pass_number, "batch": self._batch, "epoch_batches": self._batch - self._epoch_start}

@@ -16,9 +16,9 @@ from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch
 from emrun.diagnosis.numerics.rows import NotApplicableError, RandomError
+from emrun.diagnosis.switching import switched_on
 from emrun.diagnosis.tryout import begin
 from emrun.hook import AbstractHook, UpdateSkipped
-from emrun.loop.endings import switched_on
 from emrun.model import AbstractModel
 from emrun.ranks.parts import loss_weights
 from emrun.training.build import Training

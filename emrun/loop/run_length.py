@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Any
 
-from emrun.base.arguments import check_choice
-from emrun.base.errors import DataChanged, HookError
-from emrun.base.types import TICKS, EpochData, Horizon, Policy
+from emrun.base.errors import HookError
+from emrun.base.types import TICKS, EpochData, Horizon
 from emrun.base.wording import counted, listed
-from emrun.hook import Loop, TrainingTerminated
-from emrun.loop.batch_calls import Calls
-from emrun.loop.dispatch import Events
+from emrun.events import changers_of
+from emrun.hook import AbstractHook, TrainingTerminated
+from emrun.loop.progress import Progress
+from emrun.model import AbstractModel
 from emrun.streams.dataset_streams import DatasetStreams
 from emrun.streams.stream import StreamWrapper
 
@@ -22,7 +21,6 @@ _LOG = logging.getLogger(__name__)
 
 UNITS = ("epochs", "passes", "updates", "iterations")
 """The units in which hooks declare limits."""
-_COUNTERS = {"epochs": "training_epochs_done", **{unit: f"{unit}_done" for unit in UNITS[1:]}}
 _SINGULAR = {"epochs": "epoch", "passes": "pass", "updates": "update", "iterations": "iteration"}
 
 _WHY_SAME = {
@@ -43,42 +41,37 @@ class RunLength:
     makes an update; the last window of an epoch may be shorter.
 
     Args:
-        loop: has the hooks, and counts.
-        events: knows which hooks may change batches, and whether batches of another length are dropped.
+        model: says how many batches make an update.
+        hooks: the hooks, which declare limits.
+        progress: where the training is.
         streams: the streams, which know the size of an epoch, and the length of a pass if the dataset does.
+        fixed_batch_size: batches of another length are dropped; None to drop none.
         has_zeroth_epoch: whether the train stream is evaluated before the training.
-        on_changed_data: what to do if a resume finds data of another length than before.
     """
 
     def __init__(
         self,
-        loop: Loop,
-        events: Events,
+        model: AbstractModel,
+        hooks: list[AbstractHook],
+        progress: Progress,
         streams: DatasetStreams,
+        fixed_batch_size: int | None,
         has_zeroth_epoch: bool,
-        on_changed_data: Policy = "error",
     ) -> None:
-        check_choice("on_changed_data", on_changed_data, Policy)
-        self.on_changed_data = on_changed_data
-        self.changed: Sequence[str] = ()
-        """What a resume changes in the data, for messages."""
-        self._lengths: dict[str, str] = {}  # of a pass of each stream; empty if passes have different lengths
-        self._before: dict[str, str] = {}  # those of a loaded state that were not compared yet
-        self._loop = loop
-        self._events = events
+        self._model = model
+        self._hooks = hooks
+        self._progress = progress
         self._streams = streams
-        self._epoch = streams.fixed_epoch_size  # as in the config; `emrun check` shortens the streams
+        self._fixed_batch_size = fixed_batch_size
         self.has_zeroth_epoch = has_zeroth_epoch
-        self._pass = (
-            streams.pass_length if self._events.checks.fixed_batch_size is None else None
-        )  # those that are dropped would count
+        self._epoch = streams.fixed_epoch_size  # as in the config; `emrun check` shortens the streams
+        self._pass = streams.pass_length if fixed_batch_size is None else None  # those that are dropped would count
         self._has_asked = False
         self._source = "num_batches of the dataset"
         self._is_fixed = False
         self._is_used = False  # whether anything depends on the horizon
         self._has_warned = False
-        self.ends = True
-        """Whether the training ends at a limit; if not, limits only say how long it would be."""
+        self._ends = True  # whether the training ends at a limit
 
     @property
     def limits(self) -> dict[str, int]:
@@ -92,8 +85,8 @@ class RunLength:
     def passes_done(self) -> int:
         """Number of complete passes of the train stream."""
         if self._epoch is None:
-            return self._loop.training_epochs_done
-        number, batch = self._streams.get(self._loop.train_stream_name, train=True).position
+            return self._progress.epochs_done
+        number, batch = self._streams.get(self._streams.train_stream_name, train=True).position
         return number - 1 + (batch == self._pass)
 
     def reached(self, *units: str) -> TrainingTerminated | None:
@@ -102,30 +95,46 @@ class RunLength:
         Args:
             units: the units that are compared; all by default.
         """
-        for index, unit, limit in self._declared() if self.ends else ():
-            if unit in (units or UNITS) and (done := getattr(self._loop, _COUNTERS[unit])) >= limit:
+        if not self._ends:
+            return None
+        for index, unit, limit in self._declared():
+            if unit not in (units or UNITS):
+                continue
+            done = self._done(unit)
+            if done >= limit:
                 what = counted(done, _SINGULAR[unit], "es" if unit == "passes" else "s")
                 return TrainingTerminated(
-                    f"{what} done ({type(self._loop.hooks[index]).__name__} {unit}: {limit})", limit=True
+                    f"{what} done ({type(self._hooks[index]).__name__} {unit}: {limit})", limit=True
                 )
         return None
 
+    def _done(self, unit: str) -> int:
+        """Return how many epochs, passes, updates or iterations are done."""
+        if unit == "passes":
+            return self.passes_done
+        return {
+            "epochs": self._progress.epochs_done,
+            "updates": self._progress.updates_done,
+            "iterations": self._progress.iterations_done,
+        }[unit]
+
     def _earliest(self) -> float:
         """Return the least number of iterations with which the training may reach a limit in the train stream."""
-        done, limits = self._loop.iterations_done, self.limits
+        done = self._progress.iterations_done
+        limits = self.limits
         ends = [limits["iterations"]] if "iterations" in limits else []
-        ends += [done + limits["updates"] - self._loop.updates_done] if "updates" in limits else []
+        ends += [done + limits["updates"] - self._progress.updates_done] if "updates" in limits else []
         ends += [done] if "passes" in limits else []
         return max(done + 1, min(ends, default=inf))
 
     def before_training(self) -> None:
         """End a resumed training that is at a limit already."""
-        if self._loop.iterations_done:
+        if self._progress.iterations_done:
             self._end()
 
     def before_epoch(self, epoch_id: int) -> None:
         """End a training that is at a limit before its first batch, as with 0 epochs and no zeroth epoch."""
-        if epoch_id > self._loop.training_epochs_done:
+        if epoch_id > self._progress.epochs_done:
             self._end()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
@@ -147,7 +156,7 @@ class RunLength:
         sizes = {
             "epochs": epoch,
             "passes": self._pass,
-            "iterations": 1 if self._loop.model.iterations_per_update == 1 or epoch else None,
+            "iterations": 1 if self._model.iterations_per_update == 1 or epoch else None,
         }
         ends = [self._updates(limit * size) for unit, limit in limits.items() if (size := sizes.get(unit)) is not None]
         ends += [limits["updates"]] if "updates" in limits else []
@@ -161,22 +170,20 @@ class RunLength:
             return Horizon(None, of_pass, missing, is_awaited)
         if len(ends) == len(limits):
             return Horizon(min(ends), of_pass, "", is_awaited)
-        told = (
-            _ADD_LENGTH
-            if self._events.checks.fixed_batch_size is None
-            else f"make the batches of {self._events.checks.fixed_batch_size} with ctx.batches"
-        )
-        missing = (
-            f"the number of batches of a pass of stream {self._loop.train_stream_name!r} is not known; "
-            f"{_OTHER_WAYS}{told}"
-            f"{'' if self.has_zeroth_epoch or self._epoch else ', or do not skip the zeroth epoch'}"
-        )
+        stream_name = self._streams.train_stream_name
+        missing = f"the number of batches of a pass of stream {stream_name!r} is not known; {_OTHER_WAYS}"
+        if self._fixed_batch_size is None:
+            missing += _ADD_LENGTH
+        else:
+            missing += f"make the batches of {self._fixed_batch_size} with ctx.batches"
+        if not (self.has_zeroth_epoch or self._epoch):
+            missing += ", or do not skip the zeroth epoch"
         return Horizon(None, of_pass, "" if is_awaited else missing, is_awaited)
 
     @property
     def budgets(self) -> list[Callable[[], float]]:
         """What returns the used shares of budgets of time; see `AbstractHook.progress`."""
-        return [each for hook in self._loop.hooks if (each := getattr(hook, "progress", None)) is not None]
+        return [each for hook in self._hooks if (each := getattr(hook, "progress", None)) is not None]
 
     def check(self) -> None:
         """Check that the limits are numbers that do not contradict each other, and that passes can be counted.
@@ -185,10 +192,10 @@ class RunLength:
             HookError: a limit is not a number of a known unit, or has no effect, because another one ends the run
                 earlier in the same unit, or passes cannot be counted.
         """
-        same = {"iterations": "updates"} if self._loop.model.iterations_per_update == 1 else {}
+        same = {"iterations": "updates"} if self._model.iterations_per_update == 1 else {}
         if self._epoch is None:
             same["passes"] = "epochs"
-        for index, hook in enumerate(self._loop.hooks):
+        for index, hook in enumerate(self._hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
                 if unit not in UNITS or type(limit) is not int or limit < 0:
                     message = f"limits: {unit!r}: {limit!r} is not a whole number of {listed(UNITS)}"
@@ -197,7 +204,7 @@ class RunLength:
         for index, unit, limit in self._declared():
             before, other, earlier = first.setdefault(same.get(unit, unit), (index, unit, limit))
             if limit != earlier:
-                whose = f" of {type(self._loop.hooks[before]).__name__}" if before != index else ""
+                whose = f" of {type(self._hooks[before]).__name__}" if before != index else ""
                 reason = "" if unit == other else _WHY_SAME[same.get(unit, unit)]
                 message = f"{unit}: {limit} contradicts {other}: {earlier}{whose}{reason}"
                 raise HookError(f"{message}; the larger limit is never reached, remove it", index)
@@ -206,100 +213,51 @@ class RunLength:
             if unit == "passes" and self._epoch is not None and self._pass is None:
                 raise HookError(
                     "passes: with main_loop.fixed_epoch_size, an epoch is not a pass, and the number of batches of a "
-                    f"pass of stream {self._loop.train_stream_name!r} is not known; give updates instead, or add "
+                    f"pass of stream {self._streams.train_stream_name!r} is not known; give updates instead, or add "
                     "num_batches to the dataset",
                     index,
                 )
 
     def _ask(self) -> None:
         """Find the length of a pass that is not known in what the stream asks of `ctx.batches`, once."""
-        drops = bool(self._events.changes.by) and (
-            self.has_zeroth_epoch or self._events.checks.fixed_batch_size is not None
+        drops = bool(changers_of(self._hooks, self._model)) and (
+            self.has_zeroth_epoch or self._fixed_batch_size is not None
         )
         if self._pass is None and not (self._has_asked or self._is_fixed or drops):
             self._has_asked = True
-            self._pass, self._source = self._streams.asked_length(self._events.checks.fixed_batch_size), "ctx.batches"
+            self._pass = self._streams.asked_length(self._fixed_batch_size)
+            self._source = "ctx.batches"
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Keep the length of a pass once the training begins; compare it, or take it from the zeroth epoch."""
-        if train:
-            self._is_fixed = True
-            calls.ends_at = self._earliest()
-            if self.budgets:
-                calls.run = self._loop.time.agreeing(calls.run)
-        calls.end.append(lambda: self.compare(stream, refuses=not (train or self.changed)))
-        if stream.name != self._loop.train_stream_name:
-            return
-        if train:
-            began = None if stream.has_begun else self._loop.iterations_done
-            calls.end.append(lambda: self._end_training(stream, began))
-        elif not (self._loop.evaluating or self._is_fixed or self._pass is not None or self._epoch is not None):
-            numbers = itertools.count()
-            calls.after.append(lambda outputs: numbers.__next__())
-            calls.end.append(lambda: self._take_evaluated(next(numbers)) if stream.epoch_ended else None)
+    def begin_stream(self, *, train: bool) -> float:
+        """Begin a stream; return the least number of iterations with which the training may reach a limit."""
+        if not train:
+            return inf
+        self._is_fixed = True
+        return self._earliest()
 
-    def compare(self, stream: StreamWrapper, *, refuses: bool, change: str = "") -> bool:
-        """Keep the length of a pass; after a resume, compare the first one that is known with that before.
-
-        Args:
-            stream: the stream.
-            refuses: whether `on_changed_data: error` ends the training here.
-            change: how the length has changed, if this is known, such as `has 2 batches, and had 4 or more`.
-
-        Returns:
-            Whether the length has changed.
-
-        Raises:
-            DataChanged: it ends the training.
-        """
-        now = self._known_length(stream)
-        if not now and stream.last_pass is not None:
-            now = f"{stream.last_pass.batch} batches"
-        before = self._before.get(stream.name) or now
-        is_comparable = now.split()[1:] == before.split()[1:]  # examples or batches
-        if now != before and is_comparable:
-            change = change or f"has {now}, and had {before}"
-        if change:
-            why = f", as this resume changes {listed(self.changed)}" if self.changed else ""
-            message = f"stream {stream.name!r} {change} before the resume{why}"
-            if self.on_changed_data == "error" and refuses:
-                advice = (
-                    f"go back to the data of before, or resume with {DataChanged.key} to train on with those of now"
-                )
-                raise DataChanged(f"{message}; {advice}")
-            if self.on_changed_data != "ignore":
-                _LOG.warning("this resume is not exact: %s", message)
-            self._lengths.pop(stream.name, None)
-        if change or now:
-            self._before.pop(stream.name, None)
-        if now and self._lengths.setdefault(stream.name, now) != now:
-            self._lengths[stream.name] = ""
-        return bool(change)
-
-    def _known_length(self, stream: StreamWrapper) -> str:
-        """Return the length of the current pass of a stream; empty if it is only known at the end."""
-        if stream.rows:
-            return f"{stream.rows} examples"
-        told = self._streams.pass_length
-        return f"{told} batches" if told is not None and stream.name == self._loop.train_stream_name else ""
-
-    def _end_training(self, stream: StreamWrapper, began: int | None) -> None:
+    def end_train_stream(self, stream: StreamWrapper, began: int | None) -> None:
         """Check the length of the pass that the model was trained on.
 
         Args:
-            stream: the train stream.
+            stream: the stream.
             began: the number of iterations before the epoch of the stream; None if a part of it was run earlier.
         """
+        if stream.name != self._streams.train_stream_name:
+            return
         if stream.epoch_size > 0:
             if stream.last_pass is not None:
-                self._check_pass(*stream.last_pass)
+                self._check_pass(stream.last_pass.pass_number, stream.last_pass.batch)
         elif began is not None and stream.epoch_ended:
-            self._check_pass(self._loop.training_epochs_done + 1, self._loop.iterations_done - began)
+            self._check_pass(self._progress.epochs_done + 1, self._progress.iterations_done - began)
 
-    def _take_evaluated(self, batches: int) -> None:
+    def end_evaluation(self, stream: StreamWrapper, batches: int) -> None:
         """Take the number of batches that the model got in the zeroth epoch for the length of a pass."""
-        if batches:
-            self._pass, self._source = batches, "the zeroth epoch"
+        is_known = self._is_fixed or self._pass is not None or self._epoch is not None
+        if stream.name != self._streams.train_stream_name or self._progress.evaluating or is_known:
+            return
+        if batches and stream.epoch_ended:
+            self._pass = batches
+            self._source = "the zeroth epoch"
 
     def _check_pass(self, number: int, batches: int) -> None:
         """Warn if a pass had another length than the horizon was made from.
@@ -316,33 +274,35 @@ class RunLength:
             "pass %d of stream %r had %d batches, but the schedule was made for %d (from %s); the schedule does not "
             "end with the run: give StopAfter a number of updates",
             number,
-            self._loop.train_stream_name,
+            self._streams.train_stream_name,
             batches,
             self._pass,
             self._source,
         )
 
+    def never_end(self) -> None:
+        """Let the training go on at limits, which then only say how long it would be."""
+        self._ends = False
+
     def state_dict(self) -> dict[str, Any]:
         """Return the length of a pass."""
-        known = {name: length for name, each in self._streams.trained.items() if (length := self._known_length(each))}
-        return {"batches_per_pass": self._pass, "lengths": {**self._lengths, **known}}
+        return {"batches_per_pass": self._pass}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._lengths = dict(state.get("lengths", {}))
-        self._before = dict(self._lengths)
         if state["batches_per_pass"]:
-            self._pass, self._source = state["batches_per_pass"], "the beginning of the run"
+            self._pass = state["batches_per_pass"]
+            self._source = "the beginning of the run"
 
     def _updates(self, batches: int) -> int:
         """Return the number of updates that the first batches of a run make; a window ends with its epoch."""
         epochs, rest = divmod(batches, self._epoch or self._pass or max(batches, 1))
-        of_epoch = -(-(self._epoch or self._pass or batches) // self._loop.model.iterations_per_update)
-        return epochs * of_epoch + -(-rest // self._loop.model.iterations_per_update)
+        of_epoch = -(-(self._epoch or self._pass or batches) // self._model.iterations_per_update)
+        return epochs * of_epoch + -(-rest // self._model.iterations_per_update)
 
     def _declared(self) -> Iterator[tuple[int, str, int]]:
         """Yield (index of the hook, unit, limit) for all limits that hooks declare; `check` reports others."""
-        for index, hook in enumerate(self._loop.hooks):
+        for index, hook in enumerate(self._hooks):
             for unit, limit in getattr(hook, "limits", {}).items():
                 if unit in UNITS and type(limit) is int:
                     yield index, unit, limit

@@ -1,8 +1,8 @@
-"""The step record: the loss and the learning rates of every iteration, and what hooks add."""
+"""The step log: the loss and the learning rates of every iteration, and what hooks add."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -12,11 +12,10 @@ from torch import Tensor
 from emrun.base.arguments import check_count
 from emrun.base.errors import HookError
 from emrun.epoch_data import LEARNING_RATE, is_rate, named_rates
-from emrun.hook import Loop
-from emrun.loop.batch_calls import Calls
+from emrun.loop.progress import Progress
 from emrun.loop.waiting_numbers import WaitingNumbers, read
+from emrun.model import AbstractModel
 from emrun.record.steps import ITERATION, KEYS, Chunk, StepsFile, read_chunk
-from emrun.streams.stream import StreamWrapper
 
 CHUNK_LENGTH = 1_000
 """A chunk ends with the iterations that are multiples of this."""
@@ -28,7 +27,7 @@ _AT_LAST = 100
 _OF_THE_LOOP = ("loss", LEARNING_RATE, ITERATION, *KEYS)
 
 
-class StepRecord:
+class StepLog:
     """Collects the values of each iteration and writes them to `steps.jsonl`, in chunks.
 
     Values that are on a GPU stay there until their chunk ends, with every 1,000th iteration and with the train stream
@@ -37,16 +36,19 @@ class StepRecord:
     that of an uninterrupted run.
 
     Args:
-        loop: has the model, whose `step_values` are recorded, and counts the iterations.
+        model: its `step_values` are recorded.
+        progress: counts the iterations.
         file: the file; None without a run.
         every: record every n-th iteration; 0 for none.
     """
 
-    def __init__(self, loop: Loop, file: StepsFile | None, every: int) -> None:
+    def __init__(self, model: AbstractModel, progress: Progress, file: StepsFile | None, every: int) -> None:
         check_count("record_steps", every)
         self.given: dict[str, float | Tensor] = {}
         """What hooks have added in the current iteration."""
-        self._loop, self._ask = loop, loop.model.step_values
+        self._model = model
+        self._ask = model.step_values
+        self._progress = progress
         self._file = file
         self._every = every if file is not None else 0
         self._waiting = WaitingNumbers()
@@ -55,13 +57,17 @@ class StepRecord:
         self._has_begun = False
         self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
 
-    def begin_batches(self, stream: StreamWrapper, train: bool, calls: Calls) -> None:
-        """Record the values of a stream on which the model is trained; a chunk ends with an epoch of the stream."""
-        if train:
-            self.begin()
-            calls.end.append(lambda: self.end_chunk() if stream.epoch_ended else None)
-            if self.due:
-                calls.after.append(self.take)
+    def begin_stream(self, *, train: bool) -> Callable[[], None] | None:
+        """Return what records each step of a stream; None if none is recorded."""
+        if not train:
+            return None
+        self.begin()
+        return self.take if self.due else None
+
+    def end_stream(self, *, epoch_ended: bool) -> None:
+        """End the chunk with the epoch of a train stream."""
+        if epoch_ended:
+            self.end_chunk()
 
     def begin(self) -> None:
         """Continue at the beginning of a train stream."""
@@ -75,14 +81,14 @@ class StepRecord:
             self._file.begin()
         self.given.clear()  # of a step that failed
         is_on = self._every and self._file.refusal is None
-        following = _following(self._loop.iterations_done, self._every) if is_on else (0, 0)
+        following = _following(self._progress.iterations_done, self._every) if is_on else (0, 0)
         if following != (self._chunk.next, self._chunk.steps.step):  # a resume has changed it
             self._chunk.close()
         self._due = following[0]
 
     def add(self, name: str, value: Any) -> None:
         """Add a value of the current iteration; see `Loop.record`."""
-        iteration = self._loop.iterations_done + 1
+        iteration = self._progress.iterations_done + 1
         is_last = iteration == self._chunk.last  # which is recorded already, and whose update ends that of an epoch
         if not self.due or not (is_last or iteration >= self.due):
             return
@@ -99,9 +105,9 @@ class StepRecord:
         if is_last:
             self._chunk.add(self.given)
 
-    def take(self, *_: object) -> None:
+    def take(self) -> None:
         """Record the values of the iteration that is done, if it is due."""
-        iteration = self._loop.iterations_done
+        iteration = self._progress.iterations_done
         chunk = self._chunk
         if iteration not in chunk.steps:
             if iteration != self._due:
@@ -124,7 +130,7 @@ class StepRecord:
             chunk.add(self.given)
         if iteration == chunk.end:
             self._due = _following(iteration, self._every)[0]
-            if not self._loop.model.is_accumulating:
+            if not self._model.is_accumulating:
                 self.end_chunk()
             # else the chunk ends with the next step: the window may end before, and add values
 
@@ -169,7 +175,8 @@ class StepRecord:
             state: the state; None if the checkpoint does not have it.
             iterations_done: the iterations that were done at that time.
         """
-        self._chunk, self._written = _Pending(range(0)), None
+        self._chunk = _Pending(range(0))
+        self._written = None
         if self._file is None:
             return
         chunk = read_chunk(state["pending"]) if state is not None else None

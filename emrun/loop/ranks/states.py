@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emrun.base.encoding import random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
-from emrun.epoch_data import declared
 from emrun.events import merges
-from emrun.hook import AbstractHook, Loop
+from emrun.hook import AbstractHook
+from emrun.loop.hook_keys import keyed
+from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
 
 
@@ -18,12 +18,17 @@ class RankStates:
     """Collects the parts of all ranks when a state is saved, and gives each rank its own when it is loaded.
 
     Args:
-        loop: has the model and the hooks.
+        model: the model.
+        hooks: the hooks.
         ranks: the ranks.
+        seed: the seed of the run.
     """
 
-    def __init__(self, loop: Loop, ranks: Ranks) -> None:
-        self._loop, self._ranks = loop, ranks
+    def __init__(self, model: AbstractModel, hooks: list[AbstractHook], ranks: Ranks, seed: int) -> None:
+        self._model = model
+        self._hooks = hooks
+        self._ranks = ranks
+        self._seed = seed
         self._later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
 
     @property
@@ -33,18 +38,18 @@ class RankStates:
 
     def with_parts(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state with what the other ranks keep for themselves; all ranks call this."""
-        if "ranks" in state or not self._ranks.several:
+        if "ranks" in state:
             return state
         return {**state, "ranks": self._ranks.gathered(self._own_part(state))[1:]}
 
     def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""
-        merged = [key for key, hook in keyed(self._loop.hooks).items() if merges(hook)]
+        merged = [key for key, hook in keyed(self._hooks).items() if merges(hook)]
         began = state["epoch_began"]
         return {
             "random": state["random"],
             "epoch_began": began["random"] if began is not None else None,
-            "model": self._loop.model.of_rank(state["model"]),
+            "model": self._model.of_rank(state["model"]),
             "hooks": {key: state["hooks"][key] for key in merged},
             "streams": state["streams"],
         }
@@ -52,7 +57,8 @@ class RankStates:
     def of_this_rank(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a loaded state with the part of this rank, or what stands for it with another number of ranks."""
         self._later = []
-        others, rank = state.get("ranks") or [], self._ranks.rank
+        others = state.get("ranks") or []
+        rank = self._ranks.rank
         is_same_size = len(others) + 1 == self._ranks.size
         if is_same_size and not rank:
             return state
@@ -66,8 +72,10 @@ class RankStates:
     def _new_part(self, state: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the part of a rank of another number of ranks: rank 0 has what was collected, others nothing."""
         streams = {name: _without_checksum(each) for name, each in state["streams"].items()}
-        merged = {key: hook for key, hook in keyed(self._loop.hooks).items() if merges(hook)}
-        hooks, random, began = {}, state["random"], None
+        merged = {key: hook for key, hook in keyed(self._hooks).items() if merges(hook)}
+        hooks = {}
+        random = state["random"]
+        began = None
         if self._ranks.is_first:
             self._later = [
                 (hook, [other["hooks"][key] for other in others])
@@ -77,12 +85,10 @@ class RankStates:
         else:
             hooks = {key: hook.state_dict() for key, hook in merged.items()}
             with preserved_randomness():
-                seed_everything(
-                    self._loop.seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"]
-                )
+                seed_everything(self._seed, "rank", self._ranks.rank, "iteration", state["loop"]["iterations_done"])
                 random = began = random_state()
-        parts = [self._loop.model.of_rank(state["model"]), *(other["model"] for other in others)]
-        model = self._loop.model.of_new_rank(parts, is_first=self._ranks.is_first)
+        parts = [self._model.of_rank(state["model"]), *(other["model"] for other in others)]
+        model = self._model.of_new_rank(parts, is_first=self._ranks.is_first)
         return {"random": random, "epoch_began": began, "model": model, "hooks": hooks, "streams": streams}
 
     def merge(self) -> None:
@@ -96,32 +102,3 @@ def _without_checksum(position: Mapping[str, Any]) -> dict[str, Any]:
     end = position.get("end_of_pass")
     found = {**position, "end_of_pass": {**end, "digest": None}} if end is not None else dict(position)
     return {**found, "digest": None} if "digest" in found else found
-
-
-def keyed(hooks: Sequence[AbstractHook]) -> dict[str, AbstractHook]:
-    """Return the key of the state of each hook in a checkpoint -> the hook.
-
-    Hooks of one class are counted in their order. One that saves checkpoints is known by their name instead, so that
-    it keeps what it knows of them whatever is listed before it.
-    """
-    found: dict[str, AbstractHook] = {}
-    counts: Counter[str] = Counter()
-    for hook in hooks:
-        kind = f"{type(hook).__module__}.{type(hook).__qualname__}"
-        if saves := declared(hook, "saves"):
-            key = f"{kind} of {saves[0]!r}"
-        else:
-            counts[kind] += 1
-            key = kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"
-        found[key] = hook
-    return found
-
-
-def class_of(key: str) -> str:
-    """Return the class in a key of `keyed`."""
-    return key.partition(" ")[0]
-
-
-def short_key(key: str) -> str:
-    """Return a key of `keyed` for messages, without the module: `ComputeStats number 2`, `SaveBest of 'best'`."""
-    return class_of(key).rpartition(".")[2] + key.removeprefix(class_of(key))
