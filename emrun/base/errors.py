@@ -174,6 +174,12 @@ class StreamError(EmrunError, ValueError):
         self.exit_status = 2 if first_batch else 1
         super().__init__(message)
 
+    def name_batch(self, stream: str, index: int) -> None:
+        """Add which batch of the epoch has caused this."""
+        if index == 0:
+            self.exit_status = 2
+        self.add_note(f"stream {stream!r}, batch {index} of the epoch")
+
 
 class StorageError(EmrunError, OSError):
     """A file of a run that cannot be read or written: full disk, read-only directory, damaged checkpoint."""

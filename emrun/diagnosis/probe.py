@@ -34,12 +34,12 @@ from emrun.diagnosis.recorded_trainings import TEMPORARY, Job, Point
 from emrun.diagnosis.rehearsal import is_tracker
 from emrun.epoch_data import numbers
 from emrun.hook import AbstractHook, TrainingTerminated
-from emrun.loop.hook_keys import short_key
 from emrun.loop.main_loop import MainLoop
 from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.ranks.pieces import rows_of
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
+from emrun.storage.checkpoints.hook_keys import short_key
 from emrun.storage.checkpoints.manifest import FROZEN, TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, read_tensors, whole_of
 from emrun.storage.checkpoints.state_file import FILE, load_state

@@ -77,7 +77,7 @@ class BatchChecks:
         """Whether some batches are left out."""
         return self._on_empty_batch != "error" or self.fixed_batch_size is not None
 
-    def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:  # noqa: PLR0915 - calls cost time
+    def begin(self, stream: str, changed_by: str = "") -> Callable[[Batch], int]:
         """Return the function that checks the batches of a stream and returns their length, or 0 to skip a batch.
 
         Args:
@@ -152,10 +152,9 @@ class BatchChecks:
             self._changed_by = ""
             return length
 
-        def name_batch(error: BaseException, *_: object) -> None:
+        def name_batch(error: BaseException) -> None:
             if isinstance(error, StreamError) and not str(error).startswith("stream "):
-                error.exit_status = 2 if index == 0 else error.exit_status
-                error.add_note(f"stream {stream!r}, batch {index} of the epoch")
+                error.name_batch(stream, index)
 
         self.check_changed = check_changed
         self.name_batch = name_batch
@@ -248,9 +247,10 @@ class BatchChecks:
             return
         unused = [name for name in names if name not in used and name not in self._warned]
         if unused and self._on_unused_sources != "ignore":
+            sources = "source" if len(unused) == 1 else "sources"
             message = (
-                f"neither the model nor a hook reads the source{'s' * (len(unused) > 1)} {listed(unused)}; if this is "
-                "right, set main_loop.on_unused_sources: ignore"
+                f"neither the model nor a hook reads the {sources} {listed(unused)}; if this is right, set "
+                "main_loop.on_unused_sources: ignore"
             )
             if self._on_unused_sources == "error":
                 raise self._error(index, message)

@@ -17,8 +17,7 @@ from emrun.base.types import Batch, EpochData
 from emrun.epoch_data import check_numbers
 from emrun.events import changers_of, check_constructed, check_events, listener, owner
 from emrun.hook import EVENTS, AbstractHook, Loop, TrainingTerminated, UpdateSkipped
-from emrun.loop.at_work import StepAtWork
-from emrun.loop.failures import Failures
+from emrun.loop.failures import Failures, StepAtWork
 from emrun.loop.profiling import Profiling
 from emrun.loop.progress import Progress
 from emrun.loop.ranks.callbacks import RankCallbacks
@@ -72,6 +71,7 @@ class Callbacks:
             HookError: a method of a hook does not fit the events, its constructor has not called that of its base, or
                 it is already registered in a main loop.
         """
+        self.intervals.register_mainloop(main_loop)
         before = list(self.hooks)
         self.hooks[:] = hooks
         check_events(type(self.model))

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from emrun.base.arguments import check_choice
 from emrun.base.finite import as_number, kind_of, not_finite
 from emrun.base.types import EpochData, Policy
 from emrun.hook import TrainingAborted
@@ -37,7 +38,9 @@ class LossWatch:
         self._model = model
         self._progress = progress
         self._steps = steps
-        self._on_nan_loss = on_nan_loss
+        check_choice("on_nan_loss", on_nan_loss, Policy)
+        self.on_nan_loss = on_nan_loss
+        """What happens when the loss is not finite."""
         self._looked_at = 0  # the last iteration that was checked
         self._skipped = 0  # how many updates of the run were skipped until then
         self._first: tuple[str, int] | None = None  # the first loss that was not finite: its kind, its epoch
@@ -47,7 +50,7 @@ class LossWatch:
     @property
     def warning(self) -> str | None:
         """The warning for the end of the training; None if the loss was always finite."""
-        if self._first is None or self._on_nan_loss == "ignore":
+        if self._first is None or self.on_nan_loss == "ignore":
             return None
         kind, epoch = self._first
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
@@ -76,7 +79,7 @@ class LossWatch:
         if progress.iterations_done == before or weighs_nothing(weighted):
             return
         last = as_number(self._model.step_values().get("loss"))
-        if self._on_nan_loss == "error" and self._model.has_updated is not False:
+        if self.on_nan_loss == "error" and self._model.has_updated is not False:
             earlier = {} if skipped or weighted else self._steps.losses_after(before)
             for iteration, loss in {**earlier, progress.iterations_done: last}.items():
                 if not math.isfinite(loss):
@@ -98,7 +101,7 @@ class LossWatch:
 
     def warn(self) -> None:
         """Log the warning, once."""
-        if self._message and self._on_nan_loss != "ignore":
+        if self._message and self.on_nan_loss != "ignore":
             _LOG.warning("%s", self._message)
             self._message = ""
 

@@ -22,11 +22,10 @@ from emrun.loop.batches import BatchLoop
 from emrun.loop.checkpointer import check_saved_names
 from emrun.loop.outcome import Outcome, warn_of_no_end
 from emrun.loop.parts import Parts, build
-from emrun.loop.progress import Phase, Progress
 from emrun.loop.session import Session
 from emrun.loop.training import TrainingLoop
 from emrun.model import AbstractModel
-from emrun.ranks.group import ranks as ranks_of_process
+from emrun.ranks.group import Ranks, ranks
 from emrun.storage.log import RunLog
 from emrun.storage.run import Run
 from emrun.streams.dataset_streams import StreamLike
@@ -123,15 +122,14 @@ class MainLoop(Loop):
 
     parts: Parts
     """What takes part in the training; for the package itself."""
-    progress: Progress
-    """Where the training is; hooks that are called in each batch may read the counters here."""
     batches: BatchLoop
     training_loop: TrainingLoop
     session: Session
     report: bool
     """Whether a page of the run is written at its end."""
 
-    # what changes during a training
+    progress = _read("parts.progress")
+    """Where the training is; what follows is read there."""
     training = _read("progress.training")
     evaluating = _read("progress.evaluating")
     at_end = _read("progress.at_end")
@@ -151,6 +149,11 @@ class MainLoop(Loop):
     shown = _read("parts.shown")
 
     # what the config says
+    model = _read("parts.model")
+    dataset = _read("parts.snapshot.dataset")
+    train_stream_name = _read("parts.streams.train_stream_name")
+    seed = _read("parts.seed")
+    on_nan_loss = _read("parts.loss.on_nan_loss")
     run = _read("parts.run")
     has_run = _read("parts.has_run")
     ranks = _read("parts.ranks")
@@ -194,19 +197,11 @@ class MainLoop(Loop):
         seed: int = 0,
         **unknown: Any,
     ) -> None:
-        check_choice("on_incorrect_config", on_incorrect_config, Policy)
-        check_choice("on_nan_loss", on_nan_loss, Policy)
         _refuse_unknown(unknown, on_incorrect_config)
-        ranks = ranks_of_process()
-        if rank_timeout is not None:
-            check_seconds("rank_timeout", rank_timeout)
-            ranks.limit_waits(rank_timeout)
-        if ranks.several:
-            _check_shares_batches(model)
         parts = build(
             model,
             dataset,
-            ranks=ranks,
+            ranks=_ranks_for(model, rank_timeout),
             run=run,
             follows=rank_log is not None,
             seed=seed,
@@ -230,19 +225,12 @@ class MainLoop(Loop):
         batches = BatchLoop(parts)
         self._set(
             parts=parts,
-            progress=parts.progress,
             batches=batches,
             training_loop=TrainingLoop(parts, batches),
             session=Session(parts, batches, run.log if run is not None else rank_log, preempt_exit_code),
-            model=model,
-            dataset=dataset,
-            train_stream_name=train_stream_name,
-            seed=seed,
-            on_nan_loss=on_nan_loss,
             report=report,
             notify=parts.callbacks.notify,
         )
-        parts.record.intervals.register_mainloop(self)
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
 
@@ -328,9 +316,8 @@ class MainLoop(Loop):
 
     def start_from(self, epochs_done: int, iterations_done: int, *, evaluating: bool = False) -> None:
         """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
-        phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
         updates_done = iterations_done // self.model.iterations_per_update  # about right
-        self.progress.start_from(epochs_done, iterations_done, updates_done, phase)
+        self.progress.start_between_epochs(epochs_done, iterations_done, updates_done)
         if evaluating:
             self.progress.only_evaluate()
 
@@ -483,20 +470,26 @@ _INSTEAD = {
 """Attribute -> what to do instead of setting it."""
 
 
-def _check_shares_batches(model: AbstractModel) -> None:
-    """Check that a model trains on several ranks.
+def _ranks_for(model: AbstractModel, timeout: float | None) -> Ranks:
+    """Return the ranks of the run, which wait for each other for some seconds at most.
 
     Raises:
-        UsageError: it does not.
+        UsageError: there are several, on which the model does not train.
     """
-    if not model.shares_batches:
+    found = ranks()
+    if timeout is not None:
+        check_seconds("rank_timeout", timeout)
+        found.limit_waits(timeout)
+    if found.several and not model.shares_batches:
         raise UsageError(
             f"{type(model).__name__} does not train on several ranks: it has no `shares_batches = True`, which says "
             "that its `run` adds up gradients over ranks as TorchModel does; start one process"
         )
+    return found
 
 
 def _refuse_unknown(names: Iterable[str], policy: Policy) -> None:
+    check_choice("on_incorrect_config", policy, Policy)
     known = [each for each in MainLoop.__init__.__annotations__ if each not in ("unknown", "return")]
     for name in names:
         message = f"unknown argument of the main loop{did_you_mean(name, known)}"

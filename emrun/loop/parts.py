@@ -9,13 +9,11 @@ from typing import Any
 
 from emrun.base.types import InterruptPolicy, Policy
 from emrun.hook import AbstractHook
-from emrun.loop.at_work import StepAtWork
 from emrun.loop.bad_examples import BadExamples
 from emrun.loop.batch_checks import BatchChecks
 from emrun.loop.callbacks import Callbacks
-from emrun.loop.changed_data import ChangedData
 from emrun.loop.checkpointer import Checkpointer
-from emrun.loop.failures import Failures
+from emrun.loop.failures import Failures, StepAtWork
 from emrun.loop.first_digests import FirstDigests
 from emrun.loop.loss_watch import LossWatch
 from emrun.loop.prefetching import Prefetching
@@ -25,7 +23,7 @@ from emrun.loop.ranks.callbacks import RankCallbacks
 from emrun.loop.ranks.requests import SharedRequests
 from emrun.loop.ranks.states import RankStates
 from emrun.loop.requests import Requests
-from emrun.loop.run_length import RunLength
+from emrun.loop.run_length import ChangedData, RunLength
 from emrun.loop.snapshot import Snapshot
 from emrun.loop.step_log import StepLog
 from emrun.loop.training_time import TrainingTime

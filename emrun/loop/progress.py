@@ -77,6 +77,11 @@ class Progress:
         self.updates_done = updates_done
         self.phase = phase
 
+    def start_between_epochs(self, epochs_done: int, iterations_done: int, updates_done: int) -> None:
+        """Set the counters to those of a loaded model, before another epoch."""
+        phase = Phase.BETWEEN if epochs_done or iterations_done else Phase.BEFORE
+        self.start_from(epochs_done, iterations_done, updates_done, phase)
+
     def take_checkpoint(self, directory: str, iteration: int) -> None:
         """Note the checkpoint that was saved or loaded last."""
         self.newest_checkpoint = (directory, iteration)

@@ -16,15 +16,14 @@ from emrun.base.encoding import Rows, decode, encode, random_state, set_random_s
 from emrun.base.wording import listed
 from emrun.events import changers_of
 from emrun.hook import AbstractHook
-from emrun.loop.changed_data import ChangedData
-from emrun.loop.hook_keys import class_of, keyed, short_key
 from emrun.loop.progress import Phase, Progress
 from emrun.loop.ranks.states import RankStates
-from emrun.loop.run_length import RunLength
+from emrun.loop.run_length import ChangedData, RunLength
 from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
 from emrun.record.record import Record
+from emrun.storage.checkpoints.hook_keys import class_of, keyed, short_key
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
 from emrun.storage.checkpoints.state_file import FILE, load_state, save_state

@@ -257,7 +257,9 @@ class _Pending:
 
     def joined(self, columns: Mapping[str, list[float | None]], count: int) -> dict[str, list[float | None]]:
         """Return the columns of `count` iterations behind those that were loaded: the loss, the rates, the others."""
-        loaded, before, new = self._loaded.columns, [None] * len(self._loaded), [None] * count
+        loaded = self._loaded.columns
+        before = [None] * len(self._loaded)
+        new = [None] * count
         names = sorted({**loaded, **columns}, key=lambda name: (name != "loss", not is_rate(name)))
         return {name: [*loaded.get(name, before), *columns.get(name, new)] for name in names}
 

@@ -23,11 +23,17 @@ class Share(dict[str, Any]):
     whole: str | None = None
     """A checksum of the whole batch, which all ranks must have; None if it is not compared."""
 
+    def of(self, total: int) -> Share:
+        """Return this share, of a batch with another number of rows than planned."""
+        self.total = total
+        return self
+
 
 def share_of(sources: Any, counts: bool, total: int, whole: str | None = None) -> Share:
     """Return a share with these sources and attributes."""
     share = Share(sources)
-    share.counts, share.total = counts, total
+    share.counts = counts
+    share.total = total
     if whole is not None:
         share.whole = whole
     return share
@@ -54,7 +60,8 @@ def own_share(batch: Batch, ranks: Ranks, *, compares: bool = False) -> Batch:
         from emrun.ranks.parts import rows_of
 
         share = Share({name: rows_of(values, begin, end) for name, values in batch.items()})
-    share.counts, share.total = has_rows, total
+    share.counts = has_rows
+    share.total = total
     if compares:
         share.whole = digest(batch)
     return share

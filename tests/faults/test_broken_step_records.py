@@ -12,7 +12,7 @@ import pytest
 from training.resuming import DATA, MODEL, Interrupt, config_of, train_with
 
 from emrun import TrainingTerminated, create_training, resume_training
-from emrun.loop import steps
+from emrun.loop import step_log as steps
 from emrun.storage.trace import read_trace
 
 HOOK = """

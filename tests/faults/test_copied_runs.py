@@ -156,10 +156,10 @@ def test_a_directory_under_a_name_is_evaluated(tmp_path, small, run, trials):
 @pytest.mark.fault("the links are gone and the checkpoints are of an emrun that recorded no names in their states")
 def test_names_come_back_from_the_manifests_alone(tmp_path, small, trials, monkeypatch):
     """What SaveEvery had given up, and is there for another name, has its name again until SaveEvery saves the next."""
-    from emrun.loop.state import TrainingState
+    from emrun.loop.snapshot import Snapshot
 
-    snapshot = TrainingState.snapshot
-    monkeypatch.setattr(TrainingState, "snapshot", lambda state, names=None: snapshot(state))
+    take = Snapshot.take
+    monkeypatch.setattr(Snapshot, "take", lambda state, names=None: take(state))
     cases = [(keep, epochs, kept) for keep in (1, 2, "null") for epochs in (1, 2, 3) for kept in ("min", "max")]
     for trial in trials(cases, small=1):
         keep, epochs, condition = trial.case

@@ -174,7 +174,7 @@ def recorded_training(root, moments_file, small):
     """Train in a child; return what it left behind and the moments."""
 
     def run():
-        from emrun.loop import saving as checkpointing
+        from emrun.loop import checkpointer as checkpointing
 
         disk = Disk(root)
         commit = checkpointing.commit

@@ -10,7 +10,7 @@ import pytest
 from emrun import MainLoop, create_training
 from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.hooks import SaveBest, SaveEvery, SaveLatest, StopAfter, StopOnNaN
-from emrun.loop.saving import check_saved_names
+from emrun.loop.checkpointer import check_saved_names
 from emrun.storage.checkpoints.commits import commit
 
 
@@ -117,7 +117,7 @@ def test_it_keeps_no_more_while_the_previous_checkpoint_is_still_written(scripte
         if number == 5:
             asked.set()
 
-    monkeypatch.setattr("emrun.loop.saving.commit", slow)
+    monkeypatch.setattr("emrun.loop.checkpointer.commit", slow)
     monkeypatch.setattr(SaveEvery, "_request", request)
     model = scripted()
     model.stage = lambda: model.save

@@ -240,7 +240,9 @@ def test_without_a_limit_of_time_it_does_not_listen_to_batches(train):
     stop = StopAfter(epochs=2, iterations=5)
     loop, _ = train(stop)
     assert loop.iterations_done == 5
-    assert not [call for call in loop.epochs.events.listeners["after_batch"] if getattr(call, "__self__", None) is stop]
+    assert not [
+        call for call in loop.parts.callbacks.listeners["after_batch"] if getattr(call, "__self__", None) is stop
+    ]
     assert StopAfter(epochs=2, minutes=1).after_batch is not None
     assert StopAfter(iterations=2, train_stream_name="other").after_batch is not None
 

@@ -137,7 +137,7 @@ def test_the_weights_before_the_nan_are_kept(tmp_path):
     training = create_training(config, output_dir=tmp_path / "run")
     poison = Poison()
     poison.register_mainloop(main_loop=training.main_loop)
-    training.main_loop.epochs.events.listeners["after_batch"].insert(
+    training.main_loop.parts.callbacks.listeners["after_batch"].insert(
         0, lambda stream_name, batch_data: poison.after_batch(batch_data)
     )
     with pytest.raises(TrainingAborted):

@@ -11,8 +11,8 @@ from doubles import Doubler, SixExamples
 
 from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.hook import Loop
 from emrun.loop.batch_checks import BatchChecks
+from emrun.loop.progress import Progress
 
 
 class Model(AbstractModel):
@@ -46,15 +46,9 @@ class Reader(AbstractHook):
         self.reads = reads
 
 
-def loop_of(model, hooks=()):
-    loop = Loop()
-    loop.model, loop.hooks = model, hooks
-    return loop
-
-
 def checks_of(*inputs, hooks=(), optional=(), empty="error", unused="ignore", **options):
     model = Model(*inputs, optional=optional)
-    return BatchChecks(loop_of(model, hooks), on_empty_batch=empty, on_unused_sources=unused, **options)
+    return BatchChecks(model, list(hooks), Progress(), on_empty_batch=empty, on_unused_sources=unused, **options)
 
 
 def messages(caplog):
@@ -84,7 +78,7 @@ SOURCES = {
 def test_the_length_of_a_batch_is_the_first_axis_of_its_sources(values):
     checks = checks_of("x")
     assert checks.begin("train")({"x": values}) == 3
-    assert checks._loop.batch_length == 3
+    assert checks._progress.batch_length == 3
 
 
 def test_sources_of_all_kinds_stand_side_by_side():
@@ -216,7 +210,7 @@ def test_an_empty_batch_is_skipped_silently(batch, caplog):
     checks = checks_of("x", empty="ignore")
     check = checks.begin("train")
     assert [check({"x": [1, 2]}), check(batch)] == [2, 0]
-    assert checks._loop.batch_length == 2
+    assert checks._progress.batch_length == 2
     assert not messages(caplog)
 
 
@@ -311,7 +305,7 @@ def test_what_a_hook_reads_or_the_model_may_use_is_not_unused(options):
 @pytest.mark.parametrize("argument", ["on_empty_batch", "on_empty_stream", "on_unused_sources"])
 def test_a_policy_is_one_of_three(argument):
     with pytest.raises(ArgumentError, match=f"{argument}: 'raise' is not one of error, warn, ignore"):
-        BatchChecks(loop_of(Model()), **{argument: "raise"})
+        BatchChecks(Model(), [], Progress(), **{argument: "raise"})
 
 
 # Outputs

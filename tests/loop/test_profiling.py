@@ -2,14 +2,10 @@
 
 import itertools
 from array import array
-from time import perf_counter
-from types import SimpleNamespace
 
 import pytest
 from doubles import by_counting, wrapped
 
-from emrun.hook import Loop
-from emrun.loop.batch_calls import Calls, Intake
 from emrun.loop.profiling import Profiling, timed_batches
 
 
@@ -32,7 +28,7 @@ def taken(profiling):
 
 
 def test_the_times_of_a_hook_add_up_and_begin_again():
-    times, hook = Profiling(Loop(), int), Hook()
+    times, hook = Profiling(int), Hook()
     call = times.timed(hook.before_update, hook, "before_update")
     call(model=1)
     call(model=2)
@@ -45,7 +41,7 @@ def test_the_times_of_a_hook_add_up_and_begin_again():
 
 
 def test_a_call_that_fails_is_timed_too_and_other_events_are_not_within_updates():
-    times, hook = Profiling(Loop(), int), Hook()
+    times, hook = Profiling(int), Hook()
     with pytest.raises(ValueError, match="train"):
         times.timed(hook.after_stream, hook, "after_stream")(stream_name="train")
     found = taken(times)
@@ -54,17 +50,13 @@ def test_a_call_that_fails_is_timed_too_and_other_events_are_not_within_updates(
 
 
 def test_batches_are_counted_after_the_model_ran():
-    loop, stream = Loop(), SimpleNamespace(name="train")
-    loop.model = SimpleNamespace(clock=perf_counter)
-    profiling = Profiling(loop, lambda: 7)
+    profiling = Profiling(lambda: 7)
     profiling.begin_epoch()
-    calls = Calls([], Intake(len, None, dict), lambda batch, train, name: {name: batch}, None, print)
-    profiling.begin_batches(stream, True, calls)
-    outputs = calls.run("b", True, "train")
-    assert outputs == {"train": "b"}
+    run = profiling.run_of("train", lambda batch, train, name: {name: batch})
+    note_length = profiling.note_length_of("train")
+    assert run("b", True, "train") == {"train": "b"}
     assert list(profiling.seconds["batch_length_train"]) == []
-    for each in calls.after:
-        each(outputs)
+    note_length()
     assert list(profiling.seconds["batch_length_train"]) == [7]
     assert len(profiling.seconds["eval_batch_train"]) == 1
 

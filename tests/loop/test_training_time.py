@@ -44,7 +44,7 @@ def test_an_evaluation_between_two_batches_does_not_count():
     class Evaluates(AbstractHook):
         def after_batch(self, stream_name, batch_data):
             if self.main_loop.training:
-                self.main_loop.epochs._run_stream(self.main_loop.get_stream("valid"), train=False)
+                self.main_loop.batches.run(self.main_loop.get_stream("valid"), train=False)
 
     hook = Ticks(train=1, valid=50)
     dataset = Streams(train=[{"x": [1]}] * 3, valid=[{"x": [1]}])

@@ -166,7 +166,7 @@ def end(*_, **__):
 
 def test_a_training_that_no_hook_ends_logs_a_warning(tmp_path, caplog):
     training = create_training({**CONFIG, "hooks": ["LogVariables"]}, tmp_path)
-    training.main_loop.request_checkpoint = end  # which SaveLatest calls
+    vars(training.main_loop)["request_checkpoint"] = end  # which SaveLatest calls
     train(training)
     assert "no hook ends this run" in caplog.text
     assert "no hook ends this run" in (training.output_dir / "train.log").read_text()

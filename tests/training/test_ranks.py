@@ -379,8 +379,9 @@ def test_checkpoints_by_minutes_are_saved_by_all_ranks_after_the_same_batch(proj
         training = create_training(config_of(), output_dir=project / "run")
         loop, asked = training.main_loop, []
         loop.change_hooks([SaveEvery(every="2 minutes"), *training.hooks])
-        request = loop._endings.request
-        loop._endings.request = lambda *args: (asked.append((loop.iterations_done, args[0])), request(*args))
+        requests = loop.parts.requests.checkpoints
+        add = requests.add
+        requests.add = lambda *args: (asked.append((loop.iterations_done, args[0])), add(*args))
         train(training)
         return [each for each in asked if each[1].startswith("iteration")]
 

@@ -94,7 +94,7 @@ def spans(directory):
 
 
 def test_a_run_of_more_steps_than_a_line_has_is_resumed_to_the_same_bytes(project, monkeypatch):
-    monkeypatch.setattr("emrun.loop.steps.CHUNK_LENGTH", 100)
+    monkeypatch.setattr("emrun.loop.step_log.CHUNK_LENGTH", 100)
     sizes = {"epochs": 2, "fixed_epoch_size": 70, "extra_streams": [], "skip_zeroth_epoch": True}
     trained(project / "straight", **sizes)
     trained(project / "run", StopAt(100), **sizes)

@@ -134,9 +134,7 @@ class RankBatches:
         # the batch of this rank
         if not rows and not (isinstance(batch, Share) and not batch.counts and examples_of(batch) > 0):
             return share_of(self._spare[key], False, total, whole)
-        if isinstance(batch, Share):
-            batch.total = total
-        return batch
+        return batch.of(total) if isinstance(batch, Share) else batch
 
     def _compare(self, whole: str, stream_name: str) -> None:
         """Check that all ranks read the same batch."""

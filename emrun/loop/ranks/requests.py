@@ -80,7 +80,7 @@ class SharedRequests(Requests):
         self._reduction: _Reduction | None = None
         self.every = 1
         """After how many batches the loop is to look again; all ranks count alike."""
-        self._is_due = False  # whether so many batches are read
+        self._read = 0  # batches since the last reduction, when the loop has to look
         self._began = perf_counter()  # with the last reduction
         self.pending = True
 
@@ -93,7 +93,7 @@ class SharedRequests(Requests):
 
     def look_again(self) -> None:
         """Make the loop look after this batch, as `every` batches are read."""
-        self._is_due = True
+        self._read += self.every
         self.pending = True
 
     def end(self, event: str, terminations: Sequence[TrainingTerminated]) -> None:
@@ -121,7 +121,7 @@ class SharedRequests(Requests):
     def leaves(self, is_last: Callable[[], bool]) -> bool:
         """Find out now and then whether a rank has a wish; return whether the loop leaves the stream."""
         self.pending = False
-        if self._is_due:
+        if self._read:
             if self._end_reduction():
                 self.exchange()
             self._begin_reduction()
@@ -132,14 +132,14 @@ class SharedRequests(Requests):
         return ends
 
     def _begin_reduction(self) -> None:
-        began = self._began
+        seconds = perf_counter() - self._began
+        proposed = min(_LONGEST, max(1, int(self._read * _SECONDS / max(seconds, 1e-6))))
         self._count_anew()
-        proposed = min(_LONGEST, max(1, int(self.every * _SECONDS / max(self._began - began, 1e-6))))
         tensor = torch.tensor([any(self._wishes()), proposed if self._ranks.is_first else 0])
         self._reduction = _Reduction(self._ranks.begin_maximum(tensor), tensor)
 
     def _count_anew(self) -> None:
-        self._is_due = False
+        self._read = 0
         self._began = perf_counter()
 
     def _end_reduction(self) -> bool:

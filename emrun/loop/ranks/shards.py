@@ -58,7 +58,9 @@ def write_together(
 
 def _written(ranks: Ranks, write: Callable[[Path], list[Shard]], directory: Path) -> dict[str, Any]:
     """Write what this rank has; return on rank 0 the checksums and sizes of the files of all ranks."""
-    began, error, shards = monotonic(), None, list[Shard]()
+    began = monotonic()
+    error = None
+    shards: list[Shard] = []
     try:
         shards = write(directory)
     except Exception as failure:  # the model's code may raise anything

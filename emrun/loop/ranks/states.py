@@ -9,9 +9,9 @@ from emrun.base.encoding import random_state
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.events import merges
 from emrun.hook import AbstractHook
-from emrun.loop.hook_keys import keyed
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
+from emrun.storage.checkpoints.hook_keys import keyed
 
 
 class RankStates:

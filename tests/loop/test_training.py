@@ -12,7 +12,7 @@ from doubles import Doubler, SixExamples, loop_of, names, recording_hook, traine
 from emrun import AbstractHook, MainLoop, TrainingTerminated
 from emrun.base.errors import StreamError, UsageError
 from emrun.hooks import StopAfter
-from emrun.loop.state import Phase
+from emrun.loop.progress import Phase
 from emrun.storage.run import Run
 
 
@@ -322,12 +322,13 @@ class RunsBetween(AbstractHook):
 
     def after_batch(self, stream_name):
         if stream_name == "valid":
-            self.phases.append(self.main_loop.epochs.state.phase)
+            self.phases.append(self.main_loop.progress.phase)
 
 
 def test_the_seconds_of_an_epoch_hold_those_of_an_evaluation_in_it(tmp_path, monkeypatch):
     clock = map(float, range(10**6)).__next__
-    monkeypatch.setattr("emrun.loop.epochs.perf_counter", clock)
+    for name in ("main_loop", "progress", "training"):
+        monkeypatch.setattr(f"emrun.loop.{name}.perf_counter", clock)
     monkeypatch.setattr("emrun.loop.profiling.perf_counter", clock)
     spent = []
 

@@ -11,7 +11,7 @@ from in_ranks import in_ranks, results_of
 
 from emrun.base.encoding import Rows
 from emrun.base.errors import RankFailed, StorageError
-from emrun.loop.together import write_together
+from emrun.loop.ranks.shards import write_together
 from emrun.ranks.group import join
 from emrun.storage.checkpoints.commits import commit, newest
 from emrun.storage.checkpoints.manifest import Contents, verify

@@ -6,7 +6,7 @@ import time
 
 from in_ranks import in_ranks
 
-from emrun.loop.hangs import HangWatch
+from emrun.loop.ranks.hangs import HangWatch
 from emrun.ranks.group import join, ranks
 
 
@@ -16,7 +16,7 @@ def of_hang(directory):
     ours.limit_waits(2.0)
     handler = logging.Handler()
     handler.emit = lambda record: (lines.append(record.getMessage()), (directory / "said").touch())
-    logging.getLogger("emrun.loop.hangs").addHandler(handler)
+    logging.getLogger("emrun.loop.ranks.hangs").addHandler(handler)
     watch = HangWatch(ours, directory / f"train-{ours.rank}.log")
     watch.start()
     while not ours.is_first and not (directory / "said").exists():

@@ -16,7 +16,10 @@ from emrun import AbstractHook, MainLoop, TorchModel, TrainingTerminated
 from emrun.base.errors import ArgumentError, HookError, StorageError
 from emrun.base.types import Factory
 from emrun.hooks import SaveEvery, SaveLatest, StopAfter
-from emrun.loop.saving import Saving
+from emrun.loop.checkpointer import Checkpointer
+from emrun.loop.progress import Phase, Progress
+from emrun.loop.requests import CheckpointRequests
+from emrun.loop.snapshot import Copy
 from emrun.storage.checkpoints.commits import commit, find
 from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.run import create_run
@@ -24,6 +27,17 @@ from emrun.storage.run import create_run
 
 def save(directory):
     (directory / "state.pt").write_bytes(b"state")
+
+
+def saving_to(root, take, **more):
+    requests = CheckpointRequests(are_saved=root is not None)
+    return Checkpointer(requests, Progress(), lambda names: Copy(*take(names)), root, **more)
+
+
+def at(saving, epoch, iteration, phase="between"):
+    """Return what saves checkpoints, when the training has come to a point."""
+    saving.progress.start_from(epoch, iteration, iteration, Phase(phase))
+    return saving
 
 
 @pytest.fixture
@@ -47,77 +61,77 @@ def saving(root, saved, background):
         saved.append(directory)
         save(directory)
 
-    return Saving(root, lambda names: (note, background))
+    return saving_to(root, lambda names: (note, background))
 
 
 def test_what_was_requested_becomes_one_checkpoint_with_all_the_names(saving, root, saved):
-    saving.request("latest", "error")
-    saving.request("best", "error")
+    saving.requests.add("latest", "error")
+    saving.requests.add("best", "error")
     assert not root.exists()
-    saving.save_requested(1, 10, "between")
+    at(saving, 1, 10).save_requested()
     saving.wait()
     assert names_in(root) == ["best", "it-00000010", "latest"]
     assert len(saved) == 1
-    saving.save_requested(1, 11, "between")
+    at(saving, 1, 11).save_requested()
     saving.wait()
     assert len(saved) == 1
 
 
 def test_a_second_request_in_the_same_state_only_names_it(saving, root, saved):
-    saving.request("best", "error")
-    saving.save_requested(1, 10, "between")
+    saving.requests.add("best", "error")
+    at(saving, 1, 10).save_requested()
     saving.wait()
-    saving.request("epoch-1", "error")
-    saving.save_requested(1, 10, "between")
+    saving.requests.add("epoch-1", "error")
+    at(saving, 1, 10).save_requested()
     saving.wait()
-    saving.save_latest(1, 10, "between")
+    at(saving, 1, 10).save_latest()
     assert len(saved) == 1
     assert {(root / name).readlink().name for name in ("best", "epoch-1", "latest")} == {"it-00000010"}
 
 
 def test_a_checkpoint_that_somebody_deleted_is_saved_again(saving, root, saved):
-    saving.request("best", "error")
-    saving.save_requested(1, 10, "between")
+    saving.requests.add("best", "error")
+    at(saving, 1, 10).save_requested()
     saving.wait()
     shutil.rmtree(root / "it-00000010")
-    saving.save_latest(1, 10, "between")
+    at(saving, 1, 10).save_latest()
     assert len(saved) == 2
     assert verify(find(root, "latest")).iteration == 10
 
 
 def test_a_name_that_is_given_up_and_requested_at_once_is_there(saving, root):
-    saving.request("epoch-1", "error", instead_of=["epoch-0"])
-    saving.request("epoch-0", "error")
-    saving.save_requested(1, 10, "between")
+    saving.requests.add("epoch-1", "error", instead_of=["epoch-0"])
+    saving.requests.add("epoch-0", "error")
+    at(saving, 1, 10).save_requested()
     saving.wait()
     assert names_in(root) == ["epoch-0", "epoch-1", "it-00000010"]
 
 
 def test_a_name_is_given_up_once_and_may_come_back(saving, root):
     for iteration, (name, others) in enumerate([("a", []), ("b", ["a"]), ("a", []), ("c", [])]):
-        saving.request(name, "error", instead_of=others)
-        saving.save_requested(1, iteration, "between")
+        saving.requests.add(name, "error", instead_of=others)
+        at(saving, 1, iteration).save_requested()
     saving.wait()
     assert [name for name in names_in(root) if not name.startswith("it-")] == ["a", "b", "c"]
 
 
 def test_the_same_iteration_in_another_epoch_is_another_state(saving, root, saved):
     for epoch, name in ((0, "batch-10"), (1, "latest")):
-        saving.request(name, "error")
-        saving.save_requested(epoch, 10, "between")
+        saving.requests.add(name, "error")
+        at(saving, epoch, 10).save_requested()
     saving.wait()
     assert len(saved) == 2
     assert names_in(root) == ["batch-10", "it-00000010", "it-00000010-2", "latest"]
 
 
 def test_the_state_at_the_end_is_saved_as_latest(saving, root):
-    saving.save_latest(2, 20, "between")
+    at(saving, 2, 20).save_latest()
     assert verify(find(root, "latest")).epoch == 2
 
 
 def test_a_name_is_made_safe(saving, root):
-    saving.request("../a b", "error")
-    saving.save_requested(0, 1, "between")
+    saving.requests.add("../a b", "error")
+    at(saving, 0, 1).save_requested()
     saving.wait()
     assert names_in(root) == ["_a_b", "it-00000001"]
 
@@ -125,37 +139,37 @@ def test_a_name_is_made_safe(saving, root):
 @pytest.mark.parametrize("name", ["it-00000001", "it-00000001-2", "it-123456789"])
 def test_a_name_cannot_be_that_of_a_directory(saving, name):
     with pytest.raises(ArgumentError, match="is reserved for a checkpoint's directory; use another name"):
-        saving.request(name, "error")
+        saving.requests.add(name, "error")
 
 
 @pytest.mark.parametrize("name", ["", "..", "x" * 101])
 def test_a_name_that_cannot_be_one_is_an_error(saving, name):
     with pytest.raises(ArgumentError, match="cannot name a file"):
-        saving.request(name, "error")
+        saving.requests.add(name, "error")
 
 
 def test_without_a_run_a_request_is_an_error_and_the_end_is_not():
-    saving = Saving(None, lambda names: (save, True))
+    saving = saving_to(None, lambda names: (save, True))
     with pytest.raises(HookError, match="checkpoint 'best' cannot be saved: this main loop has no run directory"):
-        saving.request("best", "error")
-    saving.save_requested(1, 1, "between")
-    saving.save_latest(1, 1, "between")
+        saving.requests.add("best", "error")
+    at(saving, 1, 1).save_requested()
+    at(saving, 1, 1).save_latest()
 
 
 def broken(root):
     def fails(directory):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    return Saving(root, lambda names: (fails, False))
+    return saving_to(root, lambda names: (fails, False))
 
 
 @pytest.mark.parametrize("policies", [["error"], ["ignore", "error"], ["error", "warn"]], ids=str)
 def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(root, policies):
     saving = broken(root)
     for index, policy in enumerate(policies):
-        saving.request(f"name-{index}", policy)
+        saving.requests.add(f"name-{index}", policy)
     with pytest.raises(StorageError, match="the disk is full"):
-        saving.save_requested(1, 1, "between")
+        at(saving, 1, 1).save_requested()
 
 
 @pytest.mark.parametrize("policies", [["error", "warn"], ["ignore", "error"], ["warn", "error", "ignore"]], ids=str)
@@ -163,34 +177,35 @@ def test_a_checkpoint_that_cannot_be_saved_is_an_error_if_anyone_wants_it_so(roo
 def test_the_strictest_policy_of_all_requests_for_a_name_applies(root, policies, at_the_end):
     saving = broken(root)
     for policy in policies:
-        saving.request("latest", policy)
+        saving.requests.add("latest", policy)
     with pytest.raises(StorageError, match="the disk is full"):
-        (saving.save_latest if at_the_end else saving.save_requested)(1, 1, "between")
+        at(saving, 1, 1)
+        (saving.save_latest if at_the_end else saving.save_requested)()
 
 
 @pytest.mark.parametrize(("policies", "count"), [(["ignore"], 0), (["warn"], 1), (["warn", "ignore", "warn"], 1)])
 def test_a_checkpoint_that_cannot_be_saved_may_be_a_warning_or_nothing(root, policies, count, caplog):
     saving = broken(root)
     for index, policy in enumerate(policies):
-        saving.request(f"name-{index}", policy)
+        saving.requests.add(f"name-{index}", policy)
     with caplog.at_level(logging.INFO):
-        saving.save_requested(1, 1, "between")
+        at(saving, 1, 1).save_requested()
     assert len(caplog.messages) == count
     assert all("no checkpoint was saved: " in message for message in caplog.messages)
-    saving.save_requested(1, 2, "between")  # it is not tried again
+    at(saving, 1, 2).save_requested()  # it is not tried again
 
 
 def test_the_end_is_saved_with_the_policy_of_the_last_request_for_latest(root, background, caplog):
     def fails(directory):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    saving = Saving(root, lambda names: (fails, background))
+    saving = saving_to(root, lambda names: (fails, background))
     with pytest.raises(StorageError, match="the disk is full"):
-        saving.save_latest(1, 1, "between")
-    saving.request("latest", "warn")
+        at(saving, 1, 1).save_latest()
+    saving.requests.add("latest", "warn")
     for iteration in (2, 3):
-        saving.save_latest(1, iteration, "between")
-        saving.request("best", "ignore")
+        at(saving, 1, iteration).save_latest()
+        saving.requests.add("best", "ignore")
     assert len(caplog.messages) == 2
 
 
@@ -202,19 +217,19 @@ def fails_halfway(directory):
 @pytest.mark.parametrize("policy", ["error", "warn", "ignore"])
 def test_what_a_model_raises_while_it_is_saved_follows_the_policy_and_leaves_nothing(root, background, caplog, policy):
     writers = [save, fails_halfway, save]
-    saving = Saving(root, lambda names: (writers.pop(0), background))
-    saving.request("latest", "error")
-    saving.save_requested(1, 1, "between")
+    saving = saving_to(root, lambda names: (writers.pop(0), background))
+    saving.requests.add("latest", "error")
+    at(saving, 1, 1).save_requested()
     saving.wait()
-    saving.request("best", policy)
+    saving.requests.add("best", policy)
     caplog.clear()
     with pytest.raises(RuntimeError, match="out of memory") if policy == "error" else nullcontext():
-        saving.save_requested(1, 2, "between")
+        at(saving, 1, 2).save_requested()
         saving.wait()
     warnings = ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"] if policy == "warn" else []
     assert caplog.messages == warnings
     assert names_in(root) == ["it-00000001", "latest"]
-    saving.save_latest(1, 3, "between")
+    at(saving, 1, 3).save_latest()
     assert verify(find(root, "latest")).iteration == 3
 
 
@@ -222,9 +237,9 @@ def test_what_a_model_raises_while_it_is_copied_follows_the_policy(root, caplog)
     def snapshot(names):
         raise RuntimeError("CUDA error: out of memory")
 
-    saving = Saving(root, snapshot)
-    saving.request("best", "warn")
-    saving.save_requested(1, 1, "between")
+    saving = saving_to(root, snapshot)
+    saving.requests.add("best", "warn")
+    at(saving, 1, 1).save_requested()
     assert caplog.messages == ["no checkpoint was saved: RuntimeError: CUDA error: out of memory"]
 
 
@@ -278,22 +293,22 @@ def test_a_run_whose_model_cannot_be_saved_follows_on_save_failure(emrun, tmp_pa
 
 
 def test_the_newest_is_the_last_that_was_saved_or_loaded(saving, root):
-    assert saving.newest is None
-    saving.save_latest(1, 10, "between")
-    assert saving.newest == ("it-00000010", 10)
+    assert saving.progress.newest_checkpoint is None
+    at(saving, 1, 10).save_latest()
+    assert saving.progress.newest_checkpoint == ("it-00000010", 10)
     other = broken(root)
-    other.rewind(find(root, "latest"), 1, 10, "between")
-    assert other.newest == ("it-00000010", 10)
+    at(other, 1, 10).rewind(find(root, "latest"))
+    assert other.progress.newest_checkpoint == ("it-00000010", 10)
     with pytest.raises(StorageError, match="the disk is full"):
         other.save_latest(1, 11, "between")
-    assert other.newest == ("it-00000010", 10)
+    assert other.progress.newest_checkpoint == ("it-00000010", 10)
 
 
 def test_the_state_of_a_checkpoint_that_was_loaded_is_only_named(saving, root):
-    saving.save_latest(1, 10, "between")
+    at(saving, 1, 10).save_latest()
     other = broken(root)
-    other.rewind(find(root, "latest"), 1, 10, "between")
-    other.request("best", "error")
+    at(other, 1, 10).rewind(find(root, "latest"))
+    other.requests.add("best", "error")
     other.save_latest(1, 10, "between")
     assert names_in(root) == ["best", "it-00000010", "latest"]
 
@@ -307,10 +322,10 @@ def test_after_a_failure_the_state_can_be_saved_again(root, background):
             raise OSError(errno.EIO, "Input/output error")
         save(directory)
 
-    saving = Saving(root, lambda names: (save_the_second_time, background))
-    saving.request("latest", "warn")
-    saving.save_requested(1, 1, "between")
-    saving.save_latest(1, 1, "between")
+    saving = saving_to(root, lambda names: (save_the_second_time, background))
+    saving.requests.add("latest", "warn")
+    at(saving, 1, 1).save_requested()
+    at(saving, 1, 1).save_latest()
     assert verify(find(root, "latest")).iteration == 1
 
 
@@ -332,9 +347,9 @@ class Gate:
 
 def test_the_loop_does_not_wait_for_what_is_written(root):
     gate = Gate()
-    saving = Saving(root, lambda names: (gate, True))
-    saving.request("latest", "error")
-    saving.save_requested(1, 10, "between")
+    saving = saving_to(root, lambda names: (gate, True))
+    saving.requests.add("latest", "error")
+    at(saving, 1, 10).save_requested()
     assert gate.began.wait(60)
     assert [name for name in names_in(root) if not name.startswith(".")] == []  # nothing is there before the rename
     gate.open.set()
@@ -351,11 +366,11 @@ def test_only_one_is_in_flight_and_the_next_one_waits_for_it(root):
         save(directory)
         running.pop()
 
-    saving = Saving(root, lambda names: (write, True))
+    saving = saving_to(root, lambda names: (write, True))
     for iteration in range(20):
-        saving.request("latest", "error")
-        saving.save_requested(1, iteration, "train")
-    saving.save_latest(1, 20, "between")
+        saving.requests.add("latest", "error")
+        at(saving, 1, iteration, "train").save_requested()
+    at(saving, 1, 20).save_latest()
     assert most == [1] * 21
     assert names_in(root) == ["it-00000020", "latest"]
 
@@ -366,11 +381,11 @@ def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_o
     def threads():
         return [each.name for each in threading.enumerate() if each not in others]
 
-    saving = Saving(root, lambda names: (save, True))
+    saving = saving_to(root, lambda names: (save, True))
     saving.close()
     for iteration in (1, 2):
-        saving.request("latest", "error")
-        saving.save_requested(0, iteration, "train")
+        saving.requests.add("latest", "error")
+        at(saving, 0, iteration, "train").save_requested()
         assert threads() == ["emrun checkpoint_0"]
         saving.close()
         assert threads() == []
@@ -380,9 +395,9 @@ def test_the_thread_ends_when_all_is_written_and_another_checkpoint_gets_a_new_o
 def test_an_error_in_the_background_is_noticed_at_once_and_raised_by_the_next_call(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
-    saving = Saving(root, lambda names: (gate, True), told.set)
-    saving.request("best", "error")
-    saving.save_requested(1, 10, "train")
+    saving = saving_to(root, lambda names: (gate, True), notice=told.set)
+    saving.requests.add("best", "error")
+    at(saving, 1, 10, "train").save_requested()
     gate.open.set()
     assert told.wait(60)
     with pytest.raises(StorageError, match="the disk is full"):
@@ -393,36 +408,36 @@ def test_an_error_in_the_background_is_noticed_at_once_and_raised_by_the_next_ca
 def test_an_error_in_the_background_is_raised_even_if_nothing_is_requested(root):
     told = threading.Event()
     gate = Gate(OSError(errno.ENOSPC, "No space left on device"))
-    saving = Saving(root, lambda names: (gate, True), told.set)
-    saving.request("best", "error")
-    saving.save_requested(1, 10, "train")
-    saving.save_requested(1, 11, "train")  # which does not wait for it
+    saving = saving_to(root, lambda names: (gate, True), notice=told.set)
+    saving.requests.add("best", "error")
+    at(saving, 1, 10, "train").save_requested()
+    at(saving, 1, 11, "train").save_requested()  # which does not wait for it
     gate.open.set()
     assert told.wait(60)
     with pytest.raises(StorageError, match="the disk is full"):
-        saving.save_requested(1, 12, "train")
+        at(saving, 1, 12, "train").save_requested()
 
 
 def test_an_error_of_the_model_is_raised_as_it_is(root):
     gate = Gate(ZeroDivisionError("in the model"))
-    saving = Saving(root, lambda names: (gate, True))
-    saving.request("latest", "error")
-    saving.save_requested(1, 10, "train")
+    saving = saving_to(root, lambda names: (gate, True))
+    saving.requests.add("latest", "error")
+    at(saving, 1, 10, "train").save_requested()
     gate.open.set()
     with pytest.raises(ZeroDivisionError, match="in the model"):
-        saving.save_latest(1, 11, "train")
+        at(saving, 1, 11, "train").save_latest()
 
 
 def test_the_same_state_is_only_named_also_while_it_is_written(root):
     gate = Gate()
-    saving = Saving(root, lambda names: (gate, True))
-    saving.request("latest", "error")
-    saving.save_requested(1, 10, "between")
+    saving = saving_to(root, lambda names: (gate, True))
+    saving.requests.add("latest", "error")
+    at(saving, 1, 10).save_requested()
     assert gate.began.wait(60)
     gate.open.set()
     gate.began.clear()
-    saving.request("best", "error")
-    saving.save_latest(1, 10, "between")
+    saving.requests.add("best", "error")
+    at(saving, 1, 10).save_latest()
     assert not gate.began.is_set()
     assert (root / "best").readlink() == (root / "latest").readlink()
 
@@ -516,8 +531,9 @@ def test_after_checkpoint_comes_with_the_next_batch_after_the_commit(train_told)
     class Noticed(Told):
         def register_mainloop(self, main_loop):
             super().register_mainloop(main_loop)
-            saving, notice = main_loop.epochs.saving, main_loop.epochs.saving._noticed
-            saving._noticed = lambda: (notice(), committed.set())
+            saving = main_loop.parts.checkpointer
+            notice = saving.notice
+            saving.notice = lambda: (notice(), committed.set())
 
     told = Noticed()
     train_told(told, SaveEvery(every="1 iteration", keep=1), Wait(), epochs=1)
@@ -531,7 +547,7 @@ def test_after_checkpoint_comes_before_the_next_commit_begins(train_told, monkey
         begun.append((more["iteration"], [each[1] for each in told.told]))
         return commit(*arguments, **more)
 
-    monkeypatch.setattr("emrun.loop.saving.commit", note)
+    monkeypatch.setattr("emrun.loop.checkpointer.commit", note)
     train_told(told, SaveEvery(every="1 update"), epochs=1)
     assert begun == [(1, []), (2, [1]), (3, [1, 2]), (3, [1, 2, 3])]  # the last one is the end of the epoch
 
@@ -587,7 +603,7 @@ def test_an_error_in_after_checkpoint_does_not_cost_the_checkpoint_that_is_reque
         assert ended.wait(60)
         return commit(*arguments, **more)
 
-    monkeypatch.setattr("emrun.loop.saving.commit", late)
+    monkeypatch.setattr("emrun.loop.checkpointer.commit", late)
     told = Told(RuntimeError("no network"), at=1)
     with pytest.raises(RuntimeError, match="no network"):
         train_told(told, EndOfEpoch(), SaveEvery(), SaveLatest())
@@ -601,7 +617,7 @@ def test_a_checkpoint_that_was_not_saved_is_not_told_of(train_told, monkeypatch,
             raise StorageError("full")
         return commit(*arguments, **more)
 
-    monkeypatch.setattr("emrun.loop.saving.commit", fail)
+    monkeypatch.setattr("emrun.loop.checkpointer.commit", fail)
     told = Told()
     train_told(told, SaveEvery(on_failure="warn"))
     assert [each[:2] for each in told.told[:-1]] == [("epoch-0", 0), ("epoch-2", 6), ("latest", 6)]

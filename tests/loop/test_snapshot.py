@@ -2,18 +2,18 @@
 
 import logging
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from emrun import AbstractHook, AbstractModel
+from emrun import AbstractHook, AbstractModel, MainLoop
 from emrun.base.errors import StateError
-from emrun.hook import Loop
-from emrun.loop.batch_checks import BatchChecks
-from emrun.loop.horizon import RunLength
-from emrun.loop.state import Phase, TrainingState
-from emrun.loop.steps import StepRecord
+from emrun.loop.progress import Phase, Progress
+from emrun.loop.ranks.states import RankStates
+from emrun.loop.run_length import ChangedData, RunLength
+from emrun.loop.snapshot import Snapshot
+from emrun.loop.step_log import StepLog
+from emrun.ranks.group import Ranks
 from emrun.record.record import Record
 from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
@@ -79,23 +79,36 @@ def state_of(run=None, hooks=(), data=None):
 
 
 def made(model, hooks, streams, record):
-    loop = Loop()
-    loop.model, loop.hooks, loop.dataset, loop.has_run = model, hooks, None, record.directory is not None
-    length = RunLength(loop, SimpleNamespace(changes=SimpleNamespace(by=[]), checks=BatchChecks(loop)), streams, True)
-    return TrainingState(loop, streams, record, StepRecord(loop, record.steps, 1), length)
+    hooks = list(hooks)
+    progress = Progress()
+    return Snapshot(
+        model,
+        hooks,
+        None,
+        progress,
+        streams,
+        record,
+        StepLog(model, progress, record.steps, 1),
+        RunLength(model, hooks, progress, streams, None, has_zeroth_epoch=True),
+        ChangedData(streams),
+        has_run=record.directory is not None,
+        ranks=Ranks(),
+        of_ranks=RankStates(model, hooks, Ranks(), 0),
+        follows=False,
+    )
 
 
 def written(state, place):
     """Write a snapshot of the state; return what was written."""
     place.mkdir()
-    write, _ = state.snapshot()
+    write, _ = state.take()
     write(place)
     return load_state(place)
 
 
 def moved(state, streams):
     """Move a state to just after the first batch of its second epoch."""
-    state._loop.training_epochs_done, state._loop.iterations_done, state.phase = 1, 4, Phase.TRAIN
+    state.progress.start_from(1, 4, 4, Phase.TRAIN)
     assert next(iter(streams.get("train", train=True))) is not None
     return state
 
@@ -107,7 +120,7 @@ def test_a_checkpoint_brings_another_state_to_the_same_point(tmp_path):
     expected = random.random()
     other, its_streams = state_of()
     other.load(tmp_path / "place")
-    assert other.point == (1, 4, "train")
+    assert other.progress.point == (1, 4, "train")
     random.seed(0)
     other.resume(lambda epoch_id: None)
     assert random.random() == expected
@@ -154,7 +167,7 @@ def test_a_copy_is_what_checkpoints_get_until_it_is_dropped(tmp_path):
     hook = Count(1)
     state, _ = state_of(Run(tmp_path), [hook])
     state.keep_copy()
-    hook.count = state._loop.iterations_done = 2
+    hook.count = state.progress.iterations_done = 2
     kept = written(state, tmp_path / "kept")
     state.end_epoch(trained=False)
     now = written(state, tmp_path / "now")
@@ -172,7 +185,7 @@ def test_without_a_run_no_copy_is_made():
 
 def test_what_is_staged_for_another_thread_does_not_change_any_more(tmp_path):
     model = Model(in_background=True)
-    write, in_background = made(model, (), DatasetStreams(Data(), "train"), Record(None)).snapshot()
+    write, in_background = made(model, (), DatasetStreams(Data(), "train"), Record(None)).take()
     model.weights = model.momentum[0] = 5
     write(tmp_path)
     assert in_background
@@ -188,7 +201,7 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
     state = made(model, [hook], DatasetStreams(Data(), "train"), Record(tmp_path))
     if kept:
         state.keep_copy()
-    write, _ = state.snapshot()
+    write, _ = state.take()
     for each in (model.momentum[0], hook.count[0], hook.count[1]["sums"][0]):
         each += 1
     write(tmp_path / "place")
@@ -201,23 +214,23 @@ def test_tensors_that_are_staged_for_another_thread_are_copies(tmp_path, kept):
 
 
 def test_a_model_that_cannot_stage_is_saved_by_the_thread_that_waits():
-    _, in_background = state_of()[0].snapshot()
+    _, in_background = state_of()[0].take()
     assert not in_background
 
 
 @pytest.mark.parametrize(("done", "phase"), [((0, 0), Phase.BEFORE), ((0, 2), Phase.BETWEEN), ((1, 3), Phase.BETWEEN)])
 def test_a_training_that_starts_from_loaded_weights_skips_the_zeroth_epoch(done, phase):
-    state, _ = state_of()
-    state.start_from(*done)
-    assert state.point == (*done, phase.value)
+    loop = MainLoop(Model(), Data())
+    loop.start_from(*done)
+    assert loop.progress.point == (*done, phase.value)
 
 
 def test_metrics_go_back_to_their_length_at_the_checkpoint(tmp_path):
     run = Run(tmp_path)
     state, _ = state_of(run)
-    state._record.add_epoch(0, 0, 0, 1.0, {})
+    state.record.add_epoch(0, 0, 0, 1.0, {})
     written(state, tmp_path / "place")
-    state._record.add_epoch(1, 3, 3, 1.0, {})
+    state.record.add_epoch(1, 3, 3, 1.0, {})
     state.load(tmp_path / "place")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
@@ -277,10 +290,10 @@ def test_a_field_that_cannot_be_used_is_an_error_before_anything_is_loaded(tmp_p
     written(state_of()[0], place)
     changed(place, **changes)
     state, _ = state_of(hooks=[Count(3)])
-    state._loop.model.weights = 5
+    state.model.weights = 5
     with pytest.raises(StateError, match=f"^{place / 'state.pt'}: {said}"):
         state.load(place)
-    assert state._loop.model.weights == 5
+    assert state.model.weights == 5
 
 
 def test_a_hook_that_cannot_take_back_its_state_is_named_with_the_checkpoint(tmp_path):

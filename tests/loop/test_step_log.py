@@ -9,11 +9,11 @@ import pytest
 import torch
 from doubles import SGD, Affine, LossOfOne, Numbers, Streams
 
-import emrun
 from emrun import AbstractHook, MainLoop, TorchModel, read_steps
 from emrun.base.errors import ArgumentError, HookError
-from emrun.loop import steps as steps_module
-from emrun.loop.steps import StepRecord
+from emrun.loop import step_log as steps_module
+from emrun.loop.progress import Progress
+from emrun.loop.step_log import StepLog
 from emrun.record.steps import StepsFile
 from emrun.storage.run import Run
 
@@ -38,9 +38,8 @@ class Loop:
             (directory / name).touch()
         self.directory = directory
         self.model = model or Model()
-        self.asked = emrun.hook.Loop()
-        self.asked.model = self.model
-        self.record = StepRecord(self.asked, StepsFile(directory / "steps.jsonl"), every)
+        self.asked = Progress()
+        self.record = StepLog(self.model, self.asked, StepsFile(directory / "steps.jsonl"), every)
 
     @property
     def done(self):

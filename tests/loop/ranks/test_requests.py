@@ -134,7 +134,7 @@ def test_a_second_signal_to_another_rank_ends_all_ranks_after_a_batch_and_not_th
 
 
 def test_the_same_signal_twice_within_a_second_is_one(monkeypatch):
-    monkeypatch.setattr("emrun.loop.agreement._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
+    monkeypatch.setattr("emrun.loop.ranks.requests._SECONDS_OF_SIGNALS", 1000)  # whatever stops this process in between
 
     def twice(hook):
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_exchanges_are_rare(monkeypatch):
             sent[0] += 1
             return original(ranks, tensor)
 
-        monkeypatch.setattr("emrun.loop.agreement.perf_counter", lambda: clock.seconds)
+        monkeypatch.setattr("emrun.loop.ranks.requests.perf_counter", lambda: clock.seconds)
         monkeypatch.setattr(Ranks, "begin_maximum", begin_maximum)
         ended(clock, StopAfter(epochs=1))
         return sent[0]
