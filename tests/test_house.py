@@ -56,7 +56,7 @@ ONLY = {
     ("runs", "record"): {f"emrun.record.{name}" for name in ("rows", "steps")},
 }
 """The only modules that a package may import from another package: for `runs`, those that need no torch."""
-LATE = {"group", "shares", "pieces", "agreement", "stream_context", "names", "init_from", "compilation", "sharding"}
+LATE = {"group", "shares", "pieces", "stream_context", "names", "init_from", "compilation", "sharding"}
 LATE |= {"shown", "sweep", "tables", "templates"}
 """Modules that import torch, its compiler, NumPy, Optuna, entry points or Pillow only when needed."""
 
@@ -243,17 +243,19 @@ def test_every_file_has_a_test():
         "record/sinks": "hooks/test_write_csv",
         "record/trackers": "hooks/test_tracker",
         "record/intervals": "hooks/test_save_every",
-        "loop/batch_calls": "loop/test_epochs",
+        "loop/batches": "loop/test_training",
         "loop/determinism": "training/test_create",
-        "loop/epoch_rows": "loop/test_epochs",
-        "loop/evaluation_pass": "hooks/test_average_weights",
-        "loop/dispatch": "test_hook",
+        "loop/callbacks": "test_hook",
+        "loop/parts": "loop/test_main_loop",
+        "loop/prefetching": "models/test_prefetching",
+        "loop/progress": "loop/test_training",
+        "loop/ranks/callbacks": "loop/ranks/test_batches",
         "loop/failures": "storage/test_capsules",
         "models/modes": "models/test_torch_model",
-        "loop/session": "loop/test_endings",
-        "loop/whole_training": "training/test_ends",
-        "loop/rank_states": "training/test_ranks",
-        "loop/outcome": "loop/test_endings",
+        "loop/session": "loop/test_requests",
+        "loop/ranks/states": "training/test_ranks",
+        "loop/outcome": "loop/test_requests",
+        "storage/checkpoints/hook_keys": "loop/test_snapshot",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
         "runs/comparison": "cli/test_diff",
