@@ -128,7 +128,7 @@ class AgreedEndings(Endings):
         self._end_reduction()
         self._counted = self.left = self._every
         self._began = perf_counter()
-        all_wishes = self._ranks.all_gathered(self._wishes())
+        all_wishes = self._ranks.all_gathered("wishes", self._wishes())
         self._interrupts.wants_checkpoint = False
         own, self._requests = self._requests, []
         if self.have_effect:  # otherwise the wish is for after the evaluation

@@ -43,7 +43,7 @@ class BadExamples:
     def _tell(self, stream: StreamWrapper) -> None:
         own = stream.left_out, stream.rows
         found: dict[str, str] = {}
-        for left_out, rows in self.ranks.all_gathered(own) if self.ranks.several else [own]:
+        for left_out, rows in self.ranks.all_gathered("bad examples", own) if self.ranks.several else [own]:
             found |= left_out
             check_left_out(stream.name, found, rows)
         if not found or not stream.epoch_ended:

@@ -122,7 +122,7 @@ class RankEvents:
             return batch
 
         def end() -> None:
-            empty_everywhere = set.intersection(*self.ranks.all_gathered(empty))
+            empty_everywhere = set.intersection(*self.ranks.all_gathered("empty batches", empty))
             if empty_everywhere:
                 place = f"stream {name!r}, batch {min(empty_everywhere)} of the epoch"
                 raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")
@@ -157,7 +157,7 @@ class RankEvents:
             total = int(of_all)
         if key not in self._spare:
             own = {source: rows_of(values, 0, 1) for source, values in batch.items()} if rows else None
-            found = [each for each in self.ranks.all_gathered(_in_main_memory(own)) if each is not None]
+            found = [each for each in self.ranks.all_gathered("spare row", _in_main_memory(own)) if each is not None]
             if found:
                 self._spare[key] = found[0]
         if key not in self._spare or (self.checks.leaves_out and not total):
@@ -170,7 +170,7 @@ class RankEvents:
 
     def _compare(self, whole: str, stream: str) -> None:
         """Check that all ranks read the same batch."""
-        others = self.ranks.all_gathered(whole)
+        others = self.ranks.all_gathered("checksum of the batch", whole)
         different = [rank for rank, each in enumerate(others) if each != others[0]]
         if different:
             raise DifferentRanks(
@@ -189,13 +189,13 @@ class RankEvents:
     def merge(self, hooks: Sequence[AbstractHook]) -> None:
         """Give rank 0 what the hooks of other ranks have collected in the epoch."""
         for hook in filter(merges, hooks):
-            states = self.ranks.gathered(hook.state_dict())
+            states = self.ranks.gathered(f"state of hook {type(hook).__name__}", hook.state_dict())
             if self.ranks.is_first:
                 hook.merge(states[1:])
 
     def _exchange(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Give all ranks the data of the epoch that rank 0 has after its hooks."""
-        received = self.ranks.from_first({name: dict(values) for name, values in epoch_data.items()})
+        received = self.ranks.from_first("epoch data", {name: dict(values) for name, values in epoch_data.items()})
         if not self.ranks.is_first:
             epoch_data.clear()
             epoch_data.update(received)
@@ -220,7 +220,7 @@ class RankEvents:
         """Collect the batch on rank 0, for the hooks after this that get whole batches there."""
         self._whole = 0, {}  # frees the last one
         joined, rows = Joined("several ranks", "several ranks"), self.share[0]
-        for count, data in self.ranks.gathered((rows, _in_main_memory(batch_data) if rows else None)):
+        for count, data in self.ranks.gathered("whole batch", (rows, _in_main_memory(batch_data) if rows else None)):
             if data is not None:
                 joined.counts.append(count)
                 joined.add(data, weight_of(data, count))

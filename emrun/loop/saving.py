@@ -131,14 +131,15 @@ class Saving:
             return
         names, instead_of = self._requests.take()
         if self._known is None:
-            if self._ranks.from_first(False):
+            if self._ranks.from_first("checkpoint begins", False):
                 write, _ = self._snapshot({})
                 if self._writers is not None:
                     self._in_flight = self._started(state, names, partial(write_together, self._writers(), write))
             return
         try:
             with ExitStack() as undecided:
-                undecided.callback(self._ranks.from_first, False)  # no other rank has to give its part
+                # no other rank has to give its part
+                undecided.callback(self._ranks.from_first, "checkpoint begins", False)
                 self._in_flight = self._begin(self._known, state, names, instead_of, undecided)
         except Exception as error:  # the model's code may raise anything
             _report(error, names)
@@ -164,7 +165,7 @@ class Saving:
             return None
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
         undecided.pop_all()
-        self._ranks.from_first(True)
+        self._ranks.from_first("checkpoint begins", True)
         write, in_background = self._snapshot({**left, **dict.fromkeys(names, free_place(root, iteration).name)})
         how: dict[str, Any] = {"epoch": epoch, "iteration": iteration, "names": names, "known": known}
         committed: Callable[..., Path] = partial(commit, root, given_up=given_up, **how)
