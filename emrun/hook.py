@@ -39,6 +39,7 @@ from typing import Any
 
 from emrun.base.censor import hidden
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
+from emrun.base.wording import meant_of
 from emrun.model import AbstractModel
 from emrun.shown import Shown, Text
 
@@ -300,7 +301,7 @@ class AbstractHook(_NotesNames):
 
     A hook overrides the methods of the events it listens to; all other events cost nothing. A method may leave out
     arguments that it does not need, because events are called by keyword. A hook that needs an event only in some
-    configurations sets the method to None in the others, as in `self.after_batch = None`.
+    configurations switches it off in the others, with `self.mute("after_batch")` in its constructor.
 
     A hook raises `TrainingTerminated` to end the training successfully and `TrainingAborted` to end it as failed. Any
     other exception is reported as a failure of the hook.
@@ -374,6 +375,27 @@ class AbstractHook(_NotesNames):
         self.model = model
         self.dataset = dataset
         self.output_dir = output_dir
+
+    def mute(self, *events: str) -> None:
+        """Switch events of this hook off before it is registered: it does not listen to them, and they cost nothing.
+
+        `self.after_batch = None` does the same for one event, unchecked.
+
+        Raises:
+            HookError: a name is not that of an event, or the hook is already registered with a main loop.
+        """
+        hook = type(self).__name__
+        own = vars(self)
+        can_be_muted = [event for event in EVENTS if event != "register_mainloop"]
+        for event in events:
+            if event not in can_be_muted:
+                raise HookError(f"{hook}.mute: {event!r} is not an event{meant_of(event, can_be_muted)}")
+            if "main_loop" in own:
+                raise HookError(
+                    f"{hook}.mute: the hook is already registered with a main loop, which calls its {event}; "
+                    f"mute {event} in __init__, or let it return early"
+                )
+            own[event] = None
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Called once, when the main loop is built. A hook that overrides this calls `super()` to get `main_loop`."""
@@ -502,7 +524,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     for name, method in vars(AbstractHook).items()
     if inspect.isfunction(method)
     and not name.startswith("_")
-    and name not in ("merge", "state_dict", "load_state_dict")
+    and name not in ("mute", "merge", "state_dict", "load_state_dict")
 }
 """The events, which are the other methods, and the arguments they are called with, by keyword."""
 

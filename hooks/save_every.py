@@ -66,7 +66,7 @@ class SaveEvery(SaveLatest):
         self.name = safe_component("model_name", unit if model_name is None else model_name)
         self.saves = (self.name,)
         if not self._every.is_within_epochs and type(self).after_batch is SaveEvery.after_batch:
-            self.after_batch = None  # type: ignore[method-assign, assignment]  # it would do nothing
+            self.mute("after_batch")  # it would do nothing
 
     def before_training(self) -> None:
         """Start the clock."""

@@ -133,7 +133,8 @@ class SkipSpike(AbstractHook):
             value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             if ranks().several and not math.isnan(value or 0):  # the mean of all ranks
                 return value
-            return None if all(ranks().all_gathered(weighs_nothing(model.step_outputs or {}))) else value
+            are_empty = ranks().all_gathered("empty batches of an update", weighs_nothing(model.step_outputs or {}))
+            return None if all(are_empty) else value
         parameters = (each for group in optimizer.param_groups for each in group["params"])
         gradients = [dense(each.grad) for each in parameters if each.grad is not None]
         return whole(torch.nn.utils.get_total_norm(gradients)).item() if gradients else None

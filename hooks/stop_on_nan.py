@@ -82,9 +82,9 @@ class StopOnNaN(AbstractHook):
         self._on_unknown_type = on_unknown_type
         self._stop_on_inf = stop_on_inf
         if not after_batch:  # these would do nothing
-            self.before_update = self.after_batch = None  # type: ignore[method-assign, assignment]
+            self.mute("before_update", "after_batch")
         if not after_epoch:
-            self.after_epoch = None  # type: ignore[method-assign, assignment]
+            self.mute("after_epoch")
         self.reads = variables if after_batch else ()
         self.monitors = () if after_batch or variables is None else variables
 

@@ -44,7 +44,7 @@ def what_may_break(path):
             return {path}
         case ["sample_configs", *_]:
             return {"tests/test_sample_configs.py", "tests/test_readme.py", "tests/test_recipes.py"}
-        case ["docs", *_] | [("README.md" | "CHANGELOG.md" | "CONTRIBUTING.md")]:
+        case ["docs", *_] | ["benchmarks", "README.md"] | [("README.md" | "CHANGELOG.md" | "CONTRIBUTING.md")]:
             return {str(each.relative_to(ROOT)) for each in (ROOT / "tests").glob("test_*.py")}
         case ["benchmarks", *_] | [("LICENSE" | ".gitignore")]:
             return set()

@@ -1,14 +1,22 @@
 """Who listens to which event, and whether a class fits the events."""
 
+import copy
 import re
 
 import pytest
 import torch
-from doubles import LossOfOne, Numbers, with_method
+from doubles import LossOfOne, Numbers, run_numbers, with_method
 
 from emrun import AbstractHook, AbstractModel, Factory, MainLoop, TorchModel
 from emrun.base.errors import HookError
-from emrun.events import check_events, listener
+from emrun.events import (
+    check_events,
+    listener,
+    may_change_batches,
+    may_read_anything,
+    reads_batches,
+    runs_on_every_rank,
+)
 from emrun.hook import EVENTS
 
 # --- who listens ------------------------------------------------------------------------------------------------------
@@ -43,6 +51,105 @@ def test_an_event_that_a_hook_has_set_to_none_is_not_listened_to():
 
     assert listener(Hook(True), "after_batch") is not None
     assert listener(Hook(False), "after_batch") is None
+
+
+class Muted(AbstractHook):
+    """Mutes events in its constructor, before or after that of its base."""
+
+    def __init__(self, *events, early=False):
+        if early:
+            self.mute(*events)
+        super().__init__()
+        if not early:
+            self.mute(*events)
+        self.called = []
+
+    def before_batch(self, stream_name, batch):
+        self.called.append("before_batch")
+
+    def before_update(self):
+        self.called.append("before_update")
+
+    def after_batch(self, batch_data):
+        self.called.append("after_batch")
+
+    def after_epoch(self, epoch_id):
+        self.called.append("after_epoch")
+
+    def after_epoch_profile(self, profile):
+        self.called.append("after_epoch_profile")
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    "events", [(), ("after_batch",), ("before_batch", "after_epoch"), ("after_epoch_profile", "after_batch")], ids=str
+)
+def test_muted_events_are_not_called(events, early):
+    hook = Muted(*events, early=early)
+    run_numbers(hook)
+    called = {"before_batch", "after_batch", "after_epoch", "after_epoch_profile"}
+    assert set(hook.called) == called - set(events)
+
+
+def test_a_copy_of_a_hook_mutes_the_same_events_and_other_hooks_of_its_class_none():
+    hook = Muted("after_batch")
+    assert listener(copy.deepcopy(hook), "after_batch") is None
+    assert listener(Muted(), "after_batch") is not None
+
+
+def test_a_derived_hook_that_overrides_an_event_mutes_it_too():
+    class Derived(Muted):
+        def __init__(self):
+            super().__init__("after_batch")
+
+        def after_batch(self, batch_data):
+            super().after_batch(batch_data)
+
+    assert listener(Derived(), "after_batch") is None
+
+
+def test_what_a_hook_asks_for_does_not_count_when_the_event_is_muted():
+    def asks(*muted):
+        hook = Muted(*muted)
+        return may_change_batches(hook), reads_batches(hook), may_read_anything(hook), runs_on_every_rank(hook)
+
+    assert asks() == (True, True, True, True)
+    assert asks("before_batch") == (False, True, True, True)
+    assert asks("before_batch", "before_update") == (False, True, True, False)
+    assert asks("before_batch", "before_update", "after_batch") == (False, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("after_bach", "did you mean 'after_batch'? "), ("register_mainloop", ""), ("merge", ""), (["after_batch"], "")],
+    ids=str,
+)
+def test_only_events_can_be_muted(name, hint):
+    with pytest.raises(HookError) as caught:
+        Muted(name)
+    assert str(caught.value).startswith(f"Muted.mute: {name!r} is not an event")
+    assert hint in str(caught.value)
+    assert "(it has before_training, before_epoch, " in str(caught.value)
+
+
+@pytest.mark.parametrize("event", ["register_mainloop", "before_training", "before_epoch", "after_batch"])
+def test_no_event_is_muted_once_the_hook_is_registered(event):
+    class Late(AbstractHook):
+        def after_stream(self, stream_name):
+            pass
+
+    def mute(self, **arguments):
+        if event == "register_mainloop":
+            AbstractHook.register_mainloop(self, **arguments)
+        self.mute("after_stream")
+
+    setattr(Late, event, mute)
+    message = (
+        "Late.mute: the hook is already registered with a main loop, which calls its after_stream; mute after_stream "
+        "in __init__, or let it return early"
+    )
+    with pytest.raises(HookError, match=re.escape(message)):
+        run_numbers(Late())
 
 
 def test_an_attribute_with_the_name_of_an_event_is_an_error():

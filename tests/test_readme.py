@@ -243,14 +243,14 @@ def anchors(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES])
 def test_every_link_leads_somewhere(name):
-    folder = ROOT / "docs" if name in PAGES else ROOT
+    own = ROOT / "docs" / name if name in PAGES else ROOT / name
     for target in re.findall(r"\]\(([^)\s]+)\)", BLOCK.sub("", page(name))):
         if target.startswith("https://"):
             continue
         file, _, anchor = target.partition("#")
-        path = folder / file if file else folder / name
+        path = own.parent / file if file else own
         assert path.exists(), target
         assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
 
@@ -267,6 +267,14 @@ def rows(text, heading):
     """Return the first column of the table below a heading, without backquotes."""
     section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)[1]
     return re.findall(r"^\| `([^`]*)`", section, re.MULTILINE)
+
+
+def test_every_target_that_measures_is_listed_with_its_script():
+    text = page("benchmarks/README.md")
+    targets = re.findall(r"^(bench-[\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(rows(text, "Measuring")) == sorted(f"make {each}" for each in targets)
+    scripts = set(re.findall(r"^\| `make [\w-]+` \| `(\w+\.py)` \|", text, re.MULTILINE))
+    assert scripts == {path.name for path in (ROOT / "benchmarks").glob("*.py")}
 
 
 def test_the_readme_lists_every_command():

@@ -235,7 +235,7 @@ class RankFailed(EmrunError):
 
 
 class DifferentRanks(EmrunError):
-    """The processes that train together have different batches or parameters."""
+    """The processes that train together have different batches or parameters, or exchange different things."""
 
     code = "ranks.different"
 

@@ -113,7 +113,7 @@ def train(
     if starts_ranks(nproc, max_restarts):
         return run_ranks(nproc, max_restarts, removes=removes)
     import_torch()
-    is_resumed = join().from_first(resumed is not None and is_begun(resumed))
+    is_resumed = join().from_first("whether the run is resumed", resumed is not None and is_begun(resumed))
     from emrun.training.create import create_training
 
     if resumed is not None and is_resumed:

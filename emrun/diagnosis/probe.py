@@ -217,7 +217,7 @@ class Probe(AbstractHook):
                 loop.request_checkpoint("verify-resume")
             if (done, stream_name, number) == (point.iteration, point.stream, point.batch):
                 loop.wait_for_checkpoints()  # so that a killed run always resumes from the same checkpoint
-                ranks().all_gathered(None)  # on which each rank waits for rank 0
+                ranks().all_gathered("kill", None)  # on which each rank waits for rank 0
                 os.kill(os.getpid(), job.by)
                 loop.parts.requests.exchange()  # several ranks would agree some iterations later
         if not loop.training:

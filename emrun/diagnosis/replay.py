@@ -212,7 +212,7 @@ class _Attempt:
         seed_everything(self._seed, "hooks")
         hook = self._hook_recipe.build(self._supplied)
         if self._capsule.step.event != "before_batch":
-            hook.before_batch = None  # the saved batch has its changes
+            hook.mute("before_batch")  # the saved batch has its changes
         return [hook, *kernels]
 
     def is_same(self, error: BaseException, *, exactly: bool) -> bool:

@@ -36,7 +36,7 @@ class BadExamples:
         if self.policy == "error":
             return
         left_out: dict[str, str] = {}
-        for of_rank, rows in self.ranks.all_gathered((stream.left_out, stream.rows)):
+        for of_rank, rows in self.ranks.all_gathered("bad examples", (stream.left_out, stream.rows)):
             left_out |= of_rank
             check_left_out(stream.name, left_out, rows)
         if not left_out or not stream.epoch_ended or not self.ranks.is_first:

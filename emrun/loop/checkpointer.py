@@ -128,18 +128,22 @@ class Checkpointer:
             return
         try:
             with ExitStack() as undecided:
-                undecided.callback(self.ranks.from_first, False)  # no other rank has to give its part
+                undecided.callback(self._tell_others, False)  # no other rank has to give its part
                 self._writing = self._begin(self._names, requested, undecided)
         except Exception as error:  # the model's code may raise anything
             _report(error, requested.names)
 
     def _follow(self, requested: Requested) -> None:
         """Give rank 0 what this rank has for a checkpoint, if rank 0 saves one."""
-        if not self.ranks.from_first(False):
+        if not self._tell_others(False):
             return
         copy = self.take({})
         if self.is_sharded:
             self._writing = self._started(requested, partial(write_together, self._writers, copy.write))
+
+    def _tell_others(self, begins: bool) -> bool:
+        """Tell the other ranks whether rank 0 begins to save a checkpoint, for which they give their parts."""
+        return self.ranks.from_first("whether a checkpoint begins", begins)
 
     def _begin(self, known: Names, requested: Requested, undecided: ExitStack) -> _Writing | None:
         """Begin to save a checkpoint; return None if it is saved already.
@@ -172,7 +176,7 @@ class Checkpointer:
         # the copy, and what writes it
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
         undecided.pop_all()
-        self.ranks.from_first(True)
+        self._tell_others(True)
         copy = self.take({**left, **dict.fromkeys(names, free_place(known.root, iteration).name)})
         committed: Callable[..., Path] = partial(
             commit, known.root, epoch=epoch, iteration=iteration, names=names, known=known, given_up=given_up

@@ -18,7 +18,7 @@ def check_alike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
         DifferentRanks: one of them differs; the message names the first.
     """
     own = [zlib.crc32(each.detach().reshape(-1).cpu().view(uint8).numpy().data) for each in parameters.values()]
-    for rank, found in enumerate(ranks.all_gathered(own)):
+    for rank, found in enumerate(ranks.all_gathered("parameters", own)):
         if rank == 0:
             first = found
         for name, one, other in zip(parameters, first, found, strict=True):

@@ -53,7 +53,7 @@ def all_gather(tensor: Tensor) -> Tensor:
     if not them.several:
         return tensor
     own = tensor if _rows else tensor[:0]
-    found = them.all_gathered((len(own), tuple(own.shape[1:]), str(own.dtype)))
+    found = them.all_gathered("shape of the rows", (len(own), tuple(own.shape[1:]), str(own.dtype)))
     for rank, (_, *kind) in enumerate(found):
         if kind != [*found[0][1:]]:
             kinds = [f"(B, {', '.join(map(str, shape))}) {dtype}" for _, shape, dtype in (found[0], found[rank])]

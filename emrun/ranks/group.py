@@ -25,9 +25,10 @@ from operator import call, methodcaller
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from zlib import crc32
 
-from emrun.base.errors import RankFailed, StorageError, UsageError, exit_status
+from emrun.base.errors import DifferentRanks, RankFailed, StorageError, UsageError, exit_status
 from emrun.base.wording import counted
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 Value = TypeVar("Value")
+Exchange = Callable[[str, Any], Any]
+"""Called by all ranks of a block, by the same name: returns the value of rank 0. See `Ranks.in_step`."""
 
 KEY = "key"
 """The name of the file in the ranks' directory with the key of the codes that prove who has sent an object."""
@@ -52,12 +55,20 @@ _exhaust = deque[Any](maxlen=0).extend  # calls what is mapped, without a step o
 _CODE = 32  # bytes of such a code
 
 
+class _Failure(NamedTuple):
+    """What a rank that fails in a block sends instead of a value; its name is empty, whatever the others exchange."""
+
+    exit_status: int
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """One of the processes that train together, and what they exchange.
 
     The collective methods must be called by all ranks, in the same order. They raise `RankFailed` if another rank has
-    ended.
+    ended. An exchange of objects has a name, which must be the same on all ranks; otherwise all of them raise
+    `DifferentRanks`.
 
     Args:
         rank: the index of this process, from 0; rank 0 writes the run directory and speaks.
@@ -95,45 +106,70 @@ class Ranks:
         """
         return _share(count, self.rank, self.size, self.least)
 
-    def from_first(self, value: Value) -> Value:
+    def from_first(self, name: str, value: Value) -> Value:
         """Return the value that rank 0 has."""
-        return self.all_gathered(value if self.is_first else cast(Value, None))[0]
+        return self.all_gathered(name, value if self.is_first else cast(Value, None))[0]
 
-    def gathered(self, value: Value) -> list[Value]:
+    def gathered(self, name: str, value: Value) -> list[Value]:
         """Return the values of all ranks, in their order, on rank 0; an empty list on the others."""
-        return self._collected(value, self.is_first, self.group) if self.several else [value]
+        return self._collected(name, value, self.is_first, self.group) if self.several else [value]
 
-    def all_gathered(self, value: Value) -> list[Value]:
+    def all_gathered(self, name: str, value: Value) -> list[Value]:
         """Return the values of all ranks, in their order, on every rank."""
-        return self._collected(value, None, self.group) if self.several else [value]
+        return self._collected(name, value, None, self.group) if self.several else [value]
 
     def check(self, groups: Sequence[ProcessGroup | None]) -> None:
         """Check that no stranger has taken the place of a rank in a process group; all ranks call this."""
         for group in groups if self.key else ():
-            self._collected(None, None, group)
+            self._collected("meeting", None, None, group)
 
-    def _collected(self, value: Any, receives: bool | None, group: ProcessGroup | None) -> list[Any]:
+    def _collected(self, name: str, value: Any, receives: bool | None, group: ProcessGroup | None) -> list[Any]:
         """Return the values of all ranks on those that receive them.
 
         Args:
+            name: what is exchanged; empty if it may be anything, because this rank fails.
             value: the value of this rank.
-            receives: whether this is the only rank that receives them; None if all do.
+            receives: whether this is the only rank that receives them; None if all do. If a rank fails, all do.
             group: the process group that sends them.
+
+        Raises:
+            DifferentRanks: another rank exchanges something else.
+            RankFailed: another rank has ended or fails.
         """
         import torch
         import torch.distributed as dist
 
         with answered(()):
             own = self._packed(value)
-            sizes = torch.zeros(self.size, dtype=torch.int64)
-            dist.all_gather([*sizes.unsqueeze(1)], torch.tensor([len(own)]), group=group)
-            padded = torch.nn.functional.pad(own, (0, int(sizes.max()) - len(own)))
+            heads = torch.zeros(self.size, 2, dtype=torch.int64)
+            dist.all_gather([*heads], torch.tensor([len(own), crc32(name.encode())]), group=group)
+            sizes, names = heads.T.tolist()
+            one_fails = 0 in names  # the checksum of an empty name
+            if not one_fails and len(set(names)) > 1:
+                raise self._different(name, group)
+            padded = torch.nn.functional.pad(own, (0, max(sizes) - len(own)))
+            receives = None if one_fails else receives
             found = [torch.empty_like(padded) for _ in range(self.size if receives is not False else 0)]
             if receives is None:
                 dist.all_gather(found, padded, group=group)
             else:
                 dist.gather(padded, found or None, dst=0, group=group)
-        return self._unpacked([each[:size] for each, size in zip(found, sizes.tolist(), strict=False)])
+        values = self._unpacked([each[:size] for each, size in zip(found, sizes, strict=False)])
+        for rank, each in enumerate(values):
+            if isinstance(each, _Failure):
+                if rank != self.rank:
+                    raise RankFailed(f"rank {rank} failed ({each.message})", each.exit_status)
+                break
+        return values
+
+    def _different(self, name: str, group: ProcessGroup | None) -> DifferentRanks:
+        """Return the error that another rank exchanges something else than this one; all ranks call this."""
+        names = self._collected("", name, None, group)
+        other = next(rank for rank, each in enumerate(names) if each != name)
+        return DifferentRanks(
+            f"rank {other} is at {names[other]!r}, this rank ({self.rank}) at {name!r}: code that runs on some ranks "
+            "only, or in another order there, calls what all ranks must call"
+        )
 
     def _packed(self, value: Any) -> torch.Tensor:
         """Return a value as bytes, of which the first are the code of this rank."""
@@ -261,34 +297,21 @@ class Ranks:
         return _longest_wait
 
     @contextmanager
-    def in_step(self) -> Iterator[Callable[[Any], Any]]:
+    def in_step(self) -> Iterator[Exchange]:
         """A block that all ranks run, each with its own work: if one of them fails, all leave the block with an error.
 
-        The value of the block is a function for all ranks to call at the same points: it returns the value of rank 0.
-        There, and at the end of the block, the ranks learn which of them have failed. The first of these raises its
-        error, the others raise `RankFailed` with its exit status.
+        The value of the block is a function for all ranks to call at the same points, with the same names: it returns
+        the value of rank 0. There, and at the end of the block, the ranks learn which of them have failed. The first of
+        these raises its error, the others raise `RankFailed` with its exit status. `DifferentRanks` is raised on all
+        ranks anyway.
         """
-        exchanged: list[BaseException] = []
-
-        def exchange(value: Any, error: BaseException | None = None) -> Any:
-            if not self.several:
-                return value
-            failure = None if error is None else (exit_status(error), f"{type(error).__name__}: {error}")
-            found = self.all_gathered((failure, value if self.is_first else None))
-            failures = [(rank, each) for rank, (each, _) in enumerate(found) if each is not None]
-            if failures and failures[0][0] != self.rank:
-                rank, (status, message) = failures[0]
-                exchanged.append(RankFailed(f"rank {rank} failed ({message})", status))
-                raise exchanged[0]
-            return found[0][1]
-
         try:
-            yield exchange
+            yield self.from_first
         except BaseException as error:
-            if error not in exchanged and not isinstance(error, RankFailed):
-                exchange(None, error)
+            if not isinstance(error, RankFailed | DifferentRanks):
+                self.all_gathered("", _Failure(exit_status(error), f"{type(error).__name__}: {error}"))
             raise
-        exchange(None)
+        self.from_first("end of the block", None)
 
 
 @lru_cache
@@ -535,5 +558,5 @@ def leave(*, waits: bool = True) -> None:
 
         before, _current = _current, Ranks()
         if waits:
-            before.all_gathered(None)
+            before.all_gathered("end of the run", None)
         dist.destroy_process_group()

@@ -28,7 +28,7 @@ from emrun.epoch_data import declared
 from emrun.hook import AbstractHook
 from emrun.loop.outcome import Outcome
 from emrun.model import AbstractModel
-from emrun.ranks.group import join, ranks
+from emrun.ranks.group import Exchange, join, ranks
 from emrun.runs.own_files import others_shown, remove_run
 from emrun.runs.report.page import write_at_end
 from emrun.schedule_plan import log_plan
@@ -81,14 +81,14 @@ def create_training(
     joined = join()
     root = resolved(output_root)
     place = None if output_dir is None else resolved(output_dir)
-    with joined.in_step() as tell:
-        drawn = dict(zip(DRAWN, tell((draw_seed(), escaped(str(Path.cwd())))), strict=True))
+    with joined.in_step() as exchange:
+        drawn = dict(zip(DRAWN, exchange("drawn seed", (draw_seed(), escaped(str(Path.cwd())))), strict=True))
         loaded = load_config(config, overrides).without("sweep").with_defaults(drawn)
         plan = Plan.of(loaded, added=added_hooks)
-        check_alike(plan, tell)
+        check_alike(plan, exchange)
         plan.check_trainable()
         if not joined.is_first:
-            return follow(plan, Path(tell("")), tell, is_new=True)
+            return follow(plan, Path(exchange("run directory", None)), exchange, is_new=True)
         existed = place is not None and place.exists()
         had_root = place is not None or root.exists()
         run = create_run(
@@ -106,13 +106,13 @@ def create_training(
             with kept_or_removed(run, existed, remove_failed), run.log:
                 warn_of(loaded.notes)
                 log_code_directory(plan)
-                tell(str(run.directory))
-                training = connected(assemble_alike(plan, tell, run.directory, run, is_new=True), run)
+                exchange("run directory", str(run.directory))
+                training = connected(assemble_alike(plan, exchange, run.directory, run, is_new=True), run)
                 run.trace.write(device=device_of(training.model))
                 warn_of([each for each in [unused_gpu(training.model)] if each])
                 schedule = plan_schedule(training, plan) if checks_schedule else None
                 record_classes(training.dataset, run.directory)
-                tell(None)
+                exchange("all is ready", None)
                 _LOG.info(
                     "run directory: %s", from_here(run.directory)
                 )  # not before a mistake in the config, which deletes it
@@ -258,34 +258,34 @@ def train(training: Training) -> Outcome:
     return training.main_loop.run_training()
 
 
-def check_alike(plan: Plan, tell: Callable[[Any], Any]) -> None:
+def check_alike(plan: Plan, exchange: Exchange) -> None:
     """Check that this rank has the same config as rank 0.
 
     Args:
         plan: the plan of this rank.
-        tell: see `Ranks.in_step`.
+        exchange: see `Ranks.in_step`.
 
     Raises:
         UsageError: the config is another one.
     """
     own = {key: repr(value) for key, value in plan.config.plain().items()}
-    first: dict[str, str] = tell(own)
+    first: dict[str, str] = exchange("config", own)
     different = [key for key in {**first, **own} if first.get(key) != own.get(key)]
     if different:
         raise UsageError(f"rank 0 has another config ({listed(different)}); start all ranks with the same one")
 
 
-def assemble_alike(plan: Plan, tell: Callable[[Any], Any], *arguments: Any, **named: Any) -> Training:
+def assemble_alike(plan: Plan, exchange: Exchange, *arguments: Any, **named: Any) -> Training:
     """Build all objects, on each rank from the same code; see `assemble` and `check_same_code`."""
     training = assemble(plan, *arguments, **named)
-    check_same_code(plan, tell)
+    check_same_code(plan, exchange)
     return training
 
 
 def follow(
     plan: Plan,
     directory: Path,
-    tell: Callable[[Any], Any],
+    exchange: Exchange,
     load: Callable[[Training], object] = lambda training: None,
     *,
     is_new: bool = False,
@@ -297,7 +297,7 @@ def follow(
     Args:
         plan: the plan.
         directory: the directory that rank 0 writes.
-        tell: see `Ranks.in_step`.
+        exchange: see `Ranks.in_step`.
         load: called when the objects are built; loads the checkpoint that rank 0 has loaded, if any.
         is_new: see `assemble`.
         is_evaluation: see `assemble`.
@@ -306,9 +306,9 @@ def follow(
     log = RunLog(directory / LOG_OF_RANK.format(ranks().rank))
     with log:
         how: dict[str, Any] = {"is_new": is_new, "is_evaluation": is_evaluation, "classes": classes}
-        training = assemble_alike(plan, tell, directory, None, log, **how)
+        training = assemble_alike(plan, exchange, directory, None, log, **how)
         load(training)
-        tell(None)
+        exchange("all is ready", None)
         return training
 
 

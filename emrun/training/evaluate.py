@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.dataset import stream_function
 from emrun.epoch_data import read_of_others
-from emrun.ranks.group import join, ranks
+from emrun.ranks.group import Exchange, join, ranks
 from emrun.storage.checkpoints import commits
 from emrun.storage.checkpoints.manifest import Manifest
 from emrun.storage.class_names import check_classes
@@ -98,13 +98,13 @@ def evaluate(
     directory = resolved(run_directory)
     run = None
     how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
-    with joined.in_step() as tell:
+    with joined.in_step() as exchange:
         base = config_of(directory, config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
         if merged.root.get("hooks") is None:
             merged = with_statistics(merged)
         plan = Plan.of(merged)
-        check_alike(plan, tell)
+        check_alike(plan, exchange)
         if joined.is_first:
             root = directory / CHECKPOINTS
             find_checkpoint(plan, directory, checkpoint_name)
@@ -118,13 +118,13 @@ def evaluate(
             with kept_or_removed(run, existed=False), run.log:
                 warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
-                tell(str(run.directory))
-                training = assemble_alike(plan, tell, run.directory, run, **how)
+                exchange("run directory", str(run.directory))
+                training = assemble_alike(plan, exchange, run.directory, run, **how)
                 claim_files(training, run)
                 warn_of_changed_code(plan, directory)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
-                loaded, used = load_checkpoint(training, root, name, tell), ""
+                loaded, used = load_checkpoint(training, root, name, exchange), ""
                 if loaded is not None:
                     place, manifest = loaded
                     where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
@@ -133,10 +133,10 @@ def evaluate(
                 _LOG.info("%sresults in %s", used, from_here(run.directory))
                 if not as_trained:
                     _name_size(training, stream, plan)
-                tell(None)  # the other ranks are ready
+                exchange("all is ready", None)
         else:
-            load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
-            training = follow(plan, Path(tell(None)), tell, load, **how)
+            load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, exchange=exchange)
+            training = follow(plan, Path(exchange("run directory", None)), exchange, load, **how)
     if run is None:
         return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:
@@ -169,7 +169,7 @@ def find_checkpoint(plan: Plan, directory: Path, name: str | None) -> None:
 
 
 def load_checkpoint(
-    training: Training, root: Path, name: str | None, tell: Callable[[Any], Any] | None = None
+    training: Training, root: Path, name: str | None, exchange: Exchange | None = None
 ) -> tuple[Path, Manifest] | None:
     """Load a checkpoint and return its directory and manifest; if the name moves meanwhile, load the newer one.
 
@@ -179,24 +179,27 @@ def load_checkpoint(
         training: the objects.
         root: the directory of the run's checkpoints.
         name: the name of the checkpoint.
-        tell: see `Ranks.in_step`; all ranks load what rank 0 has loaded. None to load it in this process alone.
+        exchange: see `Ranks.in_step`; all ranks load what rank 0 has loaded. None to load it in this process alone.
     """
     check_classes(training.dataset, root.parent)
     if training.model.is_loaded:
         return None
-    is_told = tell is not None and not ranks().is_first
+    follows = exchange is not None and not ranks().is_first
     while True:
-        place = Path(tell(None)) if tell is not None and is_told else commits.find(root, name)
+        if exchange is not None and follows:
+            place = Path(exchange("checkpoint to load", None))
+        else:
+            place = commits.find(root, name)
         try:
             manifest = load_weights(training.model, place)
             training.main_loop.start_from(manifest.epoch, manifest.iteration)
             break
         except StorageError as error:
-            if is_told or commits.find(root, name) == place:
+            if follows or commits.find(root, name) == place:
                 commits.note_intact(error, root)
                 raise
-    if tell is not None and not is_told:
-        tell(str(place))
+    if exchange is not None and not follows:
+        exchange("checkpoint to load", str(place))
     return place, manifest
 
 

@@ -104,12 +104,12 @@ def predict(
     root = directory / CHECKPOINTS
     if place is None and joined.several:
         raise UsageError("several ranks return no columns: name a file, as in predict(run, stream, 'predictions.csv')")
-    with joined.in_step() as tell:
+    with joined.in_step() as exchange:
         if place is not None and joined.is_first and place.exists() and not overwrite:
             raise UsageError(f"{from_here(place)} exists; choose another file, or replace it with --overwrite")
         base = config_of(directory, config)
         plan = Plan.of(base.overlaid(stream, [*overrides, "main_loop.fixed_batch_size=null"]))
-        check_alike(plan, tell)
+        check_alike(plan, exchange)
         find_checkpoint(plan, directory, checkpoint_name)
         try:
             if place is None:
@@ -120,12 +120,12 @@ def predict(
             raise UsageError(error.message) from error
         log_code_directory(plan)
         plan = replace(plan, hooks=[recipe for recipe in plan.hooks if _changes_batches(recipe)])
-        training = assemble_alike(plan, tell, directory, run=None, is_evaluation=True, classes=directory)
+        training = assemble_alike(plan, exchange, directory, run=None, is_evaluation=True, classes=directory)
         check_stream(training.dataset, stream)
         training.model.predict_only()
         loop, saver.dataset = training.main_loop, training.dataset
         loop.change_hooks([*loop.hooks, saver])
-        loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), tell)
+        loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), exchange)
     try:
         loop.run_evaluation(stream, in_order=True)
     except StreamError as error:
@@ -136,7 +136,7 @@ def predict(
                 else "a label may be absent if its parameter of forward has a default value, such as label=None"
             )
         raise
-    rows, columns = joined.from_first((saver.rows, tuple(saver.columns)))
+    rows, columns = joined.from_first("rows and columns", (saver.rows, tuple(saver.columns)))
     if not rows:
         raise StreamError(f"stream {stream!r} has no rows; nothing is written", first_batch=True)
     order = None

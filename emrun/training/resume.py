@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from emrun.config.config import Config, read_config
 from emrun.config.plan import Plan, with_statistics
 from emrun.config.yaml_text import dump
 from emrun.config.yaml_tree import Node, node_of
-from emrun.ranks.group import join, ranks
+from emrun.ranks.group import Exchange, join, ranks
 from emrun.record.record import Record
 from emrun.record.rows import Reader
 from emrun.record.sinks import AbstractSink
@@ -82,11 +82,11 @@ def resume_training(
     """
     joined = join()
     source = resolved(run_directory)
-    with joined.in_step() as tell:
+    with joined.in_step() as exchange:
         check_run(source)
         if joined.is_first:
-            return _resumed(source, overrides, checkpoint_name, command, added_hooks, tell)
-        return _follow(source, overrides, added_hooks, tell)
+            return _resumed(source, overrides, checkpoint_name, command, added_hooks, exchange)
+        return _follow(source, overrides, added_hooks, exchange)
 
 
 def _resumed(
@@ -95,15 +95,15 @@ def _resumed(
     checkpoint_name: str | None,
     command: Sequence[str],
     added_hooks: Sequence[str],
-    tell: Callable[[Any], Any],
+    exchange: Exchange,
 ) -> Training | None:
-    """Resume on rank 0, which writes the run directory; `tell` is called at the same points as in `_follow`."""
+    """Resume on rank 0, which writes the run directory; `exchange` is called at the same points as in `_follow`."""
     run = _opened(source, command)
     try:
         stored = read_config(source)
         config = stored.overridden(overrides)
         plan = _plan_of(config, added_hooks)
-        check_alike(plan, tell)
+        check_alike(plan, exchange)
         changed = _changes(_as_written(source, stored), config.root)
         trace = read_trace(source)
         if (
@@ -113,7 +113,7 @@ def _resumed(
             and checkpoint_name is None
         ):
             _leave_finished(plan, run, trace.get("reason"), has_page=plan.get("main_loop", {}).get("report", True))
-            tell(None)
+            exchange("run to resume", None)
             return None
         commits.check_names(source / CHECKPOINTS)
         place = _checkpoint_to_load(source / CHECKPOINTS, checkpoint_name)
@@ -123,9 +123,9 @@ def _resumed(
             warn_of(config.notes)
             log_code_directory(plan)
             _tell_of_ranks(int(trace.get("ranks") or 1))
-            tell((str(run.directory), place is None))
+            exchange("run to resume", (str(run.directory), place is None))
             training = connected(
-                assemble_alike(plan, tell, run.directory, run, is_new=place is None, classes=run.directory), run
+                assemble_alike(plan, exchange, run.directory, run, is_new=place is None, classes=run.directory), run
             )
             if place is not None:
                 place = _restored(training, place, changed)
@@ -134,8 +134,8 @@ def _resumed(
                 _LOG.info("%s has no checkpoint: starting from the beginning", from_here(source))
             schedule = plan_schedule(training, plan)
             _check_end(training, changed)
-            tell(str(place) if place is not None else None)
-            tell(None)  # the other ranks have loaded the checkpoint
+            exchange("checkpoint to load", str(place) if place is not None else None)
+            exchange("all is ready", None)  # the other ranks have loaded the checkpoint
             log_plan(schedule)
             run.trace.begin_again(  # before the config: a run with a changed one must not count as finished
                 trace,
@@ -193,22 +193,21 @@ def _plan_of(config: Config, added_hooks: Sequence[str]) -> Plan:
     return plan
 
 
-def _follow(
-    source: Path, overrides: Sequence[str], added_hooks: Sequence[str], tell: Callable[[Any], Any]
-) -> Training | None:
+def _follow(source: Path, overrides: Sequence[str], added_hooks: Sequence[str], exchange: Exchange) -> Training | None:
     """Resume on a rank other than 0, which writes nothing: load the checkpoint that rank 0 has loaded."""
     plan = _plan_of(read_config(source).overridden(overrides), added_hooks)
-    check_alike(plan, tell)
-    told = tell(None)
-    if told is None:  # nothing to do
+    check_alike(plan, exchange)
+    resumed = exchange("run to resume", None)
+    if resumed is None:  # nothing to do
         return None
 
     def load(training: Training) -> None:
-        place = tell(None)
+        place = exchange("checkpoint to load", None)
         if place is not None:
             training.main_loop.restore(Path(place))
 
-    return follow(plan, Path(told[0]), tell, load, is_new=told[1], classes=source)
+    directory, is_new = resumed
+    return follow(plan, Path(directory), exchange, load, is_new=is_new, classes=source)
 
 
 def _tell_of_ranks(before: int) -> None:

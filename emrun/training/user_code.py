@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import SOURCE_SUFFIXES
 from pathlib import Path
@@ -21,7 +21,7 @@ from emrun.base.errors import StorageError, UsageError, reason_of
 from emrun.base.user_modules import user_directories
 from emrun.base.wording import few, listed
 from emrun.config.plan import Plan, code_directories
-from emrun.ranks.group import ranks
+from emrun.ranks.group import Exchange, ranks
 from emrun.storage.code.files import FORMAT, Code, changes, module_path, patch_path, sha256_of
 from emrun.storage.code.git import GitError, diff_of, head_of, is_in_repository, top_of
 from emrun.storage.code.record import CodeRecord, changed_since
@@ -81,12 +81,12 @@ def _modules_in(directory: Path) -> set[str]:
     return {top for top, file in tops if file == directory / f"{top}.py" or directory / top in file.parents}
 
 
-def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
+def check_same_code(plan: Plan, exchange: Exchange) -> None:
     """Check that this rank has imported the same modules of the user as rank 0; other packages are a warning.
 
     Args:
         plan: the plan, whose objects have been built.
-        tell: see `Ranks.in_step`.
+        exchange: see `Ranks.in_step`.
 
     Raises:
         UsageError: a module has another source, or PyTorch or emrun another version.
@@ -94,7 +94,7 @@ def check_same_code(plan: Plan, tell: Callable[[Any], Any]) -> None:
     if not ranks().several:
         return
     own = gather(code_directories(plan.config)).record
-    different, _ = changes(tell(own), own)
+    different, _ = changes(exchange("versions of the code", own), own)
     severe = [each for each in different if each.startswith(_MUST_BE_SAME)]
     if severe:
         raise UsageError(

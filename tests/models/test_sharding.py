@@ -212,10 +212,10 @@ def saved_and_loaded(place):
         tied(net)
         Sharding(net, BLOCKS, ranks)
     weights, same = collect_weights(nets[0], copied=True)
-    shards = ranks.gathered(write_shard({FILE: (weights, same)}, ranks.rank, place))
+    shards = ranks.gathered("shards", write_shard({FILE: (weights, same)}, ranks.rank, place))
     if ranks.is_first:
         write_places(place, shards)
-    ranks.all_gathered(None)
+    ranks.all_gathered("end", None)
     load_weights(nets[1], place)
     read, rows = [], Stored._rows
     Stored._rows = lambda *arguments: (read.append(found := rows(*arguments)), found)[1]
@@ -275,7 +275,7 @@ def saved_again(place, source):
         write(place)
         save_state(state, place)
         return
-    shards = ranks.gathered([write(place), write_shard({OF_STATE: (rows, {})}, ranks.rank, place)])
+    shards = ranks.gathered("shards", [write(place), write_shard({OF_STATE: (rows, {})}, ranks.rank, place)])
     if ranks.is_first:
         save_state(state, place)
         write_places(place, [each for of_rank in shards for each in of_rank])

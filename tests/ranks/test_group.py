@@ -40,9 +40,9 @@ def exchanged():
     end()
     return {
         "rank": (joined.rank, joined.size, joined.local, joined.is_first, joined.several, ranks() is joined),
-        "from_first": joined.from_first(("of", joined.rank)),
-        "gathered": joined.gathered(joined.rank * 10),
-        "all": joined.all_gathered(joined.rank * 10),
+        "from_first": joined.from_first("one", ("of", joined.rank)),
+        "gathered": joined.gathered("tens", joined.rank * 10),
+        "all": joined.all_gathered("tens", joined.rank * 10),
         "tensors": (total.tolist(), copied.tolist(), largest.tolist()),
     }
 
@@ -55,6 +55,122 @@ def test_three_ranks_exchange_values():
         assert each["from_first"] == ("of", 0)
         assert each["all"] == [0, 10, 20]
         assert each["tensors"] == ([6.0] * 3, [0, 0], [2])
+
+
+# --- names of exchanges -----------------------------------------------------------------------------------------------
+
+
+def exchanged_by_name(how, names, values):
+    joined = join()
+    name, value = names[joined.rank], values[joined.rank]
+    if how != "in_step":
+        return getattr(joined, how)(name, value)
+    with joined.in_step() as exchange:
+        return exchange(name, value)
+
+
+SIZES = [(1, 1), (None, "x" * 5000), (b"y" * 5000, 2)]
+WAYS = {"from_first": (0, 0), "gathered": (slice(None), []), "all_gathered": (slice(None),) * 2, "in_step": (0, 0)}
+
+
+@pytest.mark.parametrize("values", SIZES, ids=["equal", "longer on rank 1", "longer on rank 0"])
+@pytest.mark.parametrize("how", WAYS)
+def test_ranks_exchange_values_of_any_sizes_by_one_name(how, values):
+    first, second = in_ranks(2, exchanged_by_name, how, ("Größe \N{SNOWMAN}",) * 2, values)
+    assert first == values[WAYS[how][0]] or first == [*values]
+    assert second == ([] if how == "gathered" else first)
+
+
+@pytest.mark.parametrize("values", SIZES, ids=["equal", "longer on rank 1", "longer on rank 0"])
+@pytest.mark.parametrize("how", WAYS)
+def test_two_names_are_an_error_on_both_ranks_that_has_them(how, values):
+    found = results_of(2, exchanged_by_name, how, ("state of the hooks", "run directory"), values)
+    assert [each.kind for each in found] == ["DifferentRanks"] * 2
+    why = ": code that runs on some ranks only, or in another order there, calls what all ranks must call"
+    assert [each.message for each in found] == [
+        f"rank 1 is at 'run directory', this rank (0) at 'state of the hooks'{why}",
+        f"rank 0 is at 'state of the hooks', this rank (1) at 'run directory'{why}",
+    ]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_one_rank_of_three_with_another_name_ends_all(how):
+    found = results_of(3, exchanged_by_name, how, ("one", "one", "two"), (1, 2, 3))
+    assert [each.kind for each in found] == ["DifferentRanks"] * 3
+    assert [each.message.partition(":")[0] for each in found] == [
+        "rank 2 is at 'two', this rank (0) at 'one'",
+        "rank 2 is at 'two', this rank (1) at 'one'",
+        "rank 0 is at 'one', this rank (2) at 'two'",
+    ]
+
+
+def ways(*of_ranks):
+    joined = join()
+    how = of_ranks[joined.rank]
+    if how in ("leaves the block", "fails"):
+        with joined.in_step():
+            if how == "fails":
+                raise UsageError("mistake")
+    elif how == "is in the block":
+        with joined.in_step() as exchange:
+            exchange("run directory", 3)
+    else:
+        getattr(joined, how)("run directory", 3)
+
+
+@pytest.mark.parametrize("how", ["is in the block", "from_first", "gathered", "all_gathered"])
+def test_a_rank_that_has_left_the_block_before_the_others_is_an_error_on_both(how):
+    found = results_of(2, ways, how, "leaves the block")
+    assert [each.kind for each in found] == ["DifferentRanks"] * 2
+    assert [each.message.partition(":")[0] for each in found] == [
+        "rank 1 is at 'end of the block', this rank (0) at 'run directory'",
+        "rank 0 is at 'run directory', this rank (1) at 'end of the block'",
+    ]
+
+
+@pytest.mark.parametrize("how", ["is in the block", "from_first", "gathered", "all_gathered"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_error_of_a_rank_that_fails_is_known_to_the_other_whatever_it_exchanges(how, failing):
+    found = results_of(2, ways, *([how, "fails"] if failing else ["fails", how]))
+    assert (found[failing].kind, found[failing].message) == ("UsageError", "mistake")
+    assert (found[1 - failing].kind, found[1 - failing].message) == (
+        "RankFailed",
+        f"rank {failing} failed (UsageError: mistake)",
+    )
+
+
+def test_a_failure_is_reported_rather_than_the_names_of_the_other_ranks():
+    found = results_of(3, ways, "is in the block", "leaves the block", "fails")
+    assert [each.kind for each in found] == ["RankFailed", "RankFailed", "UsageError"]
+
+
+def collectives(how):
+    joined, calls = join(), []
+    for name in ("all_gather", "gather"):
+        original = getattr(torch.distributed, name)
+
+        def counted(*arguments, _name=name, _original=original, **named):
+            calls.append(_name)
+            return _original(*arguments, **named)
+
+        setattr(torch.distributed, name, counted)
+    getattr(joined, how)("value", joined.rank)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("how", "calls"),
+    [
+        ("from_first", ["all_gather", "all_gather"]),
+        ("gathered", ["all_gather", "gather"]),
+        ("all_gathered", ["all_gather", "all_gather"]),
+    ],
+)
+def test_a_name_costs_no_collective(how, calls):
+    assert in_ranks(2, collectives, how) == [calls] * 2
+
+
+# --- strangers, and ranks that end ------------------------------------------------------------------------------------
 
 
 class Harmful:
@@ -71,7 +187,7 @@ def exchanged_with_a_stranger(place, how):
     if joined.rank == 1:
         joined, value = replace(joined, key=b"another"), Harmful(place)
     with pytest.raises(RankFailed, match="what came from rank 1 is not from a process of this run") as found:
-        getattr(joined, how)(value)
+        getattr(joined, how)("value", value)
     return found.value.is_cause
 
 
@@ -84,7 +200,7 @@ def test_what_a_stranger_sends_is_not_decoded(tmp_path, how):
 
 def met_in(places):
     emrun_ranks.meet_in(places[int(os.environ["RANK"])])
-    return join().all_gathered(torch.arange(int(os.environ["RANK"])))
+    return join().all_gathered("range", torch.arange(int(os.environ["RANK"])))
 
 
 def test_ranks_of_one_machine_meet_in_a_directory_if_they_have_its_key(tmp_path):
@@ -106,19 +222,19 @@ def test_one_process_exchanges_with_itself():
     one.copy_from_first(tensor)
     one.begin_maximum(tensor)()
     assert tensor.tolist() == [1, 1]
-    assert (one.from_first(3), one.gathered(3), one.all_gathered(3)) == (3, [3], [3])
-    with one.in_step() as tell:
-        assert tell(4) == 4
+    assert (one.from_first("a", 3), one.gathered("b", 3), one.all_gathered("c", 3)) == (3, [3], [3])
+    with one.in_step() as exchange:
+        assert exchange("four", 4) == 4
     assert not one.several
 
 
 def in_step(failing):
     joined = join()
-    with joined.in_step() as tell:
-        assert tell(f"rank {joined.rank}") == "rank 0"
+    with joined.in_step() as exchange:
+        assert exchange("first", f"rank {joined.rank}") == "rank 0"
         if joined.rank in failing:
             raise UsageError(f"mistake {joined.rank}")
-        tell(None)
+        exchange("second", None)
     return "through"
 
 
@@ -157,7 +273,7 @@ def test_the_error_about_another_rank_has_its_exit_status():
 
 def ends_early(how):
     joined = join()
-    joined.all_gathered(None)
+    joined.all_gathered("begin", None)
     if joined.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -168,10 +284,10 @@ def ends_early(how):
         elif how == "maximum":
             joined.begin_maximum(torch.ones(3))()
         elif how == "gather":
-            joined.gathered(3)
+            joined.gathered("three", 3)
         else:
-            joined.from_first(3)
-        joined.all_gathered(3)  # rank 0 may have sent everything before
+            joined.from_first("three", 3)
+        joined.all_gathered("end", 3)  # rank 0 may have sent everything before
     except RankFailed as error:
         return str(error)
     return None
@@ -232,7 +348,7 @@ def test_a_port_in_use_is_an_error():
 def met_at(port):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     emrun_ranks.meet_in(None)
-    return join().all_gathered(os.getpid())
+    return join().all_gathered("process", os.getpid())
 
 
 def test_ranks_that_torchrun_starts_again_do_not_read_what_those_before_have_left_in_its_store():

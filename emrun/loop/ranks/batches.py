@@ -125,7 +125,7 @@ class RankBatches:
         key = stream_name, is_changed
         if key not in self._spare:
             own = {source: rows_of(values, 0, 1) for source, values in batch.items()} if rows else None
-            found = [each for each in self.ranks.all_gathered(in_main_memory(own)) if each is not None]
+            found = [each for each in self.ranks.all_gathered("spare row", in_main_memory(own)) if each is not None]
             if found:
                 self._spare[key] = found[0]
         if key not in self._spare or (self.leaves_out and not total):
@@ -138,7 +138,7 @@ class RankBatches:
 
     def _compare(self, whole: str, stream_name: str) -> None:
         """Check that all ranks read the same batch."""
-        others = self.ranks.all_gathered(whole)
+        others = self.ranks.all_gathered("checksum of the batch", whole)
         different = [rank for rank, each in enumerate(others) if each != others[0]]
         if different:
             raise DifferentRanks(
@@ -189,7 +189,7 @@ class StreamShares:
         Raises:
             StreamError: a batch was.
         """
-        empty_everywhere = set.intersection(*self._of_all.ranks.all_gathered(self._empty))
+        empty_everywhere = set.intersection(*self._of_all.ranks.all_gathered("empty batches", self._empty))
         if empty_everywhere:
             place = f"stream {self.stream.name!r}, batch {min(empty_everywhere)} of the epoch"
             raise StreamError(f"{place}: it is empty on all ranks (see main_loop.on_empty_batch)")

@@ -83,13 +83,13 @@ class RankCallbacks:
     def merge(self, hooks: Sequence[AbstractHook]) -> None:
         """Give rank 0 what the hooks of other ranks have collected in the epoch."""
         for hook in filter(merges, hooks):
-            states = self.ranks.gathered(hook.state_dict())
+            states = self.ranks.gathered(f"state of hook {type(hook).__name__}", hook.state_dict())
             if self.ranks.is_first:
                 hook.merge(states[1:])
 
     def _exchange(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Give all ranks the data of the epoch that rank 0 has after its hooks."""
-        received = self.ranks.from_first({name: dict(values) for name, values in epoch_data.items()})
+        received = self.ranks.from_first("epoch data", {name: dict(values) for name, values in epoch_data.items()})
         if not self.ranks.is_first:
             epoch_data.clear()
             epoch_data.update(received)
@@ -118,7 +118,7 @@ class RankCallbacks:
         self._whole_length = 0
         joined = Joined("several ranks", "several ranks")
         rows = self.batches.rows
-        for count, data in self.ranks.gathered((rows, in_main_memory(batch_data) if rows else None)):
+        for count, data in self.ranks.gathered("whole batch", (rows, in_main_memory(batch_data) if rows else None)):
             if data is not None:
                 joined.counts.append(count)
                 joined.add(data, weight_of(data, count))

@@ -166,7 +166,7 @@ class SharedRequests(Requests):
         """Exchange the wishes; all ranks call this at the same point, and then have the same ones."""
         self._end_reduction()
         self._count_anew()
-        all_wishes = self._ranks.all_gathered(self._wishes())
+        all_wishes = self._ranks.all_gathered("requests", self._wishes())
 
         # what this rank has wished is known now
         self._interrupts.forget_checkpoint()

@@ -38,7 +38,7 @@ def write_together(
         RankFailed: another rank has ended, or has not written its files in time.
     """
     if commit is None:
-        there: Path | None = ranks.from_first(None)
+        there: Path | None = ranks.from_first("directory of the checkpoint", None)
         if there is not None:
             _written(ranks, write, there)
         return None
@@ -47,13 +47,13 @@ def write_together(
     def save(directory: Path) -> dict[str, Any]:
         nonlocal is_told
         is_told = True
-        return _written(ranks, write, ranks.from_first(directory.absolute()))
+        return _written(ranks, write, ranks.from_first("directory of the checkpoint", directory.absolute()))
 
     try:
         return commit(save)
     finally:
         if not is_told:
-            ranks.from_first(None)
+            ranks.from_first("directory of the checkpoint", None)
 
 
 def _written(ranks: Ranks, write: Callable[[Path], list[Shard]], directory: Path) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _written(ranks: Ranks, write: Callable[[Path], list[Shard]], directory: Path
         error = failure
     ended = monotonic()
     reason = None if error is None else (getattr(error, "errno", None), reason_of(error))
-    found = ranks.gathered((shards, reason, ended - began))
+    found = ranks.gathered("files of the checkpoint", (shards, reason, ended - began))
     if not found:
         return {}
     waited = monotonic() - ended

@@ -40,7 +40,7 @@ class RankStates:
         """Return a state with what the other ranks keep for themselves; all ranks call this."""
         if "ranks" in state:
             return state
-        return {**state, "ranks": self._ranks.gathered(self._own_part(state))[1:]}
+        return {**state, "ranks": self._ranks.gathered("states of the ranks", self._own_part(state))[1:]}
 
     def _own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a rank keeps for itself of a state: the rest is the same on all ranks."""

@@ -21,7 +21,7 @@ def of_hang(directory):
     watch.start()
     while not ours.is_first and not (directory / "said").exists():
         time.sleep(0.01)
-    ours.all_gathered(None)
+    ours.all_gathered("meeting", None)
     watch.stop()
     return lines
 

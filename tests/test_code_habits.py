@@ -1,0 +1,151 @@
+"""Habits that save statements and cost readers: the places that are left only get fewer."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import code_habits
+import pytest
+from code_habits import ROOT, RULES
+
+LEFT = {
+    "datasets": {"R1": 4, "R3": 7, "R4": 14, "R5": 6, "R6": 3, "R9": 1},
+    "emrun": {"R1": 1, "R2": 1, "R3": 1, "R4": 5, "R5": 2, "R7": 3, "R9": 3, "R10": 1},
+    "emrun/base": {"R2": 2, "R4": 3, "R5": 2},
+    "emrun/cli": {"R1": 1, "R2": 1, "R3": 1, "R4": 9, "R5": 4, "R7": 7, "R8": 1, "R9": 9},
+    "emrun/config": {"R2": 1, "R4": 15, "R5": 2, "R6": 1, "R7": 1, "R9": 10},
+    "emrun/diagnosis": {"R2": 3, "R3": 2, "R4": 35, "R5": 24, "R6": 5, "R7": 5, "R9": 7},
+    "emrun/launch": {"R4": 4, "R5": 3, "R7": 1, "R10": 1},
+    "emrun/loop": {"R1": 4, "R2": 1, "R3": 25, "R4": 15, "R5": 67, "R6": 11, "R7": 1, "R9": 3, "R10": 2},
+    "emrun/models": {"R1": 10, "R2": 3, "R3": 31, "R4": 35, "R5": 31, "R6": 1, "R7": 5, "R9": 7},
+    "emrun/ranks": {"R2": 3, "R3": 3, "R4": 9, "R9": 1},
+    "emrun/record": {"R1": 1, "R3": 13, "R4": 5, "R5": 7, "R7": 1, "R9": 1},
+    "emrun/runs": {"R4": 26, "R5": 1, "R7": 1, "R9": 2},
+    "emrun/storage": {"R2": 2, "R3": 2, "R4": 8, "R7": 2, "R9": 3},
+    "emrun/streams": {"R1": 3, "R3": 2, "R4": 6, "R5": 12, "R10": 2},
+    "emrun/training": {"R1": 1, "R2": 3, "R3": 1, "R4": 3, "R5": 5, "R7": 1, "R9": 1},
+    "hooks": {"R1": 5, "R3": 26, "R4": 15, "R5": 11, "R6": 1, "R7": 1, "R9": 6},
+}
+"""Room -> rule -> its places that are left. A room that has none of a rule gets none."""
+
+
+@pytest.fixture(scope="module")
+def rooms():
+    return code_habits.counted()
+
+
+def test_every_room_with_a_place_is_listed(rooms):
+    assert set(rooms) == set(LEFT)
+
+
+@pytest.mark.parametrize("room", LEFT)
+def test_a_room_has_the_places_that_are_listed(rooms, room):
+    found = rooms.get(room, {})
+    for rule in RULES:
+        places, listed = found.get(rule, []), LEFT[room].get(rule, 0)
+        assert len(places) <= listed, f"{rule}: {len(places)} places instead of {listed}; write out one of {places}"
+        assert len(places) == listed, f"{rule}: only {len(places)} places are left of {listed}; shorten LEFT[{room!r}]"
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def rules_in(text, path="emrun/part.py"):
+    return [rule for rule, _ in code_habits.places(Path(path), text)]
+
+
+BREAKS = {
+    "R1": [
+        "f(*(a, b))",
+        "pair = a, b\nf(*pair)",
+        "def g():\n    pair = a, b\n    f(*pair)",
+        "g = lambda: f(*(a, b))",
+        "class A:\n    x = f(*(a, b))",
+    ],
+    "R2": ["how = {'a': 1}\nf(**how)"],
+    "R3": ["self.a, self.b = x, y", "self.a, b = x, y", "self.a, self.b = (f(x) for x in y)"],
+    "R4": ["a, b = f(x), y", "a, b = (f(x) for x in y)", "a, b = [1], 2"],
+    "R5": ["other.thing = 3", "self.part.thing = 3", "other.count += 1", "for each in parts:\n    each.a = 1"],
+    "R6": ["switched_on(other, 'name')", "setattr(other, name, 3)", "base.switched_on(other, 'name')"],
+    "R7": ["x = [a] * (b is not None)", "x = 's' * (n != 1)", "x = bool(a) * f'{b}'", "x = [a] * (not b)"],
+    "R8": [
+        "x = (a if b else c) if d else e",
+        "x = a if (b if c else d) else e",
+        "x = a if b else c if d else e if f else g",
+    ],
+    "R9": ["for each in a if b else c:\n    f(each)", "f() if a else g()", "f(), g()"],
+    "R10": ["class A:\n    def __init__(self, a, b, c, d, *, e, f, g):\n        pass"],
+}
+KEEPS = [
+    "f(*pair)",
+    "pair = f()\ng(*pair)",
+    "x = [*(a, b)]",
+    "f(**how)",
+    "how = f()\ng(**how)",
+    "how = {'a': 1}\nf(how)",
+    "a, b = b, a",
+    "self.a, self.b = self.b, self.a",
+    "a, b = 0, []",
+    "a, b = x, y.z",
+    "a, b = f()",
+    "made = A()\nmade.thing = 3",
+    "self.thing = 3",
+    "weight.grad = None",
+    "sys.stdout = stream",
+    "setattr(other, 'name', 3)",
+    "x = [a] * n",
+    "x = 2 * (a > b)",
+    "x = a if b else c",
+    "x = a if b else c if d else e",
+    "for each in a:\n    f(each)",
+    "class A:\n    def __init__(self, a, b, c, *, d, e, f):\n        pass",
+    "class MainLoop:\n    def __init__(self, a, b, c, d, *, e, f, g):\n        pass",
+]
+
+
+@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in BREAKS.items() for text in texts], ids=str)
+def test_a_place_breaks_a_rule(rule, text):
+    assert rules_in(text) == [rule]
+
+
+@pytest.mark.parametrize("text", KEEPS)
+def test_plain_code_keeps_the_rules(text):
+    assert rules_in(text) == []
+
+
+def test_constructors_of_hooks_and_datasets_are_schemas():
+    (text,) = BREAKS["R10"]
+    assert rules_in(text, "hooks/part.py") == rules_in(text, "datasets/part.py") == []
+
+
+def test_each_place_is_found_once_and_with_its_line():
+    text = "class A:\n    def f(self):\n        def g():\n            other.a = 1\n        return g\n"
+    assert list(code_habits.places(Path("emrun/part.py"), text)) == [("R5", 4)]
+
+
+def test_the_script_prints_the_places_of_a_rule(rooms):
+    command = [sys.executable, "tests/code_habits.py", "--list", "R10", "emrun/loop", "emrun/streams"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    places = [place for room in ("emrun/loop", "emrun/streams") for place in rooms.get(room, {}).get("R10", ())]
+    assert re.findall(r"^\S+:\d+$", printed, re.MULTILINE) == places
+    assert f"R10: {len(places)}" in printed.splitlines()[-1]
+
+
+# --- private attributes of others -------------------------------------------------------------------------------------
+
+
+def test_each_file_that_may_use_private_attributes_of_others_does():
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["per-file-ignores"]
+    listed = {name for name, rules in table.items() if "SLF001" in rules and not name.startswith("tests/")}
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "SLF001"]
+    folders = ("emrun", "hooks", "datasets", "benchmarks", "sample_configs")
+    exclude = ["--exclude", "emrun/hooks", "--exclude", "emrun/datasets", "--exclude", "emrun/sample_configs"]
+    pytest.importorskip("ruff")
+    output = ["--output-format", "concise", "--quiet"]
+    found = subprocess.run(
+        [*command, *exclude, *output, *folders], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stderr == ""
+    assert {line.partition(":")[0] for line in found.stdout.splitlines()} == listed
