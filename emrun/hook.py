@@ -38,6 +38,7 @@ from types import MappingProxyType
 from typing import Any
 
 from emrun.base.censor import hidden
+from emrun.base.errors import HookError
 from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, Names, Policy, Profile, evaluated
 from emrun.base.wording import meant_of
 from emrun.model import AbstractModel

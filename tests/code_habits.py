@@ -8,7 +8,8 @@ A joined statement saves no node of the syntax tree: `a, b = x, y` has one more 
     R2  a call unpacks a dictionary that the same function packed for this call alone
     R3  a tuple assignment with an attribute on the left: self.a, self.b = x, y
     R4  a tuple assignment of locals from a tuple or a generator, other than a swap or of plain values (a, b = 0, [])
-    R5  an attribute set on an object that the function has not made: other.thing = x (x.grad = None and such may)
+    R5  an attribute set on an object that the function has not made: other.thing = x (x.grad = None and such may, and
+        a counter of `progress`, which the loop writes with each batch: there a call would cost as much as a hook)
     R6  an attribute set by its name: switched_on(other, "name"), setattr with a computed name
     R7  a text or a list times a condition: [x] * (y is not None)
     R8  a conditional expression in the body or the test of another, or a chain of four branches
@@ -32,7 +33,7 @@ SCHEMAS = ("MainLoop", "TorchModel", "ModuleModel")
 
 _MOST_PARAMETERS = 6
 _IDIOMS = ("grad", "data", "requires_grad", "training")
-_LIBRARIES = ("sys", "os", "torch", "warnings")
+_WRITTEN = ("sys", "os", "torch", "warnings", "progress")
 
 
 def places(path, text):
@@ -145,7 +146,7 @@ def _may_set(attribute, made):
     """Return whether a function sets an attribute of an object that it has made, or as torch's users do."""
     root = ast.unparse(attribute).partition(".")[0]
     is_own = isinstance(attribute.value, ast.Name) and attribute.value.id in made
-    return is_own or attribute.attr in _IDIOMS or root in _LIBRARIES
+    return is_own or attribute.attr in _IDIOMS or root in _WRITTEN
 
 
 def _is_condition(node):

@@ -267,7 +267,7 @@ class MainLoop(Loop):
     @property
     def epoch_seconds(self) -> float:  # type: ignore[override]
         """Seconds since the current epoch began in this process, evaluations included."""
-        return perf_counter() - self.progress.epoch_began
+        return perf_counter() - self.parts.progress.epoch_began
 
     @property
     def horizon(self) -> Horizon:  # type: ignore[override]
@@ -289,10 +289,10 @@ class MainLoop(Loop):
 
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration to the step log; see `Loop`."""
-        if self.progress.training and self.progress.stream is not None:
+        if self.parts.progress.training and self.parts.progress.stream is not None:
             self.parts.steps.add(name, value)
             self.parts.record.intervals.note(name, value)
-        elif self.progress.stream is None and not self.progress.evaluating:
+        elif self.parts.progress.stream is None and not self.parts.progress.evaluating:
             raise HookError(
                 f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
                 "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
@@ -317,9 +317,9 @@ class MainLoop(Loop):
     def start_from(self, epochs_done: int, iterations_done: int, *, evaluating: bool = False) -> None:
         """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
         updates_done = iterations_done // self.model.iterations_per_update  # about right
-        self.progress.start_between_epochs(epochs_done, iterations_done, updates_done)
+        self.parts.progress.start_between_epochs(epochs_done, iterations_done, updates_done)
         if evaluating:
-            self.progress.only_evaluate()
+            self.parts.progress.only_evaluate()
 
     def restore(self, place: Path, changed: Sequence[str] = ()) -> Path:
         """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.
@@ -402,7 +402,7 @@ class MainLoop(Loop):
         parts = self.parts
         epoch_data: EpochData = {}
         is_within = self.session.is_open
-        with self.progress.evaluation(is_recorded=not is_within):
+        with self.parts.progress.evaluation(is_recorded=not is_within):
             with nullcontext() if is_within else self:
                 size = parts.streams.extra[stream_name].batches if as_trained else None
                 stream = parts.streams.get(stream_name, train=False, batches=size, in_order=in_order)
@@ -431,7 +431,7 @@ class MainLoop(Loop):
         resolve = self.parts.streams.resolve
         train = [resolve(stream, f"unnamed_train_{i}", train=True) for i, stream in enumerate(train_streams)]
         evaluated = [resolve(stream, f"unnamed_eval_{i}", train=False) for i, stream in enumerate(eval_streams)]
-        return self.training_loop.run_epoch(train, evaluated, self.progress.epochs_done + bool(train))
+        return self.training_loop.run_epoch(train, evaluated, self.parts.progress.epochs_done + bool(train))
 
     def close(self) -> None:
         """End the passes that have begun; a stream keeps its position."""
