@@ -29,7 +29,6 @@ from emrun.dataset import SourceInfo, open_stream, stream_lengths, stream_names
 from emrun.diagnosis.model_facts import StepMemory, memory, memory_per_rank, parameter_groups, parameters, timed_run
 from emrun.diagnosis.rehearsal import rehearse
 from emrun.diagnosis.round_trip import RoundTrip
-from emrun.diagnosis.switching import switched_on
 from emrun.diagnosis.values import sorted_sources
 from emrun.epoch_data import read_by
 from emrun.events import listener, may_change_batches, may_read_anything
@@ -454,12 +453,17 @@ def apart() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
+    before = set(os.environ)
+    handler = Collect(logging.WARNING)
+    log = logging.getLogger("emrun")
+    propagates = log.propagate
     log.addHandler(handler)
+    log.propagate = False  # the report shows the warnings
     try:
-        with preserved_randomness(), switched_on(log, "propagate", False):  # the report shows the warnings
+        with preserved_randomness():
             yield found
     finally:
+        log.propagate = propagates
         log.removeHandler(handler)
         for name in os.environ.keys() - before:
             del os.environ[name]

@@ -16,7 +16,6 @@ from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch
 from emrun.diagnosis.numerics.rows import NotApplicableError, RandomError
-from emrun.diagnosis.switching import switched_on
 from emrun.diagnosis.tryout import begin
 from emrun.hook import AbstractHook, UpdateSkipped
 from emrun.model import AbstractModel
@@ -170,8 +169,10 @@ def without_dropout(module: torch.nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for each in module.modules():
             for name, value in list(vars(each).items()):
-                if ("drop" in name and isinstance(value, float)) or (
-                    name == "training" and isinstance(each, _DropoutNd)
-                ):
-                    stack.enter_context(switched_on(each, name, False if name == "training" else 0.0))
+                if "drop" in name and isinstance(value, float):
+                    stack.callback(setattr, each, name, value)
+                    vars(each)[name] = 0.0
+                elif name == "training" and isinstance(each, _DropoutNd):
+                    stack.callback(setattr, each, name, value)
+                    vars(each)[name] = False
         yield
