@@ -183,6 +183,9 @@ class Loop:
     horizon: Horizon = Horizon(None)
     """How many updates the run will make, as far as this is known."""
 
+    def __init__(self) -> None:
+        self.shown = {}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """Return the loop itself: a copy of a model or of a hook belongs to the same loop."""
         return self

@@ -244,7 +244,7 @@ class MainLoop(Loop):
         Raises:
             HookError: the loop has an attribute or a method of this name.
         """
-        if hasattr(MainLoop, name) or name in self.__dict__ or name in Loop.__annotations__:
+        if hasattr(MainLoop, name) or name in MainLoop.__annotations__ or name in Loop.__annotations__:
             raise HookError(f"main_loop.{name} cannot be set: {_INSTEAD.get(name, _READ_ONLY)}")
         super().__setattr__(name, value)
 

@@ -2,14 +2,17 @@
 
 import json
 import logging
+import re
 import threading
 
 import pytest
-from doubles import Doubler, SixExamples, loop_of, names, recording_hook, trained
+from doubles import Doubler, LossOfOne, Numbers, SixExamples, loop_of, names, recording_hook, trained
 
 from emrun import AbstractHook, MainLoop
 from emrun.base.errors import ArgumentError, HookError, StreamError
+from emrun.hook import Loop
 from emrun.hooks import StopAfter
+from emrun.shown import Text
 from emrun.storage.checkpoints.state_file import load_state
 from emrun.storage.run import Run
 from emrun.storage.trace import read_trace
@@ -236,3 +239,54 @@ def test_the_trace_of_a_session_that_fails_at_once_has_the_counters_of_the_loop(
         loop.run_training()
     trace = read_trace(tmp_path)
     assert (trace["status"], trace["epochs_done"], trace["iterations_done"]) == ("failed", 3, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("iterations_done", "start_from sets the counters"),
+        ("training", "a hook cannot change which stream"),
+        ("evaluating", "call run_evaluation"),
+        ("hooks", "call change_hooks before the training begins"),
+        ("model", "give it to the constructor of MainLoop"),
+        ("horizon", "a hook declares `limits`"),
+        ("stream_name", "the loop sets it, and hooks read it"),
+        ("notify", "the loop sets it, and hooks read it"),
+        ("request_checkpoint", "the loop sets it, and hooks read it"),
+        ("recorded", "call record"),
+    ],
+)
+def test_what_hooks_read_of_the_loop_cannot_be_set(name, advice):
+    loop = MainLoop(LossOfOne(), Numbers())
+    before = getattr(loop, name)
+    with pytest.raises(HookError, match=rf"^main_loop\.{name} cannot be set: {re.escape(advice)}"):
+        setattr(loop, name, 3)
+    assert getattr(loop, name) == before
+
+
+def test_a_hook_may_keep_values_of_its_own_on_the_loop():
+    loop = MainLoop(LossOfOne(), Numbers())
+    loop.found = 1
+    loop.found = 2
+    assert loop.found == 2
+
+
+def test_every_name_of_the_contract_is_there_and_cannot_be_set():
+    loop = MainLoop(LossOfOne(), Numbers())
+    names = {*Loop.__annotations__, *vars(Loop)}
+    names = {name for name in names if not name.startswith("__")}
+    assert len(names) > 30
+    for name in names:
+        getattr(loop, name)
+        with pytest.raises(HookError, match="cannot be set"):
+            setattr(loop, name, None)
+
+
+def test_a_loop_in_a_test_of_a_hook_is_plain():
+    loop = Loop()
+    loop.iterations_done = 5
+    loop.show("text", Text("found"))
+    loop.record("norm", 1.0)
+    assert (loop.iterations_done, loop.training, loop.extra_streams, loop.horizon.updates) == (5, False, (), None)
+    assert not loop.listens("after_batch")
+    assert list(loop.evaluation_pass("valid")) == []
