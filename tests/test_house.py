@@ -255,7 +255,6 @@ def test_every_file_has_a_test():
         "loop/session": "loop/test_requests",
         "loop/ranks/states": "training/test_ranks",
         "loop/outcome": "loop/test_requests",
-        "storage/checkpoints/hook_keys": "loop/test_snapshot",
         "loop/loss_watch": "loop/test_main_loop",
         "model": "loop/test_main_loop",
         "runs/comparison": "cli/test_diff",

@@ -39,10 +39,9 @@ from emrun.ranks.group import end_process, leave, rank_of, ranks
 from emrun.ranks.pieces import rows_of
 from emrun.record.rows import Reader
 from emrun.record.step_columns import read_steps
-from emrun.storage.checkpoints.hook_keys import short_key
 from emrun.storage.checkpoints.manifest import FROZEN, TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, read_tensors, whole_of
-from emrun.storage.checkpoints.state_file import FILE, load_state
+from emrun.storage.checkpoints.state_file import FILE, load_state, short_key
 from emrun.storage.checkpoints.weights import FILE as WEIGHTS, INDEX, UNFROZEN
 from emrun.storage.run import CHECKPOINTS
 from emrun.stream_context import StreamContext

@@ -190,16 +190,9 @@ def begin(model: AbstractModel, known: MainLoop, hook: AbstractHook | None = Non
 class _SecondLoop(MainLoop):
     """A main loop of which the hooks of another one check the outputs."""
 
-    _known: MainLoop | None = None
-
     def check_as(self, known: MainLoop) -> None:
         """Check outputs as another loop does."""
-        self._known = known
-
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream."""
-        if self._known is not None:
-            self._known.check_outputs(outputs)
+        self._set(check_outputs=known.check_outputs)
 
 
 class Tryout:

@@ -25,6 +25,8 @@ from emrun.ranks.shares import like, rows_in
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
+_WEIGHTS = frozenset(("loss_weight", "example_weight"))
+"""The outputs with weights of the examples."""
 
 Outputs = Mapping[str, Any]
 Report = Callable[..., None]
@@ -38,7 +40,7 @@ class Stages:
     """The batches of the stream."""
     check: Callable[[Batch], int]
     """Checks a batch; returns 0 to leave it out."""
-    before_first_step: Callable[[Batch], None]
+    before_first_step: Callable[[Batch], None] | None
     """Keeps the random states for `emrun replay`, and the checksum of the first batch."""
     before_batch: Callable[..., Batch | None] | None
     """Calls `before_batch` of the hooks; returns the batch for the model if hooks may have changed it."""
@@ -139,7 +141,8 @@ class BatchLoop:
         name = stream.name
 
         # checks and hooks
-        parts.at_work.forget_failure()
+        if parts.at_work.failed_event is not None:
+            parts.at_work.forget_failure()
         check = parts.checks.begin(name, ", ".join(callbacks.changers))
         name_batch = parts.checks.name_batch
         accept = self._accepting()
@@ -162,9 +165,9 @@ class BatchLoop:
                 after_batch = profiling.report_of(name, after_batch)
 
         # what is recorded
-        before_first_step = self._before_first_step(stream, train=train)
-        count_examples = parts.time.begin_stream(train=train)
-        record_step = parts.steps.begin_stream(train=train)
+        before_first_step = self._before_first_step(stream, train=train) if parts.run is not None else None
+        count_examples = parts.time.count if train and parts.time.counts_examples else None
+        record_step = parts.steps.begin_stream() if train and parts.has_run else None
         limit = parts.length.begin_stream(train=train)
         if train and parts.length.budgets:
             run = parts.time.agreeing(run)
@@ -199,12 +202,12 @@ class BatchLoop:
 
     def _before_first_step(self, stream: StreamWrapper, *, train: bool) -> Callable[[Batch], None]:
         """Return what is called with the batches of a stream until the model has run on the first one."""
-        keep_random_states = self._parts.failures.begin_stream(stream, train=train)
+        parts = self._parts
+        parts.failures.begin_stream(stream, train=train)
 
         def before_first_step(batch: Batch) -> None:
-            if keep_random_states is not None:
-                keep_random_states(batch)
-            self._parts.digests.note(stream, batch)
+            parts.failures.begin_first_step()
+            parts.digests.note(stream, batch)
 
         return before_first_step
 
@@ -234,7 +237,7 @@ class BatchLoop:
         model = self._parts.model
         name = stream.name
         check = stages.check
-        before_step: Callable[[Batch], None] | None = stages.before_first_step
+        before_step = stages.before_first_step
         before_batch = stages.before_batch
         run = stages.run
         after_batch = stages.after_batch
@@ -272,8 +275,8 @@ class BatchLoop:
                 if is_first:
                     is_first = False
                     before_step = self._end_first_batch(outputs, train=train)
-                    if train:
-                        note_outputs = self._parts.loss.end_first_batch(outputs)
+                    if train and not _WEIGHTS.isdisjoint(outputs):
+                        note_outputs = self._parts.loss.note
                 if train:
                     progress.iterations_done += 1  # here, because a call would cost as much as a hook
                     if has_windows and model.is_accumulating:
@@ -316,7 +319,9 @@ class BatchLoop:
         parts.checks.check_outputs(outputs)
         if train:
             parts.checks.check_step_values()
-        before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
+        before_step = None
+        if parts.run is not None:
+            before_step = parts.failures.end_first_step(hooks_change_batches=bool(parts.callbacks.changers))
         if train:
             parts.time.end_first_batch()
         self.end_slow_start()

@@ -93,11 +93,15 @@ class Failures:
     _trained: StreamWrapper | None = field(default=None, init=False)  # the stream that the model is trained on
     _closing: Window | None = field(default=None, init=False)  # the window whose update is made, after its last batch
 
-    def begin_stream(self, stream: StreamWrapper, *, train: bool) -> Callable[[Batch], None] | None:
-        """Return what to call before the first step of a stream; None without a run directory."""
+    def begin_stream(self, stream: StreamWrapper, *, train: bool) -> None:
+        """Note the stream that the model is trained on."""
         if train:
             self._trained = stream
-        return None if self.at_work.randomness is None else self.at_work.randomness.take_all
+
+    def begin_first_step(self) -> None:
+        """Keep the random states before the first step of a stream."""
+        if self.at_work.randomness is not None:
+            self.at_work.randomness.take_all()
 
     def end_first_step(self, *, hooks_change_batches: bool) -> Callable[[Batch], None] | None:
         """Return what to call before each later step of a stream; None for nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emrun.base.arguments import check_choice
@@ -14,7 +14,7 @@ from emrun.hook import TrainingAborted
 from emrun.loop.progress import Progress
 from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
-from emrun.ranks.parts import loss_weights, weighs_nothing
+from emrun.ranks.parts import weighs_nothing
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,11 +56,8 @@ class LossWatch:
         when = f"in epoch {epoch}" if self._is_finite else f"from epoch {epoch} on"
         return f"the loss was {kind} {when}"
 
-    def end_first_batch(self, outputs: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None] | None:
-        """Return what to call with the outputs of this and each later training batch; None for nothing."""
-        return None if loss_weights(outputs) is None else self._note
-
-    def _note(self, outputs: Mapping[str, Any]) -> None:
+    def note(self, outputs: Mapping[str, Any]) -> None:
+        """Note the outputs of a training batch, if its examples have weights."""
         self._outputs = outputs
 
     def look(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from emrun.base.arguments import check_choice, check_seconds
 from emrun.base.errors import ArgumentError, HookError, UsageError
-from emrun.base.types import Batch, EpochData, Horizon, InsteadOf, InterruptPolicy, Policy, StartMethod
+from emrun.base.types import Batch, EpochData, Horizon, InterruptPolicy, Policy, StartMethod
 from emrun.base.wording import did_you_mean
 from emrun.dataset import check_streams, stream_function
 from emrun.epoch_data import check_monitors
@@ -230,6 +230,9 @@ class MainLoop(Loop):
             session=Session(parts, batches, run.log if run is not None else rank_log, preempt_exit_code),
             report=report,
             notify=parts.callbacks.notify,
+            listens=parts.callbacks.listens,
+            check_outputs=parts.checks.check_outputs,
+            request_checkpoint=parts.requests.checkpoint,
         )
         self.change_hooks(hooks)
         self.notify("register_mainloop", main_loop=self)
@@ -279,14 +282,6 @@ class MainLoop(Loop):
         """What hooks have recorded for the current iteration; see `Loop`."""
         return {**self.parts.record.intervals.recorded, **self.parts.steps.given}
 
-    def listens(self, event: str) -> bool:
-        """Return whether any hook or the model listens to an event."""
-        return self.parts.callbacks.listens(event)
-
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Check the outputs for the first batch of a stream; see `Loop`."""
-        self.parts.checks.check_outputs(outputs)
-
     def record(self, name: str, value: Any) -> None:
         """Add a value of the current iteration to the step log; see `Loop`."""
         if self.parts.progress.training and self.parts.progress.stream is not None:
@@ -297,10 +292,6 @@ class MainLoop(Loop):
                 f"record({name!r}, ...) was called outside of the batches of a stream, so that the value belongs to no "
                 "iteration; call it in before_batch, before_update, after_update or after_batch of the train stream"
             )
-
-    def request_checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
-        """Request a checkpoint; see `Loop`."""
-        self.parts.requests.checkpoint(name, on_failure, instead_of)
 
     def evaluation_pass(self, name: str) -> Iterator[Batch]:
         """Yield the batches of a pass of a stream; see `Loop`."""

@@ -115,11 +115,13 @@ def build(
 
     # the batches
     prefetching = Prefetching(model, hooks, is_on=prefetch_to_device and reading.of(dataset).ahead > 0)
+    if prefetching.is_on:
+        reading = replace(reading, prefetch=prefetching.current)
     streams = DatasetStreams(
         dataset,
         train_stream_name,
         extra_streams,
-        reading=replace(reading, prefetch=prefetching.current),
+        reading=reading,
         fixed_epoch_size=fixed_epoch_size,
         iterations_per_update=model.iterations_per_update,
         overfit=overfit,

@@ -182,7 +182,7 @@ class Requests:
         """Keep the limit that has ended the training, while the extra streams are evaluated once more."""
         self.ended_by = limit
 
-    def checkpoint(self, name: str, on_failure: Policy, instead_of: InsteadOf = ()) -> None:
+    def checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint; see `Loop.request_checkpoint`."""
         if self._progress.hooks_steer:
             self.checkpoints.add(name, on_failure, instead_of)

@@ -23,10 +23,9 @@ from emrun.loop.step_log import StepLog
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
 from emrun.record.record import Record
-from emrun.storage.checkpoints.hook_keys import class_of, keyed, short_key
 from emrun.storage.checkpoints.manifest import NAMES
 from emrun.storage.checkpoints.shards import OF_STATE, taken_out, write_shard
-from emrun.storage.checkpoints.state_file import FILE, load_state, save_state
+from emrun.storage.checkpoints.state_file import FILE, class_of, keyed, load_state, save_state, short_key
 from emrun.storage.class_names import record_classes
 from emrun.stream_context import BeyondEnd
 from emrun.streams.dataset_streams import DatasetStreams

@@ -57,10 +57,8 @@ class StepLog:
         self._has_begun = False
         self._written: tuple[int, str] | None = None  # the position before a chunk that has been written too early
 
-    def begin_stream(self, *, train: bool) -> Callable[[], None] | None:
-        """Return what records each step of a stream; None if none is recorded."""
-        if not train:
-            return None
+    def begin_stream(self) -> Callable[[], None] | None:
+        """Return what records each step of a train stream; None if none is recorded."""
         self.begin()
         return self.take if self.due else None
 

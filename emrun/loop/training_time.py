@@ -19,17 +19,17 @@ class TrainingTime:
     but one: the ranks exchange them while they train, so that schedules and the end are the same on all ranks.
 
     Args:
-        count: returns the number of examples in the current batch.
+        length: returns the number of examples in the current batch.
     """
 
     clock = staticmethod(time.perf_counter)
 
-    def __init__(self, count: Callable[[], int]) -> None:
+    def __init__(self, length: Callable[[], int]) -> None:
         self.counts_examples = False
         """Whether the examples are counted, which costs a little time for each batch."""
         self.examples = 0
         """The number of examples."""
-        self._count = count
+        self._length = length
         self._done = 0.0
         self._began: float | None = None
         self._is_warm = False  # whether this process has trained on a batch
@@ -57,10 +57,6 @@ class TrainingTime:
 
         return agreed
 
-    def begin_stream(self, *, train: bool) -> Callable[[], None] | None:
-        """Return what counts the examples of each batch of a stream; None if they do not count."""
-        return self._add if train and self.counts_examples else None
-
     def end_first_batch(self) -> None:
         """Begin after the first batch that this process trains on, whose examples do not count."""
         if self._is_warm:
@@ -68,10 +64,11 @@ class TrainingTime:
         self._is_warm = True
         self._began = self.clock()
         if self.counts_examples:
-            self.examples -= self._count()
+            self.examples -= self._length()
 
-    def _add(self) -> None:
-        self.examples += self._count()
+    def count(self) -> None:
+        """Count the examples of a batch."""
+        self.examples += self._length()
 
     @contextmanager
     def counting(self, *, train: bool) -> Iterator[None]:

@@ -111,7 +111,7 @@ class SharedRequests(Requests):
         else:
             self._wish = self._wish or termination
 
-    def checkpoint(self, name: str, on_failure: Policy, instead_of: InsteadOf = ()) -> None:
+    def checkpoint(self, name: str, on_failure: Policy = "error", instead_of: InsteadOf = ()) -> None:
         """Request a checkpoint: now, or, by a hook of one rank, when all ranks know it."""
         if not self.is_alone:
             super().checkpoint(name, on_failure, instead_of)

@@ -11,7 +11,7 @@ from emrun.events import merges
 from emrun.hook import AbstractHook
 from emrun.model import AbstractModel
 from emrun.ranks.group import Ranks
-from emrun.storage.checkpoints.hook_keys import keyed
+from emrun.storage.checkpoints.state_file import keyed
 
 
 class RankStates:

@@ -1,11 +1,12 @@
-"""The file of a checkpoint that holds the state of the run, besides the weights."""
+"""The file of a checkpoint that holds the state of the run, besides the weights; the keys of the states of hooks in it."""
 
 from __future__ import annotations
 
 import errno
 import io
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_leaves
 from emrun.base.encoding import decode, encode
 from emrun.base.errors import StorageError, reason_of
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
+from emrun.epoch_data import declared
+from emrun.hook import AbstractHook
 from emrun.storage.checkpoints.manifest import SHARDS, STATE
 from emrun.storage.checkpoints.shards import OF_STATE, put_back, read_tensors
 from emrun.storage.files import opened_regular, refuse_timeout
@@ -122,3 +125,32 @@ def _unfolded(value: Any, sizes: dict[int, int]) -> int:
         inside = value.values() if isinstance(value, Mapping) else value
         sizes[id(value)] = 1 + sum(_unfolded(each, sizes) for each in inside)
     return sizes[id(value)]
+
+
+def keyed(hooks: Sequence[AbstractHook]) -> dict[str, AbstractHook]:
+    """Return the key of the state of each hook in a checkpoint -> the hook.
+
+    Hooks of one class are counted in their order. One that saves checkpoints is known by their name instead, so that
+    it keeps what it knows of them whatever is listed before it.
+    """
+    found: dict[str, AbstractHook] = {}
+    counts: Counter[str] = Counter()
+    for hook in hooks:
+        kind = f"{type(hook).__module__}.{type(hook).__qualname__}"
+        if saves := declared(hook, "saves"):
+            key = f"{kind} of {saves[0]!r}"
+        else:
+            counts[kind] += 1
+            key = kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"
+        found[key] = hook
+    return found
+
+
+def class_of(key: str) -> str:
+    """Return the class in a key of `keyed`."""
+    return key.partition(" ")[0]
+
+
+def short_key(key: str) -> str:
+    """Return a key of `keyed` for messages, without the module: `ComputeStats number 2`, `SaveBest of 'best'`."""
+    return class_of(key).rpartition(".")[2] + key.removeprefix(class_of(key))
