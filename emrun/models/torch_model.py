@@ -564,11 +564,11 @@ class TorchModel(SavedModel):
 
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
-        if self._updates.is_open:
+        if isinstance(self._updates, Windows) and self._updates.is_open:
             if self._evaluation_weights is not None:
                 self._evaluation_weights.use(False)
             self._optimizers.set_mode(train=True)
-        self._updates.finish()
+            self._updates.finish()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream; after a train stream, all ranks get the buffers of rank 0.

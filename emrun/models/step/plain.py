@@ -129,9 +129,6 @@ class Plain:
         for each in self.scheduled:
             each.step_schedule()
 
-    def finish(self) -> None:
-        """End a window that is open; here each batch ends its own."""
-
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}

@@ -81,6 +81,11 @@ class SummedWindows(Windows):
         refuse_closure(closure, "optimizer", "several ranks")
         super().update(optimizer)
 
+    def _end_early(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
+        if self._before is None:
+            self._refuse_loss()
+
     def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window on all ranks."""
         loss = self._model._minimised if self._carries_loss else None

@@ -15,6 +15,7 @@ from emrun.base.types import Batch
 from emrun.models.optimizer import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
+from emrun.ranks.parts import weighs_nothing
 
 
 class Windows(Plain):
@@ -42,6 +43,7 @@ class Windows(Plain):
         """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._noted: list[Any] = []  # whose learning rates are noted when a window begins
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
+        self._ended: set[torch.optim.Optimizer | None] = set()  # those whose update was skipped in an open window
 
     def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
         """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
@@ -109,8 +111,24 @@ class Windows(Plain):
         self._pending[optimizer] += self.weight
         if not self.left:
             self._make(optimizer)
+        elif not self._can_use(self._model._minimised):
+            self._end_early(optimizer)
+
+    def _end_early(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Make the update of a window now, with a loss that is not finite: hooks may skip it, otherwise it is refused.
+
+        So the step that fails, or is skipped, is that of the batch with this loss.
+        """
+        if self._skipped.scale is None and not weighs_nothing(self._model.step_outputs or {}):
+            self._make(optimizer)
+            self._pending[optimizer] = 0.0
+            self._ended.add(optimizer)
 
     def _make(self, optimizer: torch.optim.Optimizer | None) -> None:
+        if optimizer in self._ended:
+            self._ended.remove(optimizer)
+            del self._pending[optimizer]
+            return
         if optimizer is None:
             optimizer = self._optimizers.named(None)  # raises the error
         self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
@@ -122,9 +140,7 @@ class Windows(Plain):
         return True
 
     def finish(self) -> None:
-        """End the window, if one is open: make the updates that are due."""
-        if not self.is_open:
-            return
+        """End the window: make the updates that are due."""
         self.is_open, self.left = False, self._accumulate
         while self._pending:
             self._make(next(iter(self._pending)))
@@ -135,3 +151,4 @@ class Windows(Plain):
         super().forget()
         self.is_open, self.left = False, self._accumulate
         self._pending.clear()
+        self._ended.clear()
