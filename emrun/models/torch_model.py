@@ -210,6 +210,7 @@ class TorchModel(SavedModel):
             sync_batch_norm=sync_batch_norm,
             strategy=strategy,
         )
+        self._begins_with = init_from is not None
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
         self._optimizers = Optimizers(self, optimizer, scheduler)
@@ -393,8 +394,12 @@ class TorchModel(SavedModel):
             for name, each in self.optimizers.items():
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
-            if type(self).save is SavedModel.save and type(self).load is SavedModel.load:
-                self._loadable.check_saving(saves_more=type(self).state_dict is not TorchModel.state_dict)
+            own = type(self)
+            saves_more = own.state_dict is not TorchModel.state_dict
+            if own.save is SavedModel.save and own.load is SavedModel.load:
+                self._loadable.check_saving(saves_more=saves_more)
+            elif not saves_more:
+                self._loadable.check_own(begins_with=self._begins_with)
             for member in self._optimizers.members:
                 member.check_loadable()
             if self._stream_metrics is not None:
