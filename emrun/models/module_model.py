@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms
-from emrun.models.weights.saving import extra_state, own_memory
+from emrun.models.weights.saving import extra_state, own_memory, tensors_of
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
@@ -172,8 +171,7 @@ class ModuleModel(AbstractModel):
 
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
-        tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-        whole = {name: each for name, each in tensors if not is_in_pieces(each)}
+        whole = {name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}
         copy_from_first(whole, ranks())
 
     def before_training(self) -> None:

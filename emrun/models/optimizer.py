@@ -95,6 +95,11 @@ def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Para
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
+def names_of(module: torch.nn.Module) -> dict[int, str]:
+    """Return the id of each parameter of a module -> its name."""
+    return {id(each): name for name, each in module.named_parameters()}
+
+
 def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
@@ -102,7 +107,7 @@ def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimiz
         module: the module to train.
         optimizer: a new optimizer, whose scheduler is built already: some schedulers store arguments in the groups.
     """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = names_of(module)
     return [
         {key: [names.get(id(p)) for p in value] if key == "params" else _number(value) for key, value in group.items()}
         for group in optimizer.param_groups

@@ -25,7 +25,7 @@ from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.loadable import Loadable
-from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put
+from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put, tensors_of
 from emrun.ranks.group import ranks
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, write_shard
@@ -176,8 +176,8 @@ class SavedModel(ModuleModel):
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
         if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
             if self._restores_averages:
-                tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
+                tensors = tensors_of(self.module)
+                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             load_weights(self.module, self._loaded_from, TRAINED)
         super().load_state_dict(state)
 

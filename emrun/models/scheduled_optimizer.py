@@ -22,6 +22,7 @@ from emrun.models.optimizer import (
     configured_arguments,
     learning_rates,
     load_optimizer_state,
+    names_of,
     on_shapes,
     optimizer_state,
     parameters_of,
@@ -302,7 +303,7 @@ def check_apart(module: torch.nn.Module, members: Sequence[ScheduledOptimizer]) 
     Raises:
         ArgumentError: one is.
     """
-    names = {id(each): name for name, each in module.named_parameters()}
+    names = names_of(module)
     owners: dict[int, str] = {}
     for member in members:
         for each in parameters_of(member.optimizer):

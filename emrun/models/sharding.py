@@ -9,7 +9,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, Required, TypedDict
 
 import torch
@@ -21,6 +20,7 @@ from emrun.base.wording import counted
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.weights.saving import tensors_of
 from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces
 
@@ -124,7 +124,7 @@ class Sharding:
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             message = f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
             raise ArgumentError(KEY, message)
-        copy_from_first(dict(chain(module.named_parameters(), module.named_buffers())), ranks)
+        copy_from_first(tensors_of(module), ranks)
         mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:
             shard: Any = fully_shard(part, mesh=mesh, reshard_after_forward=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import TICKS, Horizon
 from emrun.base.wording import counted
@@ -75,9 +77,9 @@ class ClosedForm(ABC):
         if final is not None and cooldown is None and not self.depends_on_end:
             raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
         final = 0.0 if final is None else final
-        if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= self.largest_final:
-            allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
-            raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
+        allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
+        above = math.nextafter(self.largest_final, math.inf)
+        check_number("final", final, f"a share of the rate, {allowed}", least=0, below=above)
         self.optimizer = optimizer
         self.final = float(final)
         self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
@@ -170,7 +172,7 @@ class ClosedForm(ABC):
                 )
         known = self.planned
         if known is not None and horizon.updates is None:
-            horizon = Horizon(known["updates"], known["updates_per_pass"])
+            horizon = _horizon_of(known)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
         new = dict[str, Any](began=self.updates_done, **of_run)
         if known is not None and not self._is_changed:
@@ -249,13 +251,13 @@ class ClosedForm(ABC):
         return all(before(done) == now(done) for done in made)
 
     def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
-        return self.factor(Horizon(plan["updates"], plan["updates_per_pass"]))
+        return self.factor(_horizon_of(plan))
 
     def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
         if self.cooldown is None or plan["updates"] is None:
             return None
-        return int(plan["updates"]) - self.cooldown.updates(Horizon(plan["updates"], plan["updates_per_pass"]))
+        return int(plan["updates"]) - self.cooldown.updates(_horizon_of(plan))
 
     def _bases(self) -> list[float]:
         return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
@@ -277,7 +279,7 @@ class ClosedForm(ABC):
             return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
         factor, plan = self.plan(horizon), self.planned or {}
         updates, began = plan["updates"], plan["began"]
-        planned = Horizon(updates, plan["updates_per_pass"])
+        planned = _horizon_of(plan)
         name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
         if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
@@ -342,3 +344,7 @@ class ClosedForm(ABC):
             raise StateError(f"the scheduler of the checkpoint has made {self.updates_done} updates")
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
+
+
+def _horizon_of(plan: Mapping[str, Any]) -> Horizon:
+    return Horizon(plan["updates"], plan["updates_per_pass"])

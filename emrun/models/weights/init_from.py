@@ -97,7 +97,7 @@ class InitFrom:
             raise ArgumentError(_KEY, "the list is empty")
         return [cls.read(each, f"{_KEY}[{index}]") for index, each in enumerate(value)]
 
-    def load(self, module: torch.nn.Module, before: dict[str, str] | None = None) -> dict[str, Any]:
+    def load(self, module: torch.nn.Module, before: dict[str, str]) -> dict[str, Any]:
         """Load the weights into a module, and log a table of what was loaded and what was not.
 
         Args:
@@ -130,7 +130,7 @@ class InitFrom:
         if not fit.sources:
             both = f"the file has {few(there)}, {kind} has {few(own)}"
             raise self._refused(f"nothing of {saved.source} is loaded: {both}")
-        before, loaded = {} if before is None else before, [*fit.sources, *fit.tied]
+        loaded = [*fit.sources, *fit.tied]
         if twice := [name for name in loaded if name in before]:
             others = listed(list(dict.fromkeys(before[name] for name in twice)))
             raise self._refused(f"{few(twice)} of {saved.source} would replace what is loaded from {others}; set match")

@@ -44,13 +44,13 @@ _CHANGES = (
     "copy it back, or register it with persistent=False if it is calculated anew"
 )
 
-Structure = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Name of a parameter or buffer -> its shape and its dtype."""
+Structure = Mapping[str, tuple[tuple[int, ...], str]]
+"""Name of a parameter or buffer -> its shape and the name of its dtype."""
 
 
 def structure(tensors: Mapping[str, Tensor]) -> Structure:
     """Return names, shapes and dtypes of tensors, those of a module that are saved."""
-    return {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
+    return {name: (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in tensors.items()}
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
@@ -68,7 +68,7 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
         if old_shape != shape:
             found.append(f"{name!r} had shape {old_shape}, has {shape}")
         elif of_dtypes and old_dtype != dtype:
-            found.append(f"{name!r} was {_shown(old_dtype)}, is {_shown(dtype)}")
+            found.append(f"{name!r} was {old_dtype}, is {dtype}")
     return found
 
 
@@ -88,10 +88,6 @@ def _is_storable(dtype: torch.dtype) -> bool:
     except (KeyError, SafetensorError):
         return False
     return True
-
-
-def _shown(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 class Loadable:

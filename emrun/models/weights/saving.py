@@ -18,6 +18,11 @@ from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, Collected
 
 
+def tensors_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by their names, those that are not saved too."""
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
 def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a module that are saved: its state dict without `extra_state`."""
     return {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
