@@ -11,6 +11,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
+from emrun.base.types import Tensors
 
 _KEY = "compile"
 _NOTE = (
@@ -59,7 +60,7 @@ class Compilation:
         if not _is_compiled(module):
             module._compiled_call_impl = torch.compile(_calling(module._call_impl), **self._options)
 
-    def call(self, call: Callable[..., Any], module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+    def call(self, call: Callable[..., Any], module: torch.nn.Module, tensors: Tensors) -> Any:
         """Call a module with its sources.
 
         Args:

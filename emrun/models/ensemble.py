@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import listed
 from emrun.model import AbstractModel
 from emrun.models.module_model import ModuleModel
@@ -56,7 +56,7 @@ class MadeOfRuns(ModuleModel):
     def returned(self, batch: Batch, stream: str) -> dict[str, Any]:
         """Return the outputs for a batch, before losses and metrics."""
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+    def run(self, batch: Batch, train: bool, stream: str) -> Values:
         """Run the members on a batch; calculate losses and metrics.
 
         Raises:

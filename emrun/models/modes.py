@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from emrun.base.types import State, Tensors, Values
 
-def modes(module: torch.nn.Module) -> dict[str, Any]:
+
+def modes(module: torch.nn.Module) -> State:
     """Return the mode of a module, and the names of its parts that are in the other mode."""
     training = module.training
     others = [name for name, part in module.named_modules() if part.training is not training]
@@ -28,7 +29,7 @@ def in_mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
         set_modes(module, before)
 
 
-def set_modes(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+def set_modes(module: torch.nn.Module, saved: Values) -> None:
     """Restore the modes that `modes` returned."""
     module.train(saved["training"])
     others = frozenset(saved["others"])
@@ -43,7 +44,7 @@ def copied_buffers(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def restore_buffers(module: torch.nn.Module, copies: Mapping[str, Tensor]) -> None:
+def restore_buffers(module: torch.nn.Module, copies: Tensors) -> None:
     """Restore the buffers that `copied_buffers` returned, as far as they have the same shapes."""
     for name, buffer in module.named_buffers():
         if name in copies and copies[name].shape == buffer.shape:

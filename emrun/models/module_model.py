@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Prefetch
+from emrun.base.types import Batch, Prefetch, State, Tensors, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
@@ -95,7 +94,7 @@ class ModuleModel(AbstractModel):
         self._inputs = Inputs(module, names, others, self.device, of_losses)
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
-        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.passing.call
+        self._call: Callable[[torch.nn.Module, Tensors], Any] = self._inputs.passing.call
         self._compilation: Compilation | None = None
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
@@ -164,7 +163,7 @@ class ModuleModel(AbstractModel):
         """Entry of `model.metrics` -> its `streams`, if it has some."""
         return self._outputs.only_in
 
-    def stream_values(self, stream: str) -> Mapping[str, Any]:
+    def stream_values(self, stream: str) -> Values:
         """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
         metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
         return {**metrics, **self._skipped.values(stream)}
@@ -210,11 +209,11 @@ class ModuleModel(AbstractModel):
         self._inputs.predict_only(self.module, [])
 
     @property
-    def losses(self) -> Mapping[str, Any]:
+    def losses(self) -> Values:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
         return {term.key: term.function for term in self._outputs.terms.values()}
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def forward(self, inputs: Tensors) -> dict[str, Any]:
         """Run the module and calculate losses and metrics.
 
         Args:
@@ -231,29 +230,29 @@ class ModuleModel(AbstractModel):
             return self._outputs.of(in_float32(returned), inputs)
 
     @property
-    def _in_precision(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:
+    def _in_precision(self) -> Callable[[Tensors], Values]:
         """`forward`; that of a subclass runs in 16 bits as a whole."""
         if self._autocast is None or type(self).forward is ModuleModel.forward:
             return self.forward
         return partial(self._autocast.call, self.forward)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
         metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
         return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
-    def of_rank(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def of_rank(self, state: Values) -> State:
         """Return the states of the metrics of whole streams."""
         return {"stream_metrics": state["stream_metrics"]}
 
-    def of_new_rank(self, states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
+    def of_new_rank(self, states: Sequence[Values], *, is_first: bool) -> State:
         """Return merged states of the metrics of whole streams, or empty ones."""
         found = [each["stream_metrics"] for each in states if each["stream_metrics"] is not None]
         if self._stream_metrics is None or not found:
             return {}
         return {"stream_metrics": self._stream_metrics.merged(found if is_first else found[:1], empty=not is_first)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the modes of the module's parts, and the metrics."""
         set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state["stream_metrics"] is not None:
@@ -262,9 +261,7 @@ class ModuleModel(AbstractModel):
     def list_work(self) -> None:
         """Note what is done before and after a batch."""
 
-    def _measure(
-        self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch
-    ) -> None:
+    def _measure(self, outputs: Values, inputs: Tensors, train: bool, stream: str, batch: Batch) -> None:
         """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own.
 
         Without rows, the batch has none of this rank, but its metrics are computed with those of the others.

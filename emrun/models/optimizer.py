@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_map, tree_map_only
 from emrun.base.encoding import digest
 from emrun.base.errors import ArgumentError, EmrunError, StateError
 from emrun.base.fields import FieldError
-from emrun.base.types import Factory
+from emrun.base.types import Factory, State, Values
 from emrun.base.wording import listed
-from emrun.models.parameter_groups import parameter_groups
+from emrun.models.parameter_groups import Group, parameter_groups
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
 from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
@@ -43,7 +43,7 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
     Raises:
         ArgumentError: see `parameter_groups`; or torch refuses an argument.
     """
-    options: Mapping[str, Any] = getattr(form, "options", {})
+    options: Values = getattr(form, "options", {})
     groups = parameter_groups(module, options, key)
     try:
         optimizer = form(groups if len(groups) > 1 or len(groups[0]) > 1 else groups[0]["params"])
@@ -100,7 +100,7 @@ def names_of(module: torch.nn.Module) -> dict[int, str]:
     return {id(each): name for name, each in module.named_parameters()}
 
 
-def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[Group]:
     """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
     Args:
@@ -157,7 +157,7 @@ def _number(value: Any) -> Any:
     return value.item() if is_number else copy.deepcopy(value)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
+def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[State]) -> State:
     """Return an optimizer's state with its class and configured arguments, which a resume compares with the config.
 
     Of tensors that lie on several ranks, it has the `Rows` of this one.
@@ -171,9 +171,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str,
     }
 
 
-def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
-) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Values, configured: list[Group]) -> None:
     """Load what `optimizer_state` returned; arguments that the config has changed since then replace the saved ones.
 
     A new learning rate scales the current rate, which a scheduler may have changed.
@@ -237,7 +235,7 @@ def _dtypes(optimizer: torch.optim.Optimizer) -> list[str]:
     return [str(each.dtype) for each in parameters_of(optimizer)]
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def _undo_casts(optimizer: torch.optim.Optimizer, state: Values) -> None:
     """Undo that torch has cast a loaded state to the dtypes of the parameters, which loses digits, and cast strings."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return
@@ -305,7 +303,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
+def check_class(saved: Values, key: str, kind: str) -> None:
     """Check that a saved optimizer or scheduler has the class that the config has now.
 
     Raises:

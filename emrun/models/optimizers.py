@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, State, Values
 from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.models.schedules.closed_form import ClosedForm
@@ -155,14 +155,14 @@ class Optimizers:
         first, *others = [replace(plan, optimizer=name) for name, plan, _ in found]
         return replace(first, others=others)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizers and schedulers, and the last learning rates."""
         if self.only is not None:
             return self.only.state_dict()
         several = {each.name: each.state_dict() for each in self.members}
         return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Tensors, Values
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
 from emrun.ranks.parts import loss_weights, weighted
@@ -106,7 +106,7 @@ class Outputs:
         used = (*self.terms.values(), *self.of_batches.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 
-    def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def of(self, returned: Any, inputs: Tensors) -> dict[str, Any]:
         """Return the outputs of a batch.
 
         Args:
@@ -145,9 +145,7 @@ class Outputs:
                 torch.set_grad_enabled(with_gradients)
         return outputs
 
-    def _add(
-        self, outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str
-    ) -> None:
+    def _add(self, outputs: dict[str, Any], calculations: Calculations, inputs: Tensors, argument: str) -> None:
         """Calculate losses or metrics from outputs and sources, and add them to the outputs."""
         made = {}
         for name, calculation in calculations.items():
@@ -159,7 +157,7 @@ class Outputs:
                 raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
         outputs.update(made)
 
-    def _lacks(self, calculation: Calculation, there: Mapping[str, Any]) -> bool:
+    def _lacks(self, calculation: Calculation, there: Values) -> bool:
         """Return whether a loss or metric needs what is not there; log this once."""
         missing = [name for name in calculation.inputs if name not in there]
         if missing and self._left_out is not None and calculation.key not in self._left_out:
@@ -207,7 +205,7 @@ class Calculation:
         self.key = key
         if not callable(form):
             raise ArgumentError(key, f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
-        options: Mapping[str, Any] = getattr(form, "options", {})
+        options: Values = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
         self.streams: Sequence[str] | None = options.get("streams")
@@ -281,7 +279,7 @@ class Calculation:
         """Return whether it is calculated in a stream."""
         return self.streams is None or stream in self.streams
 
-    def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
+    def __call__(self, outputs: Values, inputs: Tensors) -> Any:
         """Return the loss or metric; an error in it gets a note with its inputs."""
         try:
             arguments = self._values({**inputs, **outputs})
@@ -358,7 +356,7 @@ def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Mo
     return {name: Calculation(f"{key}.{name}", form, device, module) for name, form in forms.items()}
 
 
-def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
+def mean_loss(outputs: Values) -> Tensor:
     """Return the mean of the output `loss` over the examples.
 
     Raises:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from emrun.base.encoding import decode
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
-from emrun.base.types import Batch
+from emrun.base.types import Batch, State, Tensors
 from emrun.base.wording import listed
 from emrun.hook import Loop
 from emrun.models.module_model import ModuleModel
@@ -43,7 +42,7 @@ class SavedModel(ModuleModel):
     _evaluation_weights: EvaluationWeights | None = None
     _loaded_from: Path | None = None
     _restores_averages = True  # False once it is known that no hook takes them
-    restored_weights: Mapping[str, Tensor] | None = None
+    restored_weights: Tensors | None = None
     """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
 
     def register_mainloop(self, main_loop: Loop) -> None:
@@ -116,7 +115,7 @@ class SavedModel(ModuleModel):
         return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
 
     @property
-    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+    def evaluation_weights(self) -> Tensors | None:
         """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
 
         A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
@@ -125,7 +124,7 @@ class SavedModel(ModuleModel):
         return None if self._evaluation_weights is None else self._evaluation_weights.others
 
     @evaluation_weights.setter
-    def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+    def evaluation_weights(self, weights: Tensors | None) -> None:
         if weights is not None and self._optimizers.has_modes:
             message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
             raise ArgumentError("optimizer", message)
@@ -172,7 +171,7 @@ class SavedModel(ModuleModel):
                 extra = dict(decode(state["model"]["extra"]))
             put(extra, self.module)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
         if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
             if self._restores_averages:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import EpochData, Horizon
+from emrun.base.types import EpochData, Horizon, State, Values
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizer import (
@@ -201,7 +201,7 @@ class ScheduledOptimizer:
         self.set_mode(train=False)
         self._kept = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizer and scheduler, and the learning rates of the last update."""
         state = {
             "optimizer": None,
@@ -219,7 +219,7 @@ class ScheduledOptimizer:
         self.set_mode(train=was_training)
         return {**state, "optimizer": saved, "training_weights": kept}
 
-    def load_state_dict(self, state: Mapping[str, Any], loop: Loop | None) -> None:
+    def load_state_dict(self, state: Values, loop: Loop | None) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Tensors, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
@@ -49,7 +49,7 @@ _LOG = logging.getLogger(__name__)
 _detach = Tensor.detach
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
-Look = Callable[[Mapping[str, Any]], None]
+Look = Callable[[Values], None]
 MetricForm = Annotated[Factory, Form(keys=("inputs", "streams"))]
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
@@ -219,7 +219,7 @@ class TorchModel(SavedModel):
         self._trained = False
         self._is_compared = False  # whether the first batch was compared with its halves
         self._minimised: Tensor | None = None
-        self.step_outputs: Mapping[str, Any] | None = None
+        self.step_outputs: Values | None = None
         if self.trains_itself and strategy is not None:
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
@@ -405,7 +405,7 @@ class TorchModel(SavedModel):
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+    def run(self, batch: Batch, train: bool, stream: str) -> Values:
         """Run the module on a batch and, when `train` is true, make an update.
 
         Returns:
@@ -442,7 +442,7 @@ class TorchModel(SavedModel):
                 finish(detached, inputs, train, stream, batch)
         return detached
 
-    def _evaluate(self, inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch) -> Mapping[str, Any]:
+    def _evaluate(self, inputs: Tensors, train: bool, stream: str, batch: Batch) -> Values:
         if self._summed is not None:
             prepare_to_gather(batch)
         with torch.no_grad():
@@ -453,7 +453,7 @@ class TorchModel(SavedModel):
             self._evaluation_weights.use(False)  # a hook has run the model between two train batches
         return outputs
 
-    def _begin_stream(self, stream: str, inputs: Mapping[str, Tensor], batch: Batch) -> None:
+    def _begin_stream(self, stream: str, inputs: Tensors, batch: Batch) -> None:
         """Prepare for the batches of a train stream."""
         self._stream, self._trained = stream, True
         self._looks = [self._check_first]
@@ -463,7 +463,7 @@ class TorchModel(SavedModel):
             prepare_to_gather(batch)
             self._summed.exchanges |= compare_halves(self, inputs, examples_of(batch))
 
-    def step_values(self) -> Mapping[str, Any]:
+    def step_values(self) -> Values:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
 
         The learning rates are those of the last update, or of the first one as long as there is none; in a window,
@@ -488,7 +488,7 @@ class TorchModel(SavedModel):
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
         return self._prefetch() if type(self).run is TorchModel.run else None
 
-    def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def train_step(self, inputs: Tensors) -> Values:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
 
         It makes its updates by `self.update`, unless the model has no optimizer.
@@ -515,7 +515,7 @@ class TorchModel(SavedModel):
         self.step_outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
-    def _check_first(self, outputs: Mapping[str, Any]) -> None:
+    def _check_first(self, outputs: Values) -> None:
         """Check the first batch of a train stream, before its update."""
         if isinstance(self._updates, Windows) and "loss_weight" in outputs:
             self._weighs[0] = self._updates.look_at_loss
@@ -631,7 +631,7 @@ class TorchModel(SavedModel):
         """What changes how a step is calculated, and not what it calculates; to compare the two."""
         return Ways(self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
         return {
             **self._optimizers.state_dict(),
@@ -641,7 +641,7 @@ class TorchModel(SavedModel):
             **super().state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import TICKS, Horizon
+from emrun.base.types import TICKS, Horizon, State, Values
 from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.models.optimizer import check_class
@@ -238,7 +237,7 @@ class ClosedForm(ABC):
             f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
         )
 
-    def _keeps_rates(self, known: Mapping[str, Any], horizon: Horizon, until: int | None = None) -> bool:
+    def _keeps_rates(self, known: Values, horizon: Horizon, until: int | None = None) -> bool:
         """Return whether the updates under a plan that were made have the same rates with another horizon.
 
         Raises:
@@ -250,10 +249,10 @@ class ClosedForm(ABC):
         made = range(known["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
-    def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
+    def _factor_of(self, plan: Values) -> Factor:
         return self.factor(_horizon_of(plan))
 
-    def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
+    def _cools_of(self, plan: Values) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
         if self.cooldown is None or plan["updates"] is None:
             return None
@@ -325,12 +324,12 @@ class ClosedForm(ABC):
             else:
                 group["lr"] = base * factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the updates done and the plan, with the class and the configured arguments."""
         state = {"updates_done": self.updates_done, "plan": self.planned}
         return {"class": type(self).__name__, "configured": self._configured, "state": state}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Values) -> None:
         """Load what `state_dict` returned; the arguments are those of the config.
 
         Raises:
@@ -346,5 +345,5 @@ class ClosedForm(ABC):
         self._factor = None
 
 
-def _horizon_of(plan: Mapping[str, Any]) -> Horizon:
+def _horizon_of(plan: Values) -> Horizon:
     return Horizon(plan["updates"], plan["updates_per_pass"])

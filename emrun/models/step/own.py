@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Tensors, Values
 from emrun.models.optimizer import parameters_of
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.micro_batches import MicroBatches
@@ -39,7 +39,7 @@ class FirstWindow:
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[torch.optim.Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def __call__(self, inputs: Tensors) -> Values:
         """Call `train_step` of the class, and check what the step has done."""
         model = self._model
         if "train_step" not in vars(model):
@@ -106,7 +106,7 @@ class Own:
         self._model, self._step = model, step
         self.backward, self.update = step.backward, step.update
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
         model = self._model
         model._minimised = None
@@ -128,7 +128,7 @@ class InAutocast:
     def __init__(self, step: Plain | MicroBatches, autocast: Autocast) -> None:
         self._step, self._autocast = step, autocast
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
         return self._step.run(partial(self._autocast.call, train_step), inputs, batch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch._C._autograd import _profiler_enabled
 
 from emrun.base.errors import ArgumentError
 from emrun.base.finite import as_number, is_finite, not_finite
-from emrun.base.types import Batch, EpochData
+from emrun.base.types import Batch, EpochData, State, Tensors, Values
 from emrun.base.wording import few
 from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.optimizer import Step, learning_rates
@@ -29,7 +29,7 @@ from emrun.schedule_plan import log_plan
 _LOG = logging.getLogger(__name__)
 NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
-TrainStep = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+TrainStep = Callable[[Values], Values]
 """`TorchModel.train_step`: gets the tensors of a batch, or of a part, and returns the outputs."""
 Parameters = Sequence[torch.nn.Parameter] | None
 Closure = Callable[[], Tensor]
@@ -86,7 +86,7 @@ class Plain:
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         """Return what a deep copy of the model gets: nobody listens to it."""
         return {**vars(self), "_before": None, "_after": None}
 
@@ -116,7 +116,7 @@ class Plain:
         for each in members:
             each.begin_stream(loop)
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Call the train step with a batch, or with each of its parts."""
         self.clear()
         outputs = train_step(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Tensors, Values
 from emrun.models.modes import in_mode
 from emrun.models.optimizer import parameters_of
 from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
@@ -61,7 +61,7 @@ class SummedWindows(Windows):
         sums = None if only is None else self._sums_of(only)
         self._early = sums if sums is not None and sums.is_parted else None
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on the rows of this rank."""
         if self.exchanges or rows_in(batch):
             return super().run(train_step, inputs, batch)
@@ -117,7 +117,7 @@ class SummedBatches(SummedWindows):
 
     is_ending = True
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on the rows of this rank."""
         rows = prepare_to_gather(batch)
         exhaust(self._cleared.gradients())

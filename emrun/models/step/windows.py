@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Tensors, Values
 from emrun.models.optimizer import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
@@ -45,7 +44,7 @@ class Windows(Plain):
         self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
         self._ended: set[torch.optim.Optimizer | None] = set()  # those whose update was skipped in an open window
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
 
         A part of a batch is run in the same way; `left` has counted it before.
@@ -74,12 +73,12 @@ class Windows(Plain):
         super().list_optimizers()
         self._noted = [] if self._accumulate == 1 or self._optimizers.only is None else list(self._owners.values())
 
-    def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
+    def look(self, outputs: Values, name: str = "example_weight") -> None:
         """Take the sum of the examples' weights, if they have any, for the weight of the current part."""
         if name in outputs and isinstance(weights := outputs[name], Tensor) and self.weight:
             self.weight = weights.detach().sum()
 
-    def look_at_loss(self, outputs: Mapping[str, Any]) -> None:
+    def look_at_loss(self, outputs: Values) -> None:
         """Take the weights of the loss alone; for a stream whose first batch has them."""
         self.look(outputs, "loss_weight" if "loss_weight" in outputs else "example_weight")
 

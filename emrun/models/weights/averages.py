@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Tensors
 from emrun.base.wording import did_you_mean
 from emrun.models.weights.fit import kind_of
 from emrun.models.weights.saving import tensors_of
@@ -27,7 +25,7 @@ class EvaluationWeights:
         ArgumentError: a name or a tensor does not fit the module.
     """
 
-    def __init__(self, module: torch.nn.Module, others: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: torch.nn.Module, others: Tensors) -> None:
         self.others = dict(others)
         self.in_use = False
         """Whether the module has the tensors for evaluations."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from emrun.base.types import Tensors
 from emrun.models.weights.saving import own_tensors, same_tensors
 from emrun.storage.checkpoints.shards import whole_of
 
@@ -32,7 +33,7 @@ class Fit:
     values: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: torch.nn.Module, there: Mapping[str, Tensor], selects: Callable[[str], bool]) -> Fit:
+    def of(cls, module: torch.nn.Module, there: Tensors, selects: Callable[[str], bool]) -> Fit:
         """Find which tensors fit.
 
         Args:
@@ -49,9 +50,7 @@ class Fit:
             found._leave("only in the file" if selects(name) else "only in the file, left out by match", name)
         return found
 
-    def _fit_one(
-        self, names: list[str], here: Mapping[str, Tensor], there: Mapping[str, Tensor], selects: Callable[[str], bool]
-    ) -> None:
+    def _fit_one(self, names: list[str], here: Tensors, there: Tensors, selects: Callable[[str], bool]) -> None:
         """Fit a tensor of the module, which has several names if it is tied."""
         self.values |= {**dict.fromkeys(names, 0), names[0]: here[names[0]].numel()}
         wanted = list(filter(selects, names))

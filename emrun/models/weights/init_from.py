@@ -17,6 +17,7 @@ from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.patterns import check_matches, compiled, patterns
 from emrun.base.tables import Table
+from emrun.base.types import Tensors
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
 from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
@@ -145,7 +146,7 @@ class InitFrom:
     def _refused(self, message: str) -> ArgumentError:
         return ArgumentError(self.key, message)
 
-    def _renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _renamed(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return the tensors of a file under the names that the module would have for them."""
         unused = dict.fromkeys(pattern.pattern for pattern, _ in self.rename)
         found: dict[str, Tensor] = {}
@@ -197,7 +198,7 @@ def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[s
     return tuple(found)
 
 
-def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:
+def _rows(fit: Fit, own: Tensors, others: list[str]) -> list[dict[str, Any]]:
     """Return the rows of the table: {what, tensors, values, which}."""
 
     def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:

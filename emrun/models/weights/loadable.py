@@ -15,6 +15,7 @@ from emrun.base.encoding import decode, encode
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.randomness import preserved_randomness
 from emrun.base.temporary import temporary_folder
+from emrun.base.types import Tensors
 from emrun.base.wording import few, in_one_line, listed
 from emrun.models.modes import modes, set_modes
 from emrun.models.optimizer import parameters_of
@@ -48,7 +49,7 @@ Structure = Mapping[str, tuple[tuple[int, ...], str]]
 """Name of a parameter or buffer -> its shape and the name of its dtype."""
 
 
-def structure(tensors: Mapping[str, Tensor]) -> Structure:
+def structure(tensors: Tensors) -> Structure:
     """Return names, shapes and dtypes of tensors, those of a module that are saved."""
     return {name: (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in tensors.items()}
 
@@ -72,7 +73,7 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
     return found
 
 
-def what_cannot_be_held(tensors: Mapping[str, Tensor]) -> list[str]:
+def what_cannot_be_held(tensors: Tensors) -> list[str]:
     """Return the tensors that safetensors cannot store, with the reasons, in words."""
     return [
         f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
@@ -167,7 +168,7 @@ class Loadable:
         return {id(each) for each in own or self._model.module.parameters() if each.requires_grad}
 
     @torch.no_grad()
-    def _reload(self, load: Callable[[], object], saved: Mapping[str, Tensor]) -> None:
+    def _reload(self, load: Callable[[], object], saved: Tensors) -> None:
         """Load the module while what is trained, and each buffer, has other values; afterwards, all is as before.
 
         Args:

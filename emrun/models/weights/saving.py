@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StateError
+from emrun.base.types import Tensors, Values
 from emrun.base.wording import few
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, piece, rows_of
 from emrun.storage.checkpoints.shards import read_tensors, whole_of
@@ -70,7 +71,7 @@ def collect_weights(
     return weights, tied
 
 
-def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[list[str]]:
+def same_tensors(module: torch.nn.Module, tensors: Tensors) -> list[list[str]]:
     """Return the names of the tensors of a module, or of those that replace them, the names of one tensor together."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     found: dict[object, list[str]] = {}
@@ -84,7 +85,7 @@ def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list
     return list(found.values())
 
 
-def as_held(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def as_held(module: torch.nn.Module, tensors: Values) -> dict[str, Tensor]:
     """Return tensors, which may be `Stored`, as a module holds those of the same names: in pieces, if it is sharded."""
     own = own_tensors(module)
     return {
@@ -121,7 +122,7 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
     put(as_held(module, state), module)
 
 
-def put(values: Mapping[str, Any], module: torch.nn.Module) -> None:
+def put(values: Values, module: torch.nn.Module) -> None:
     """Give a module saved tensors or extra state, and leave the rest as it is."""
     own_memory(module)
     module.load_state_dict({**module.state_dict(), **values})
