@@ -33,6 +33,9 @@ from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
 
+Read = Callable[[Batch], dict[str, Any]]
+"""Returns source -> tensor, or a mapping or list of them."""
+
 
 class ModuleModel(AbstractModel):
     """Runs a `torch.nn.Module`; `TorchModel` explains the arguments, and trains it.
@@ -278,7 +281,7 @@ class ModuleModel(AbstractModel):
     def _evaluates(self) -> bool:
         return self._main_loop is not None and self._main_loop.evaluating
 
-    def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
+    def _formatted(self, tensors: Read) -> Read:
         """Return a function that also changes the memory format of what a function makes of a batch."""
         return tensors if self._memory_format is None else partial(self._memory_format.tensors, tensors)
 

@@ -43,7 +43,13 @@ class ObjectState:
         """
         if not self.is_kept:
             return None
-        values = self._of_parts() if self._parts else self._thing.state_dict()
+        if self._parts:
+            for each in self._thing.modules():
+                if isinstance(each, torch.nn.ModuleDict):
+                    each.values()  # of a MetricCollection, which updates only one of several that have the same state
+            values = [{**part.metric_state, "_update_count": part._update_count} for part in self._parts]
+        else:
+            values = self._thing.state_dict()
         return {
             "built": self._built(),
             "values": encode(values, f"{self._key}.state_dict()", copied=True),
@@ -66,12 +72,6 @@ class ObjectState:
             self._thing.load_state_dict(values)
         for part, kept in zip(self._parts, values if self._parts else (), strict=True):
             vars(part).update(kept, _computed=None)
-
-    def _of_parts(self) -> list[State]:
-        for each in self._thing.modules():
-            if isinstance(each, torch.nn.ModuleDict):
-                each.values()  # of a MetricCollection, which updates only one of several that have the same state
-        return [{**part.metric_state, "_update_count": part._update_count} for part in self._parts]
 
     def _built(self) -> list[Any]:
         """Return what must be equal for a state to fit."""

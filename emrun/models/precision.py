@@ -78,11 +78,11 @@ class Autocast:
 
 def in_float32(value: Any) -> Any:
     """Return a tensor of 16 bits in float32, also in mappings, lists and tuples; other values are unchanged."""
-    return changed(value, _widened)
 
+    def widened(each: Any) -> Any:
+        return each.float() if isinstance(each, Tensor) and each.dtype in _DTYPES.values() else each
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _DTYPES.values() else value
+    return changed(value, widened)
 
 
 def use_tf32(device: torch.device) -> str:

@@ -64,7 +64,11 @@ def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dic
     found = patterns(argument, value)
     if not found:
         raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
-    parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if name and _has_forward(part)}
+    parts = {
+        name: part
+        for name, part in module.named_modules(remove_duplicate=False)
+        if name and ("forward" in part.__dict__ or type(part).forward is not torch.nn.Module.forward)
+    }
     check_matches(argument, found, parts, f"the parts of {type(module).__name__},")
     return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
 
@@ -85,11 +89,6 @@ def keeps_activations(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.forward = MethodType(_forward, part)
-
-
-def _has_forward(part: torch.nn.Module) -> bool:
-    """Return whether a part is called, other than a `ModuleList`."""
-    return "forward" in part.__dict__ or type(part).forward is not torch.nn.Module.forward
 
 
 def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:

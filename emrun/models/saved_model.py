@@ -63,6 +63,10 @@ class SavedModel(ModuleModel):
     def after_stream(self, stream_name: str) -> None:
         """End the stream, and run with the weights that are trained."""
         super().after_stream(stream_name)
+        self._use_trained()
+
+    def _use_trained(self) -> None:
+        """Run with the weights that are trained from now on."""
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
 
@@ -128,8 +132,7 @@ class SavedModel(ModuleModel):
         if weights is not None and self._optimizers.has_modes:
             message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
             raise ArgumentError("optimizer", message)
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
+        self._use_trained()
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
         self.list_work()
 

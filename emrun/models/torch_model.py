@@ -19,6 +19,7 @@ from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
+from emrun.models.inputs import InputsForm
 from emrun.models.optimizer import check_steps_alone, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
@@ -49,8 +50,10 @@ _LOG = logging.getLogger(__name__)
 _detach = Tensor.detach
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
+LossForms = LossForm | Mapping[str, LossForm]
 Look = Callable[[Values], None]
-MetricForm = Annotated[Factory, Form(keys=("inputs", "streams"))]
+MetricForms = Mapping[str, Annotated[Factory, Form(keys=("inputs", "streams"))]]
+Begin = str | os.PathLike[str] | InitFromForm
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory,
@@ -170,23 +173,17 @@ class TorchModel(SavedModel):
     def __init__(
         self,
         module: torch.nn.Module,
-        inputs: Sequence[str]
-        | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
-        | None = None,
+        inputs: InputsForm | None = None,
         outputs: Sequence[str] | None = None,
-        loss: LossForm | Mapping[str, LossForm] | None = None,
-        metrics: Mapping[str, MetricForm] | None = None,
+        loss: LossForms | None = None,
+        metrics: MetricForms | None = None,
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: Annotated[int, AtLeast(1)] = 1,
         micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
         precision: Precision = 32,
         device: str = "auto",
-        init_from: str
-        | os.PathLike[str]
-        | InitFromForm
-        | Sequence[str | os.PathLike[str] | InitFromForm]
-        | None = None,
+        init_from: Begin | Sequence[Begin] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
@@ -523,7 +520,7 @@ class TorchModel(SavedModel):
         self._looks = self._weighs[1:] if is_known else self._weighs
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)
-        self._loadable.check_first_update()
+        self._loadable.check()
         for look in self._looks:
             look(outputs)
 
@@ -570,8 +567,7 @@ class TorchModel(SavedModel):
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
         if isinstance(self._updates, Windows) and self._updates.is_open:
-            if self._evaluation_weights is not None:
-                self._evaluation_weights.use(False)
+            self._use_trained()
             self._optimizers.set_mode(train=True)
             self._updates.finish()
 
@@ -593,8 +589,7 @@ class TorchModel(SavedModel):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
+        self._use_trained()
         if self._stream_metrics is not None:
             self._stream_metrics.clear()
         if not self._evaluates:

@@ -74,7 +74,7 @@ class FirstWindow:
     def _update(self, update: Any, optimizer: torch.optim.Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
         """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
         self._asked = True
-        self._model._loadable.check_first_update()
+        self._model._loadable.check()
         named = self._model.own_optimizers
         own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
         self._has_gradients |= bool(args or kwargs) or any(each.grad is not None for each in parameters_of(own))

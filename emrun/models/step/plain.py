@@ -176,7 +176,9 @@ class Plain:
                 reason = reason or error.reason
         own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         if reason is not None:
-            self._skip(optimizer, own.name, reason)
+            loop = self._model._main_loop
+            self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, own.name)
+            clear_gradients(optimizer)
             return
         if not self._can_use(self._model._minimised):
             self._refuse_loss()
@@ -207,11 +209,6 @@ class Plain:
         if not weighs_nothing(model.step_outputs or {}):
             iteration = model._main_loop.iterations_done + 1  # of this batch, which is not counted yet
             raise TrainingAborted(f"{not_finite(as_number(model._minimised), iteration)}, so no update is made with it")
-
-    def _skip(self, optimizer: torch.optim.Optimizer, name: str, reason: str) -> None:
-        loop = self._model._main_loop
-        self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, name)
-        clear_gradients(optimizer)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""

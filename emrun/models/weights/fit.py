@@ -79,7 +79,7 @@ def _mismatch(name: str, here: Tensor, there: Tensor) -> tuple[str, str] | None:
     """Return why a tensor cannot be loaded, and what it is in the file and in the module; None if it can be loaded."""
     if here.shape != there.shape:
         return "another shape", f"{name} is {tuple(there.shape)} in the file, {tuple(here.shape)} in the module"
-    if not _converts(there, here):
+    if not (is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)):
         return "another dtype", f"{name} is {kind_of(there)} in the file, {kind_of(here)} in the module"
     return None
 
@@ -97,11 +97,6 @@ def is_ordinary(tensor: Tensor) -> bool:
     """Return whether a tensor has one number after another in memory: neither sparse, nested, quantised nor meta."""
     is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
     return not is_special
-
-
-def _converts(there: Tensor, here: Tensor) -> bool:
-    """Return whether a tensor can be copied into another one without another meaning: floats to floats, for example."""
-    return is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)
 
 
 def _meaning(tensor: Tensor) -> tuple[bool, bool, bool]:

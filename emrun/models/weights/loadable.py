@@ -104,7 +104,6 @@ class Loadable:
         self._model = model
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None without a run
-        self._has_updated = False
         self._not_loaded: dict[str, Tensor] = {}  # copies of the buffers that a load leaves out, by their names
 
     def register(self) -> None:
@@ -213,14 +212,8 @@ class Loadable:
         if others := [name for name in wrong if name not in left_alone]:
             raise self._refused(f"of other values after a load: {few(map(repr, others))}; {_OTHER}")
 
-    def check_first_update(self) -> None:
-        """Call `check` once, between the first forward of a training step and its update."""
-        if not self._has_updated:
-            self.check()
-            self._has_updated = True
-
     def check(self) -> None:
-        """Check that running the module has not changed its structure.
+        """Check between the first forward of a stream and its update, and before a checkpoint, that nothing is lost.
 
         Raises:
             ArgumentError: a resume could not load the parameters and buffers.
