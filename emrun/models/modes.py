@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.types import State, Tensors, Values
 
 
-def modes(module: torch.nn.Module) -> State:
+def modes(module: Module) -> State:
     """Return the mode of a module, and the names of its parts that are in the other mode."""
     training = module.training
     others = [name for name, part in module.named_modules() if part.training is not training]
@@ -19,7 +20,7 @@ def modes(module: torch.nn.Module) -> State:
 
 
 @contextmanager
-def in_mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
+def in_mode(module: Module, *, train: bool) -> Iterator[None]:
     """A block in which a module is in training or in evaluation mode."""
     before = modes(module)
     module.train(train)
@@ -29,7 +30,7 @@ def in_mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
         set_modes(module, before)
 
 
-def set_modes(module: torch.nn.Module, saved: Values) -> None:
+def set_modes(module: Module, saved: Values) -> None:
     """Restore the modes that `modes` returned."""
     module.train(saved["training"])
     others = frozenset(saved["others"])
@@ -38,13 +39,13 @@ def set_modes(module: torch.nn.Module, saved: Values) -> None:
             part.training = not saved["training"]
 
 
-def copied_buffers(module: torch.nn.Module) -> dict[str, Tensor]:
+def copied_buffers(module: Module) -> dict[str, Tensor]:
     """Return name of a buffer -> a copy of it."""
     return {name: each.clone() for name, each in module.named_buffers()}
 
 
 @torch.no_grad()
-def restore_buffers(module: torch.nn.Module, copies: Tensors) -> None:
+def restore_buffers(module: Module, copies: Tensors) -> None:
     """Restore the buffers that `copied_buffers` returned, as far as they have the same shapes."""
     for name, buffer in module.named_buffers():
         if name in copies and copies[name].shape == buffer.shape:

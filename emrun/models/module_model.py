@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
@@ -49,7 +50,7 @@ class ModuleModel(AbstractModel):
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Module,
         inputs: InputsForm | None,
         outputs: Sequence[str] | None,
         loss: Any,
@@ -63,7 +64,7 @@ class ModuleModel(AbstractModel):
         sync_batch_norm: bool = False,
         strategy: Any = None,
     ) -> None:
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, Module):
             raise ArgumentError(
                 "module", f"{type(module).__name__} is not a torch.nn.Module; write module: {{class: ...}}"
             )
@@ -97,7 +98,7 @@ class ModuleModel(AbstractModel):
         self._inputs = Inputs(module, names, others, self.device, of_losses)
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
-        self._call: Callable[[torch.nn.Module, Tensors], Any] = self._inputs.passing.call
+        self._call: Callable[[Module, Tensors], Any] = self._inputs.passing.call
         self._compilation: Compilation | None = None
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
@@ -295,7 +296,7 @@ class ModuleModel(AbstractModel):
         return self._prefetcher.pin
 
 
-def _refuse_lazy(module: torch.nn.Module) -> None:
+def _refuse_lazy(module: Module) -> None:
     """Refuse a module of which a part has no shapes before its first batch.
 
     Raises:

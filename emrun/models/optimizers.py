@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import Batch, State, Values
@@ -50,7 +50,7 @@ class Optimizers:
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
         self._untrained: set[str] = set()  # the names of parameters that no optimizer has, and that a warning has named
 
-    def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def replace(self, optimizer: Optimizer | None) -> None:
         """Take another optimizer than the only one.
 
         Raises:
@@ -63,7 +63,7 @@ class Optimizers:
         self.has_modes = self.only.has_modes
 
     @property
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> dict[str, Optimizer]:
         """Name -> optimizer; the only one is named `optimizer`."""
         return {each.name or "optimizer": each.optimizer for each in self.members if each.optimizer is not None}
 
@@ -103,7 +103,7 @@ class Optimizers:
             for each in trained:
                 each.set_mode(train=True)
 
-    def named(self, optimizer: torch.optim.Optimizer | str | None) -> torch.optim.Optimizer:
+    def named(self, optimizer: Optimizer | str | None) -> Optimizer:
         """Return an optimizer by its name, or as it is.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
@@ -42,7 +43,7 @@ class Outputs:
         loss: Any,
         metrics: Any,
         device: torch.device,
-        module: torch.nn.Module | None = None,
+        module: Module | None = None,
     ) -> None:
         if names is not None:
             check_names("outputs", names)
@@ -201,7 +202,7 @@ class Calculation:
         ArgumentError: the loss or metric cannot be calculated.
     """
 
-    def __init__(self, key: str, form: Any, device: torch.device, module: torch.nn.Module | None = None) -> None:
+    def __init__(self, key: str, form: Any, device: torch.device, module: Module | None = None) -> None:
         self.key = key
         if not callable(form):
             raise ArgumentError(key, f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
@@ -225,7 +226,7 @@ class Calculation:
             if callable(getattr(function, "to", None)):
                 function.to(device)
             function = function.update
-        elif isinstance(function, torch.nn.Module):
+        elif isinstance(function, Module):
             function = function.to(device)
             if any(parameter.requires_grad for parameter in function.parameters()):
                 raise ArgumentError(
@@ -316,7 +317,7 @@ class _Together(TorchFunctionMode):
 
 def _place_of_module(function: Any) -> int | None:
     """Return the index of the parameter `module` of a loss; None if it has no such parameter."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    called = function.forward if isinstance(function, Module) else function
     try:
         names = list(inspect.signature(called).parameters)
     except (TypeError, ValueError):  # some functions of torch have no signature
@@ -333,7 +334,7 @@ Calculations = Mapping[str, Calculation]
 """The losses or metrics by their names."""
 
 
-def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Module | None = None) -> Calculations:
+def calculations(key: str, forms: Any, device: torch.device, module: Module | None = None) -> Calculations:
     """Return the losses or metrics by their names.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 from emrun.base.errors import ArgumentError
 from emrun.base.patterns import check_matches, patterns
@@ -23,7 +23,7 @@ Group = dict[str, Any]
 """A parameter group of an optimizer, as torch has it."""
 
 
-def parameter_groups(module: torch.nn.Module, options: Values, key: str) -> list[Group]:
+def parameter_groups(module: Module, options: Values, key: str) -> list[Group]:
     """Return the parameter groups of an optimizer, none of them empty.
 
     The first group has the parameters without arguments of their own, if there are any. The groups of `groups` follow
@@ -78,7 +78,7 @@ def _configured(parameters: Named, groups: object, key: str) -> list[Group]:
     return found
 
 
-def _returned(module: torch.nn.Module, make: Any, key: str) -> list[Group]:
+def _returned(module: Module, make: Any, key: str) -> list[Group]:
     """Return the groups that a callable makes of a module, with lists of parameters."""
     made = make(module)
     groups = made if isinstance(made, Iterable) else [made]
@@ -117,7 +117,7 @@ def _kind(value: object) -> str:
     return f"{value!r:.60}"
 
 
-def _without_decay(module: torch.nn.Module, kind: object, argument: str) -> set[int]:
+def _without_decay(module: Module, kind: object, argument: str) -> set[int]:
     """Return the ids of the parameters that `no_decay` names."""
     if kind != _BIASES_AND_NORMS:
         raise ArgumentError(argument, f"{kind!r} is not {_BIASES_AND_NORMS}; for other parameters, use groups")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import EpochData, Horizon, State, Values
@@ -126,7 +127,7 @@ class ScheduledOptimizer:
             if isinstance(self.scheduler, ClosedForm):
                 self.scheduler.begin(_horizon_of(loop), loop)
 
-    def begin_first_update(self, module: torch.nn.Module) -> None:
+    def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
         self.step = Step.of(self.optimizer)
         held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
@@ -265,7 +266,7 @@ def _horizon_of(loop: Loop | None) -> Horizon:
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
 
 
-def optimizers_of(module: torch.nn.Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
+def optimizers_of(module: Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
     """Return the optimizers of a model.
 
     Args:
@@ -297,7 +298,7 @@ def optimizers_of(module: torch.nn.Module, optimizer: Any, scheduler: Any) -> tu
     )
 
 
-def check_apart(module: torch.nn.Module, members: Sequence[ScheduledOptimizer]) -> None:
+def check_apart(module: Module, members: Sequence[ScheduledOptimizer]) -> None:
     """Check that no parameter is trained by two optimizers.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
@@ -299,25 +300,25 @@ class TorchModel(SavedModel):
         self._forward = self._in_precision
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
+    def optimizer(self) -> Optimizer | None:
         """See the class."""
         return None if self._optimizers.only is None else self._optimizers.only.optimizer
 
     @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def optimizer(self, optimizer: Optimizer | None) -> None:
         self._optimizers.replace(optimizer)
         self._updates.list_optimizers()
         self.list_work()
 
     @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         """See the class."""
         return self._optimizers.optimizers
 
     @property
-    def own_optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+    def own_optimizers(self) -> Mapping[str, Optimizer]:
         """Name -> optimizer, also those that are attributes of a subclass."""
-        attributes = {name: each for name, each in vars(self).items() if isinstance(each, torch.optim.Optimizer)}
+        attributes = {name: each for name, each in vars(self).items() if isinstance(each, Optimizer)}
         return {**attributes, **self.optimizers}
 
     @property
@@ -524,7 +525,7 @@ class TorchModel(SavedModel):
         for look in self._looks:
             look(outputs)
 
-    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
+    def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
 
         Args:
@@ -545,9 +546,7 @@ class TorchModel(SavedModel):
             if isinstance(optimizer, str) and loop is not None and loop.training and not (self._parts or self._summed):
                 loop.record(f"loss_{optimizer}", self._minimised)
 
-    def update(
-        self, optimizer: torch.optim.Optimizer | str | None, closure: Callable[[], Tensor] | None = None
-    ) -> None:
+    def update(self, optimizer: Optimizer | str | None, closure: Callable[[], Tensor] | None = None) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 
         With `accumulate`, the update is made at the end of the window.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Tensors, Values
@@ -37,7 +38,7 @@ class FirstWindow:
         self._left = model.iterations_per_update
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
-        self._held: dict[torch.optim.Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
+        self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
 
     def __call__(self, inputs: Tensors) -> Values:
         """Call `train_step` of the class, and check what the step has done."""
@@ -71,7 +72,7 @@ class FirstWindow:
             vars(model).pop("train_step", None)  # a window of several parts still has it
         return outputs
 
-    def _update(self, update: Any, optimizer: torch.optim.Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
+    def _update(self, update: Any, optimizer: Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
         """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
         self._asked = True
         self._model._loadable.check()

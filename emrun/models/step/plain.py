@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._autograd import _profiler_enabled
+from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
 from emrun.base.finite import as_number, is_finite, not_finite
@@ -31,7 +32,7 @@ NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is r
 
 TrainStep = Callable[[Values], Values]
 """`TorchModel.train_step`: gets the tensors of a batch, or of a part, and returns the outputs."""
-Parameters = Sequence[torch.nn.Parameter] | None
+Parameters = Sequence[Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
 _FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
@@ -73,7 +74,7 @@ class Plain:
         self._model, self._optimizers, self._skipped = model, optimizers, skipped
         self.scheduled: list[ScheduledOptimizer] = []
         """Those whose schedules step after each window, whether it has one update of theirs, several or none."""
-        self.parameters: list[torch.nn.Parameter] = []
+        self.parameters: list[Parameter] = []
         """The parameters of the module at the beginning of the train stream."""
         self.is_skipping = False
         """Whether the last update is skipped because its gradients in float16 are not finite."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
@@ -38,11 +38,11 @@ class Windows(Plain):
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self.left = accumulate
         """The number of batches, and of further parts of them, that the window still gets."""
-        self._pending: dict[torch.optim.Optimizer | None, float | Tensor] = defaultdict(float)
+        self._pending: dict[Optimizer | None, float | Tensor] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._noted: list[Any] = []  # whose learning rates are noted when a window begins
-        self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
-        self._ended: set[torch.optim.Optimizer | None] = set()  # those whose update was skipped in an open window
+        self._asked: set[Optimizer] = set()  # those whose update the current part has asked for
+        self._ended: set[Optimizer | None] = set()  # those whose update was skipped in an open window
 
     def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
@@ -105,7 +105,7 @@ class Windows(Plain):
         self._asked.add(optimizer)
         self.note(optimizer)
 
-    def note(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def note(self, optimizer: Optimizer | None) -> None:
         """Note, once for each part, that the window makes an update; make it now if this is the last part."""
         self._pending[optimizer] += self.weight
         if not self.left:
@@ -113,7 +113,7 @@ class Windows(Plain):
         elif not self._can_use(self._model._minimised):
             self._end_early(optimizer)
 
-    def _end_early(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def _end_early(self, optimizer: Optimizer | None) -> None:
         """Make the update of a window now, with a loss that is not finite: hooks may skip it, otherwise it is refused.
 
         So the step that fails, or is skipped, is that of the batch with this loss.
@@ -123,7 +123,7 @@ class Windows(Plain):
             self._pending[optimizer] = 0.0
             self._ended.add(optimizer)
 
-    def _make(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def _make(self, optimizer: Optimizer | None) -> None:
         if optimizer in self._ended:
             self._ended.remove(optimizer)
             del self._pending[optimizer]
@@ -133,7 +133,7 @@ class Windows(Plain):
         self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
         Plain.update(self, optimizer, None, NOT_FINITE if self.is_skipping else None)
 
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
+    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""
         divide_gradients(optimizer, weight)
         return True

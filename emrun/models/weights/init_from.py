@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
@@ -98,7 +98,7 @@ class InitFrom:
             raise ArgumentError(_KEY, "the list is empty")
         return [cls.read(each, f"{_KEY}[{index}]") for index, each in enumerate(value)]
 
-    def load(self, module: torch.nn.Module, before: dict[str, str]) -> dict[str, Any]:
+    def load(self, module: Module, before: dict[str, str]) -> dict[str, Any]:
         """Load the weights into a module, and log a table of what was loaded and what was not.
 
         Args:
@@ -172,7 +172,7 @@ class InitFrom:
             raise ArgumentError(f"{self.where}.rename", wrong)
         return found
 
-    def _copy(self, module: torch.nn.Module, fit: Fit) -> None:
+    def _copy(self, module: Module, fit: Fit) -> None:
         """Copy the tensors into a module; each is read from its file at this moment."""
         kind = type(module).__name__
         try:
