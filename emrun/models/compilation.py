@@ -89,7 +89,7 @@ class Compilation:
 
 def _is_compiled(module: Module) -> bool:
     """Return whether a module was compiled, in place or by torch.compile."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def _calling(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -132,10 +132,11 @@ class Optimizers:
             The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
             a number after the names of further groups (`generator`, `generator_1`).
         """
+        loop = self._model._main_loop
         if (only := self.only) is not None:
             has_next = only.rates is None and only.optimizer is not None
-            return only.next_rates(self._model._main_loop) if has_next else only.rates
-        loop, found = self._model._main_loop, dict[str, float | Tensor]()
+            return only.next_rates(loop) if has_next else only.rates
+        found: dict[str, float | Tensor] = {}
         for each in self.members:
             rates = each.next_rates(loop) if each.rates is None or of_next else each.rates
             found |= {f"{each.name}_{index}" if index else each.name: rate for index, rate in enumerate(rates)}

@@ -253,7 +253,8 @@ class Calculation:
         """Calculate a loss for the first time; its first two inputs may not be compared each with each as they are.
 
         Raises:
-            ArgumentError: a function of torch gets both, and would repeat both, as (B, 1) and (B,) to (B, B).
+            ArgumentError: a function of torch gets both, or what was calculated of them in the same shapes, and would
+                repeat both, as (B, 1) and (B,) to (B, B).
         """
         self._call = call
         tensors = [each for each in arguments[:2] if isinstance(each, Tensor) and not each.is_nested]
@@ -297,7 +298,7 @@ class Calculation:
 
 
 class _Together(TorchFunctionMode):
-    """Finds whether a function of torch is called with several tensors, as they are.
+    """Finds whether a function of torch is called with tensors, or with others of their shapes that are no views.
 
     Args:
         tensors: the tensors.
@@ -305,13 +306,14 @@ class _Together(TorchFunctionMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._wanted = set(map(id, tensors))
+        self._ids = set(map(id, tensors))
+        self._shapes = {each.shape for each in tensors}
         self.is_found = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
-        given = {*map(id, args), *map(id, (kwargs or {}).values())}
-        self.is_found |= self._wanted <= given
+        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
+        self.is_found |= self._shapes <= {each.shape for each in given if id(each) in self._ids or not each._is_view()}
         return function(*args, **(kwargs or {}))
 
 

@@ -197,7 +197,8 @@ class Plain:
         """Make the first update of an optimizer, with its checks."""
         own.begin_first_update(self._model.module)
         Plain.update(self, *arguments)
-        if self._model._main_loop is not None and self._model._main_loop.has_run:
+        loop = self._model._main_loop
+        if loop is not None and loop.has_run:
             own.check_loadable()  # most optimizers begin to keep something with their first update
 
     def _refuse_loss(self) -> None:
