@@ -383,6 +383,28 @@ def test_what_init_from_has_loaded_must_come_back_from_a_checkpoint(tmp_path, cl
     assert (run / "checkpoints").exists() is not is_refused
 
 
+class OnBackbone(Kinds):
+    """Leaves its frozen backbone out of its state dict, and reads it in `__init__`, as the error advises."""
+
+    def __init__(self, path):
+        super().__init__("left out and taken", frozen=True)
+        self.body.load_state_dict(torch.load(path, weights_only=True))
+
+
+def test_a_frozen_backbone_that_is_read_in_init_is_the_same_after_a_resume(tmp_path):
+    path = tmp_path / "backbone.pt"
+    torch.save(nn.Linear(2, 3).state_dict(), path)
+    run = tmp_path / "run"
+    run.mkdir()
+    trained = train(OnBackbone(path), Run(run, seed=1, command=["emrun"]))
+    again = TorchModel(OnBackbone(path), inputs=["x"], outputs=["loss"], device="cpu")
+    again.load(run / "checkpoints" / "latest")
+    x = torch.ones(2, 2)
+    assert torch.equal(trained.module.eval()(x), again.module.eval()(x))
+    saved = trained.module.state_dict()
+    assert not any(name.startswith("body.") for name in saved)
+
+
 class FakeQuantized(nn.Module):
     """Quantizes the weight per channel; the first forward gives buffers their shapes."""
 
