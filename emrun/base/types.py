@@ -8,23 +8,17 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
 from emrun.base.wording import listed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Batch = Mapping[str, Any]
 """Source name -> values; all sources have the same length."""
 
 Values = Mapping[str, Any]
 """Name -> value: the outputs of a batch, or what was saved."""
-
-Tensors = Mapping[str, "Tensor"]
-"""Name of a source, a parameter or a buffer -> tensor."""
 
 State = dict[str, Any]
 """What a `state_dict` returns, in plain types and tensors."""

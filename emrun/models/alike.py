@@ -7,7 +7,7 @@ import zlib
 from torch import uint8
 
 from emrun.base.errors import DifferentRanks
-from emrun.base.types import Tensors
+from emrun.models.modes import Tensors
 from emrun.ranks.group import Ranks
 
 

@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
-from emrun.base.types import Tensors
+from emrun.models.modes import Tensors
 
 _KEY = "compile"
 _NOTE = (

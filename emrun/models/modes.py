@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from emrun.base.types import State, Tensors, Values
+from emrun.base.types import State, Values
+
+Tensors = Mapping[str, Tensor]
+"""Name of a source, a parameter or a buffer -> tensor."""
 
 
 def modes(module: Module) -> State:

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Prefetch, State, Tensors, Values
+from emrun.base.types import Batch, Prefetch, State, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
@@ -19,7 +19,7 @@ from emrun.models.compilation import Compilation
 from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.memory_format import MemoryFormat
-from emrun.models.modes import modes, set_modes
+from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.outputs import Outputs
 from emrun.models.precision import Autocast, Precision, in_float32, use_tf32
 from emrun.models.prefetching import Prefetcher, can_prefetch

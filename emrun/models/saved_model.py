@@ -14,9 +14,10 @@ import torch
 from emrun.base.encoding import decode
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
-from emrun.base.types import Batch, State, Tensors
+from emrun.base.types import Batch, State
 from emrun.base.wording import listed
 from emrun.hook import Loop
+from emrun.models.modes import Tensors
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers import Optimizers
 from emrun.models.sharding import Sharding

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import State, Tensors, Values
+from emrun.base.types import State, Values
 from emrun.base.wording import in_one_line, listed
 from emrun.epoch_data import is_rate
+from emrun.models.modes import Tensors
 from emrun.models.object_state import ObjectState
 from emrun.models.outputs import Calculations
 from emrun.ranks.group import answered, ranks

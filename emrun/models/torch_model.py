@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Tensors, Values
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.inputs import InputsForm
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import check_steps_alone, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Tensors, Values
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import parameters_of
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.micro_batches import MicroBatches

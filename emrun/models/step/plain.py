@@ -16,9 +16,10 @@ from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
 from emrun.base.finite import as_number, is_finite, not_finite
-from emrun.base.types import Batch, EpochData, State, Tensors, Values
+from emrun.base.types import Batch, EpochData, State, Values
 from emrun.base.wording import few
 from emrun.hook import TrainingAborted, UpdateSkipped
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import Step, learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emrun.base.types import Batch, Tensors, Values
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure

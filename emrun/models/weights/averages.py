@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Tensors
+from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
+from emrun.models.modes import Tensors
 from emrun.models.weights.fit import kind_of
 from emrun.models.weights.saving import tensors_of
 from emrun.ranks.pieces import is_in_pieces, piece

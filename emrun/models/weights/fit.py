@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from emrun.base.types import Tensors
+from emrun.models.modes import Tensors
 from emrun.models.weights.saving import own_tensors, same_tensors
 from emrun.storage.checkpoints.shards import whole_of
 

@@ -17,8 +17,8 @@ from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.patterns import check_matches, compiled, patterns
 from emrun.base.tables import Table
-from emrun.base.types import Tensors
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
+from emrun.models.modes import Tensors
 from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved

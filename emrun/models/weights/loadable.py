@@ -15,9 +15,8 @@ from emrun.base.encoding import decode, encode
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.randomness import preserved_randomness
 from emrun.base.temporary import temporary_folder
-from emrun.base.types import Tensors
 from emrun.base.wording import few, in_one_line, listed
-from emrun.models.modes import modes, set_modes
+from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.optimizer import parameters_of
 from emrun.models.weights.fit import is_ordinary, kind_of
 from emrun.models.weights.saving import extra_state, own_memory, own_tensors, put

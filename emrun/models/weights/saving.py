@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from emrun.base.errors import StateError
-from emrun.base.types import Tensors, Values
+from emrun.base.types import Values
 from emrun.base.wording import few
+from emrun.models.modes import Tensors
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, piece, rows_of
 from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, Collected
