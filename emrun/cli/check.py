@@ -147,7 +147,7 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
 
     @contextmanager
     def bar(stream: str, batches: int | None) -> Iterator[Callable[[], Any]]:
-        is_shown = with_bar and sys.stderr.isatty()
+        is_shown = with_bar and width(sys.stderr) is not None
         with tqdm(
             total=batches, desc=in_one_line(stream, 40), unit=" batches", leave=False, disable=not is_shown
         ) as bar:

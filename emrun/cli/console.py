@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
-from emrun.base.terminal import kept_on, outlived
+from emrun.base.terminal import kept_on, outlived, own_output
 from emrun.ranks.group import rank_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def has_colours(stream: Any) -> bool:
     """Return whether a stream is a terminal that shows colours (see https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return width(stream) is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Directory(GivenPath):
@@ -218,7 +218,7 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     level = root.level
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        with kept_on(handler), _warnings_once():
+        with own_output(), kept_on(handler), _warnings_once():
             yield
     finally:
         root.setLevel(level)

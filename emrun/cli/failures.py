@@ -19,7 +19,7 @@ import emrun
 from emrun.base.errors import ConfigError, EmrunError, Problem, StorageError, exit_status, reason_of
 from emrun.base.signals import handled, is_main_thread, unless_ignored
 from emrun.base.slow_start import NamedWhenSlow
-from emrun.base.terminal import leave_closed_terminal
+from emrun.base.terminal import leave_closed_terminal, restore_output
 from emrun.base.wording import from_here
 from emrun.cli.console import VERBOSE, has_colours, is_follower
 from emrun.cli.output import print_json, so_far, wants_json
@@ -239,13 +239,14 @@ def import_torch() -> None:
 
 def report_and_end_by_signal(number: int) -> NoReturn:
     """Say on standard error which signal interrupted the command, and end the process by it."""
+    restore_output()
     print_error(f"interrupted by {signal.Signals(number).name}")
     end_by_signal(number)
 
 
 def end_by_signal(number: int) -> NoReturn:
     """End the process by a signal, so that its parent, such as a loop in a shell, stops too."""
-    with suppress(OSError, ValueError):  # the terminal is closed
+    with suppress(OSError, ValueError, AttributeError):  # the terminal is closed
         sys.stdout.flush()
         sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

@@ -122,7 +122,7 @@ def train(
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
         print_error(f"{config} is a run; a new run begins with its config ({how})")
     try:
-        with only_json(as_json), unwound_by_sigterm(), users_code():
+        with only_json(as_json, keeps_output=True), unwound_by_sigterm(), users_code():
             training = create_training(
                 with_statistics(loaded),
                 output_root,
@@ -176,7 +176,7 @@ def resume_run(directory: Path, overrides: Sequence[str] = (), checkpoint: str |
     """Resume a run, see `resume_training`; return the exit status. Of a finished run, print what is wanted as JSON."""
     from emrun.training.resume import resume_training
 
-    with only_json(wants_json()), unwound_by_sigterm(), users_code():
+    with only_json(wants_json(), keeps_output=True), unwound_by_sigterm(), users_code():
         training = resume_training(directory, overrides, checkpoint, command=sys.argv, added_hooks=DISPLAY)
     if training is not None:
         return run(training)
