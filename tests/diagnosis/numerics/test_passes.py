@@ -33,7 +33,10 @@ def test_a_source_that_is_changed_in_place_is_named(streams):
     found, name, text = row_of(of("InPlace"), AGAIN, dataset={"fault": "view"}, main_loop=main_loop)
     assert (found, name) == ("differs", "x")
     assert "the model changes it in place" in text
-    assert row_of(of("InPlace"), AGAIN)[0] == "same"  # each pass has a copy
+    result, _, text = row_of(of("InPlace"), AGAIN, main_loop=main_loop)  # each pass has a copy
+    assert result == "same"
+    told = ["'x' of stream 'train'", *(f"'x' of stream {each!r}" for each in streams)]
+    assert text.startswith(f"the model changes source {', '.join(told)} in place, which is made anew for each batch")
 
 
 def test_dropout_that_is_on_in_evaluation_is_named():
