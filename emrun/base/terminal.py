@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+
+PLACES = {1, 2}
+"""The descriptors of standard output and error, with emrun's own, which stay open to the end of the process."""
 
 
 class _Output(io.FileIO):
@@ -39,57 +41,39 @@ class _Text(io.TextIOWrapper):
 
     def detach(self) -> Any:
         """Return the buffer, which this stream keeps."""
-        self.flush()
         return self.buffer
 
 
 def outlived(stream: Any) -> Any:
     """Return a text stream in place of standard output or error that drops what its reader does not take any more.
 
-    The stream has a descriptor of its own, to the end of the process: after `os.close(2)`, the next file that is
-    opened has the number 2.
+    The stream has a descriptor of its own: after `os.close(2)`, the next file that is opened has the number 2.
     """
     try:
         raw = _Output(os.dup(stream.fileno()), "wb", closefd=False)
         stream.flush()
     except (AttributeError, OSError, ValueError):  # closed from the beginning, or not a file
         return stream
-    _OPEN.add(raw)
-    lines = stream.line_buffering
-    return _Text(_Buffer(raw), stream.encoding, stream.errors, line_buffering=lines)
+    PLACES.add(raw.fileno())
+    return _Text(_Buffer(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering)
 
 
-_OPEN: WeakSet[_Output] = WeakSet()
-_OUTPUT: dict[str, Any] = {}  # `stdout` and `stderr` as they were when the command began
-
-
-@contextmanager
-def own_output() -> Iterator[None]:
-    """Keep standard output and error for this block and after it; see `restore_output`."""
-    _OUTPUT.update(stdout=sys.stdout, stderr=sys.stderr)
-    try:
-        yield
-    finally:
-        restore_output()
-        _OUTPUT.clear()
+OUTPUT: dict[str, Any] = {}
+"""`stdout` and `stderr` as they were when the command began; see `restore_output`."""
 
 
 def restore_output() -> None:
     """Let `sys.stdout` and `sys.stderr` be what they were when the command began, although other code replaced them."""
-    vars(sys).update(_OUTPUT)
-
-
-def output_places() -> set[int]:
-    """Return the descriptors of standard output and error: 1, 2, and those of emrun's own."""
-    return {1, 2, *(each.fileno() for each in _OPEN)}
+    vars(sys).update(OUTPUT)
 
 
 def leave_closed_terminal() -> None:
     """Drop what is written from now on to a terminal or a pipe that was closed; to write there would be an error."""
-    for place in output_places():
-        look = select.poll()
+    look = select.poll()
+    for place in PLACES:
         look.register(place, 0)
-        if any(event & (select.POLLHUP | select.POLLERR) for _, event in look.poll(0)):
+    for place, event in look.poll(0):
+        if event & (select.POLLHUP | select.POLLERR):
             with Path(os.devnull).open("wb") as nothing:
                 os.dup2(nothing.fileno(), place)
 

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
-from emrun.base.terminal import kept_on, outlived, own_output
+from emrun.base.terminal import OUTPUT, kept_on, outlived, restore_output
 from emrun.ranks.group import rank_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def has_colours(stream: Any) -> bool:
     """Return whether a stream is a terminal that shows colours (see https://no-color.org)."""
-    return width(stream) is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Directory(GivenPath):
@@ -210,6 +210,7 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     if quiet or not progress or is_follower():
         os.environ["TQDM_DISABLE"] = "1"
     sys.stdout = outlived(sys.stdout)
+    OUTPUT.update(stdout=sys.stdout, stderr=sys.stderr)
     root = logging.getLogger()
     handler = _TerminalHandler(sys.stderr)
     handler.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
@@ -218,10 +219,12 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     level = root.level
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        with own_output(), kept_on(handler), _warnings_once():
+        with kept_on(handler), _warnings_once():
             yield
     finally:
         root.setLevel(level)
+        restore_output()
+        OUTPUT.clear()  # what is not flushed is flushed when nothing refers to it
 
 
 @contextmanager

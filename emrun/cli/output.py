@@ -72,17 +72,16 @@ def in_json(result: Any) -> str:
 
 
 @contextmanager
-def only_json(as_json: bool, *, keeps_output: bool = False) -> Iterator[None]:
+def only_json(*, keeps_output: bool = False) -> Iterator[None]:
     """Let what the user's code prints in a block go to standard error, if the result is JSON.
 
     After the block, standard output and error are emrun's again, although the block has replaced them.
 
     Args:
-        as_json: whether the result is JSON.
         keeps_output: whether what the block has put in their place stays, because more of the user's code follows.
     """
     try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(sys.stderr) if wants_json() else nullcontext():
             yield
     finally:
         if not keeps_output:

@@ -24,7 +24,7 @@ from typing import IO, NoReturn
 
 from emrun.base.cores import SHARE, share_of
 from emrun.base.signals import forget_in_child
-from emrun.base.terminal import output_places
+from emrun.base.terminal import PLACES
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -174,7 +174,7 @@ class Jobs:
             end_with(parent, signal.SIGTERM)
             with Path(os.devnull).open("rb") as nothing:
                 os.dup2(nothing.fileno(), 0)
-            for place in output_places():
+            for place in PLACES:
                 os.dup2(output.fileno(), place)
             device = None if self._devices is None else self._devices[slot % len(self._devices)]
             given = {"CUDA_VISIBLE_DEVICES": device, THREADS: threads, SHARE: self._share}

@@ -34,7 +34,7 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
         evaluated: name in the evaluation -> name of the stream.
     """
     drawn: Row | None = None
-    made_anew: list[str] = []
+    made_anew: set[str] = set()
     for stream, source in {train_stream: train_stream, **evaluated}.items():
         (first, changed), (again, _), (others, _) = (_pass(model, read(source), stream, seed) for seed in (0, 0, 1))
         for what, name, one, other in _differences(first, again):
@@ -47,11 +47,14 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
             if parts := _dropping(model):
                 return _row(AGAIN, DIFFERS, what, name, stream, one, other, f": in evaluation mode, {parts[0]} drops")
             drawn = drawn or _row(AGAIN, RANDOM, what, name, stream, one, other, " depends on global random numbers")
-        made_anew += [f"{name!r} of stream {stream!r}" for name in sorted(changed)]
+        made_anew |= changed
     if made_anew and drawn is None:
-        why = "is made anew for each batch, so that a second pass cannot show it"
-        given = "the loss, metrics and hooks of the batch get the changed values"
-        return Row(AGAIN, SAME, f"the model changes source {few(made_anew)} in place, which {why}; {given}")
+        return Row(
+            AGAIN,
+            SAME,
+            f"the model changes {few(sorted(made_anew))} in place, which is made anew for each batch: a second pass "
+            "cannot show it, but the loss, metrics and hooks get the changed values",
+        )
     if not evaluated:
         return Row(AGAIN, LEFT_OUT, "main_loop.extra_streams names no stream")
     return drawn or Row(AGAIN, SAME)
