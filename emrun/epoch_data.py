@@ -119,7 +119,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if not writers:
                 variables = sorted({name.partition("/")[0] for name in everything})
                 there = variables if is_variable else everything
-                near = [*there, *(f"{name}/mean" for name in there if "/" not in name and "/" in statistic)]
+                near = [*there, *(f"{name}/mean" for name in there if "/" not in name and not is_variable)]
                 meant = did_you_mean(statistic, near)
                 written = listed(there if len(there) <= _MOST else variables)
                 raise HookError(

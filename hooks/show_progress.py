@@ -107,7 +107,7 @@ class ShowProgress(AbstractHook):
         self._stream, self._stream_began, self._resumed_at = stream, now, self._count
         if self._began is None and self.main_loop.training:
             self._began = self.main_loop.iterations_done, monotonic()
-        if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TQDM_DISABLE"):
+        if not getattr(sys.stderr, "isatty", bool)() or os.environ.get("TQDM_DISABLE"):
             self._due = self._epoch_began + 60 * _next_minute((now - self._epoch_began) / 60)
             return
         self._due = now + _SECONDS

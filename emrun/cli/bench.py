@@ -9,7 +9,7 @@ import click
 
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, users_code
-from emrun.cli.output import only_json, print_json, table, with_json
+from emrun.cli.output import print_json, table, with_json
 
 if TYPE_CHECKING:
     from emrun.diagnosis.stream_bench import Bench, Speed, StreamBench
@@ -43,7 +43,7 @@ def bench(
         from emrun.diagnosis.stream_bench import bench as measure
 
         step = None if step_ms is None else step_ms / 1000
-        with only_json(as_json), users_code():
+        with users_code():
             found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
         print_json(_in_json(found)) if as_json else click.echo(_shown(found))
 

@@ -16,8 +16,8 @@ from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import GivenPath, overrides_argument, terminal_log, with_tracebacks
-from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
-from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
+from emrun.cli.failures import import_torch, print_error, unwound_by_sigterm, users_code
+from emrun.cli.output import MOST_ROWS, parameters_table, print_json, so_far, table, with_json
 from emrun.config.config import Config, load_config
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import check_statically, with_statistics
@@ -82,21 +82,16 @@ def check(
         raise click.UsageError(f"--static imports nothing, as --{given[1]} does; leave out one of the two")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
-        try:
-            with only_json(as_json), unwound_by_sigterm():
-                loaded = load_config(config, overrides)
-                contract = _check(loaded, static, 1 if numerics else nproc)
-                looked = _look(loaded, with_bar=not as_json) if data else None
-                rows = None
-                if numerics:
-                    from emrun.diagnosis.numerics.proof import prove
+        so_far()["contract"] = None
+        with unwound_by_sigterm(), users_code():
+            loaded = load_config(config, overrides)
+            contract = _check(loaded, static, 1 if numerics else nproc)
+            looked = _look(loaded, with_bar=not as_json) if data else None
+            rows = None
+            if numerics:
+                from emrun.diagnosis.numerics.proof import prove
 
-                    rows = prove(with_statistics(loaded), nproc)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the user's code may also have called sys.exit
-            so_far()["contract"] = None
-            return fail(error)
+                rows = prove(with_statistics(loaded), nproc)
     is_wrong = bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
     if as_json:
         more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}
@@ -147,7 +142,7 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
 
     @contextmanager
     def bar(stream: str, batches: int | None) -> Iterator[Callable[[], Any]]:
-        is_shown = with_bar and sys.stderr.isatty()
+        is_shown = with_bar and width(sys.stderr) is not None
         with tqdm(
             total=batches, desc=in_one_line(stream, 40), unit=" batches", leave=False, disable=not is_shown
         ) as bar:

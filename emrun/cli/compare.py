@@ -126,7 +126,7 @@ def compare(
     sides = [Trials(each, (), settings, directory) for each in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
     commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
-    with only_json(as_json):
+    with only_json():
         ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
         print_error(ending.text.strip())

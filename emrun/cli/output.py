@@ -7,8 +7,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emrun.base.tables import Table, width
+from emrun.base.terminal import restore_output
 from emrun.base.wording import few
 from emrun.epoch_data import as_float, brief_statistics, is_rate
 
@@ -70,9 +71,21 @@ def in_json(result: Any) -> str:
     return json.dumps(plain(result), indent=2, allow_nan=False)
 
 
-def only_json(as_json: bool) -> AbstractContextManager[Any]:
-    """Return a context in which what the user's code prints goes to standard error, if the result is JSON."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+@contextmanager
+def only_json(*, keeps_output: bool = False) -> Iterator[None]:
+    """Let what the user's code prints in a block go to standard error, if the result is JSON.
+
+    After the block, standard output and error are emrun's again, although the block has replaced them.
+
+    Args:
+        keeps_output: whether what the block has put in their place stays, because more of the user's code follows.
+    """
+    try:
+        with redirect_stdout(sys.stderr) if wants_json() else nullcontext():
+            yield
+    finally:
+        if not keeps_output:
+            restore_output()
 
 
 def plain(value: Any) -> Any:

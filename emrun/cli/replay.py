@@ -13,7 +13,7 @@ from emrun.base.errors import exit_status
 from emrun.base.wording import counted
 from emrun.cli.console import run_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, print_failure, users_code
-from emrun.cli.output import in_json, only_json, with_json
+from emrun.cli.output import in_json, with_json
 from emrun.hook import UpdateSkipped
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
         import_torch()
         from emrun.diagnosis.replay import replay as do_again
 
-        with only_json(as_json), users_code():
+        with users_code():
             found = do_again(directory, device, anomaly)
 
         if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):

@@ -101,7 +101,7 @@ def sweep(
         return _print_commands(trials, search, command, place, as_json=as_json)
     ending = None
     if not shows_status:
-        with only_json(as_json):
+        with only_json():
             ending = _run(trials, search, command, place)
         if ending.exit_status == 2:  # nothing was trained
             print_error(ending.text.strip())

@@ -14,7 +14,7 @@ import click
 
 from emrun.base.wording import counted
 from emrun.cli.console import config_arguments, terminal_log
-from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
+from emrun.cli.failures import import_torch, print_error, unwound_by_sigterm
 from emrun.cli.output import print_json, table, with_json
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
@@ -73,7 +73,7 @@ def verify_resume(
             if error.exit_status == 1:
                 print_error(str(error).rstrip())
                 return error.exit_status
-            return fail(error)
+            raise
     print_json(found) if as_json else _show(found)
     return 0 if found["exact"] else 1
 

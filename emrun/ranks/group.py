@@ -516,7 +516,7 @@ def end_process(status: int) -> None:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # the reader of the output has ended
+    with suppress(OSError, ValueError, AttributeError):  # the reader of the output has ended
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

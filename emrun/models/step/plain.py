@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from emrun.base.errors import ArgumentError
 from emrun.base.finite import as_number, is_finite, not_finite
 from emrun.base.types import Batch, EpochData, State, Values
-from emrun.base.wording import few
+from emrun.base.wording import few, size_of
 from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.modes import Tensors
 from emrun.models.optimizer import Step, learning_rates
@@ -201,6 +201,10 @@ class Plain:
         loop = self._model._main_loop
         if loop is not None and loop.has_run:
             own.check_loadable()  # most optimizers begin to keep something with their first update
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                _LOG.info(
+                    "most memory used on the GPU by the first update: %s", size_of(torch.cuda.max_memory_allocated())
+                )
 
     def _refuse_loss(self) -> None:
         """Refuse an update with a loss that is not finite, unless the examples of the batch all have the weight 0.
