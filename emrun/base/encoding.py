@@ -84,7 +84,7 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
         return replace(value, values=inner(value.values, key))
     if kind is dict:
         if all(type(each) in _KEYS for each in value):
-            return {each: inner(entry, f"{key}.{each}") for each, entry in value.items()}
+            return {inner(each, f"{key}: a key"): inner(entry, f"{key}.{each}") for each, entry in value.items()}
         items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]
         return {_KIND: "dict", "items": items}
     if kind in (list, tuple):
@@ -123,7 +123,7 @@ def _encoded_array(value: Any, key: str) -> dict[str, Any]:
     """Return an array or a number of NumPy as `encode` does."""
     found = {_KIND: "number" if isinstance(value, np.generic) else "array", "dtype": value.dtype.str}
     if value.dtype.kind == "U":
-        return {**found, "values": value.tolist()}
+        return {**found, "values": value.tolist(), "shape": value.shape}
     if value.dtype.kind in "biufc":
         with suppress(TypeError):  # torch has no such dtype
             native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
@@ -150,7 +150,7 @@ def decode(value: Any) -> Any:
     if kind in ("array", "number", "text"):
         values = value["values"]
         array = values.numpy() if isinstance(values, torch.Tensor) else np.array(values)
-        array = array.astype(value.get("dtype", array.dtype), copy=False)
+        array = array.astype(value.get("dtype", array.dtype), copy=False).reshape(value.get("shape", array.shape))
         return array[()] if kind == "number" else array
     if kind == "nested":
         return torch.nested.nested_tensor(value["parts"], layout=getattr(torch, value["layout"]))
