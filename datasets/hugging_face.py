@@ -15,7 +15,7 @@ from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import listed, meant_of
-from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
+from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._paths import check_unchanged, files_of, identity
 from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
@@ -81,8 +81,9 @@ class HuggingFace(Splits):
         parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
         super().__init__(parts, batch_size)
         self._classes = parts["train"].classes_names()
+        kinds: dict[str, Any] = {}
         for name, part in parts.items():
-            part.number_as(name, parts["train"])
+            part.number_as(name, parts["train"], kinds)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
@@ -104,6 +105,7 @@ class _Rows(Part):
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
         self._where = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
+        self._kinds: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
 
     def __len__(self) -> int:
@@ -113,13 +115,14 @@ class _Rows(Part):
         """Return column -> the names of its classes."""
         return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
 
-    def number_as(self, argument: str, train: _Rows) -> None:
-        """Give the classes the numbers that they have in train.
+    def number_as(self, argument: str, train: _Rows, kinds: dict[str, Any]) -> None:
+        """Give the classes the numbers that they have in train, and the columns the types of all splits, `kinds`.
 
         Raises:
             ArgumentError: a class is not in train, or a column has another type there.
         """
-        check_types(argument, self._where, self._rows.features.arrow_schema, train._rows.features.arrow_schema)
+        agree(argument, self._where, self._rows.features.arrow_schema, kinds)
+        self._kinds = kinds
         theirs = train.classes_names()
         for column, own in self.classes_names().items():
             names = theirs.get(column, own)
@@ -141,6 +144,7 @@ class _Rows(Part):
                     f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row} (the first row is 0); fill "
                     "it, or leave the column out of 'columns'"
                 )
+        table = alike(table, self._kinds, f"stream {ctx.stream_name!r}")
         return sources_of(table) | {name: new[table[name].to_numpy()] for name, new in self._numbers.items()}
 
 

@@ -218,9 +218,24 @@ def test_classes_have_the_numbers_of_train_in_all_streams(tmp_path, passes):
         HuggingFace(str(tmp_path / "saved"), valid=str(tmp_path / "other"))
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_column_has_the_type_that_holds_the_numbers_of_all_streams(tmp_path, passes, ending, is_turned):
+    paths = {}
+    for name, values in (("whole", [1, 2]), ("parts", [0.75, 2])):
+        paths[name] = str(tmp_path / f"{name}.{ending}")
+        data = library.Dataset.from_dict({"x": values})
+        {"jsonl": data.to_json, "csv": data.to_csv, "parquet": data.to_parquet}[ending](paths[name])
+    streams = [*reversed(paths)] if is_turned else [*paths]
+    dataset = HuggingFace(paths[streams[0]], valid=paths[streams[1]], cache_dir=str(tmp_path / "cache"))
+    for name, stream in zip(streams, ("train", "valid"), strict=True):
+        ((batch,),) = passes(dataset, stream, training=False)
+        assert (batch["x"].dtype, batch["x"].tolist()) == (np.float64, {"whole": [1, 2], "parts": [0.75, 2]}[name])
+
+
 def test_a_split_with_another_type_and_a_dataset_without_rows_are_refused(project):
     (project / "more.jsonl").write_text('{"id": "one"}\n')
-    with pytest.raises(ArgumentError, match=r"^valid: .*: column 'id' is string; in train it is int64$"):
+    with pytest.raises(ArgumentError, match=r"^valid: .*: .*Field id has incompatible types: int64 vs string$"):
         rows_of("rows.jsonl", valid="more.jsonl")
     library.Dataset.from_dict({"id": []}).save_to_disk(str(project / "empty"))
     with pytest.raises(ArgumentError, match=r"^train: 'empty': contains no examples$"):
