@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emrun.base.errors import ArgumentError, StreamError, needing
+from emrun.base.errors import ArgumentError, needing
 from emrun.datasets._categories import ColumnForms
 from emrun.stream_context import Array
 
@@ -50,16 +50,13 @@ def agree(argument: str, where: str, schema: Any, kinds: dict[str, Any]) -> None
     kinds.update(zip(common.names, common.types, strict=True))
 
 
-def alike(table: Any, kinds: Mapping[str, Any], where: str) -> Any:
+def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
     """Return a table whose columns have the types of all files.
 
     Raises:
-        StreamError: a whole number is too large for the type.
+        ValueError: a whole number is too large for the type.
     """
-    try:
-        return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
-    except pa.ArrowInvalid as error:
-        raise StreamError(f"{where}: a column has another type in other files: {error}") from error
+    return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
 
 
 def formed(forms: ColumnForms, name: str, column: Any) -> Any:
@@ -118,8 +115,6 @@ def views_of(table: Any) -> dict[str, Array]:
 def _view(array: Any) -> Array | None:
     if _is_number(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
-    if types.is_dictionary(array.type) and _is_number(array.type.value_type):
-        return _view(array.dictionary_decode())
     if _is_list(array.type):
         lengths = _lengths(array)
         values = _view(array.flatten()) if (lengths == lengths[:1]).all() else None

@@ -78,12 +78,12 @@ class HuggingFace(Splits):
             for name, value in (("train", train), ("valid", valid), ("test", test)):
                 if value is not None:
                     loaded |= _loaded(library, name, value, cache_dir)
-        parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
+        kinds: dict[str, Any] = {}
+        parts = {name: _Rows(name, rows, columns, kinds) for name, rows in loaded.items()}
         super().__init__(parts, batch_size)
         self._classes = parts["train"].classes_names()
-        kinds: dict[str, Any] = {}
         for name, part in parts.items():
-            part.number_as(name, parts["train"], kinds)
+            part.number_as(name, parts["train"])
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
         """Return column -> the names of its classes, for columns that the library calls `ClassLabel`."""
@@ -91,9 +91,9 @@ class HuggingFace(Splits):
 
 
 class _Rows(Part):
-    """The rows of one split."""
+    """The rows of one split; `kinds` has the types of the columns of all splits."""
 
-    def __init__(self, argument: str, rows: Any, columns: list[str] | None) -> None:
+    def __init__(self, argument: str, rows: Any, columns: list[str] | None, kinds: dict[str, Any]) -> None:
         for name in columns or ():
             if name not in rows.column_names:
                 meant = meant_of(name, rows.column_names)
@@ -105,7 +105,8 @@ class _Rows(Part):
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
         self._where = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
-        self._kinds: dict[str, Any] = {}
+        self._kinds = kinds
+        agree(argument, self._where, chosen.features.arrow_schema, kinds)
         self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
 
     def __len__(self) -> int:
@@ -115,14 +116,12 @@ class _Rows(Part):
         """Return column -> the names of its classes."""
         return {name: list(each.names) for name, each in self._rows.features.items() if hasattr(each, "names")}
 
-    def number_as(self, argument: str, train: _Rows, kinds: dict[str, Any]) -> None:
-        """Give the classes the numbers that they have in train, and the columns the types of all splits, `kinds`.
+    def number_as(self, argument: str, train: _Rows) -> None:
+        """Give the classes the numbers that they have in train.
 
         Raises:
-            ArgumentError: a class is not in train, or a column has another type there.
+            ArgumentError: a class is not in train.
         """
-        agree(argument, self._where, self._rows.features.arrow_schema, kinds)
-        self._kinds = kinds
         theirs = train.classes_names()
         for column, own in self.classes_names().items():
             names = theirs.get(column, own)
@@ -144,8 +143,9 @@ class _Rows(Part):
                     f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row} (the first row is 0); fill "
                     "it, or leave the column out of 'columns'"
                 )
-        table = alike(table, self._kinds, f"stream {ctx.stream_name!r}")
-        return sources_of(table) | {name: new[table[name].to_numpy()] for name, new in self._numbers.items()}
+        return sources_of(alike(table, self._kinds)) | {
+            name: new[table[name].to_numpy()] for name, new in self._numbers.items()
+        }
 
 
 def _library() -> Any:
@@ -186,9 +186,9 @@ def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> d
     if not formats <= set(_FORMATS.values()) or len(formats) > 1:
         allowed = listed([*_FORMATS])
         raise ArgumentError(argument, f"{listed(sorted(formats))}: all files must end in the same of {allowed}")
-    names = [str(path.resolve()) for path in files]
-    if odd := next((name for name in names if "::" in name or glob.has_magic(name)), None):
-        raise ArgumentError(argument, f"the library would read {odd!r} as an address or a pattern; rename the file")
+    names = [glob.escape(str(path.resolve())) for path in files]
+    if odd := next((name for name in names if "::" in name), None):
+        raise ArgumentError(argument, f"the library would read {odd!r} as an address; rename the file")
     try:
         found = library.load_dataset(
             formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir and str(expanded(cache_dir))

@@ -241,9 +241,9 @@ class _RowGroups:
             with _opened(path, footer) as opened:
                 self._footer = (file, opened.metadata)
                 table = opened.read_row_group(number, columns=columns, use_threads=False).select(columns)
+            table = alike(table, self._kinds)
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
-        table = alike(table, self._kinds, where)
         for index, name in enumerate(columns):
             column = formed(self._forms, name, table.column(name))
             if has_nulls(column):

@@ -327,13 +327,9 @@ def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForm
     values: Array = column.to_numpy()
     if name in forms.categories:
         return values.astype(str)
-    if values.dtype == np.int64:
-        return values
-    with np.errstate(over="ignore"):
-        found = values.astype(np.float32)
-    wrong = np.isfinite(values) & np.isinf(found)
-    if wrong.any():
-        row = int(wrong.argmax())
-        where = f"{path}: column {name!r}: Row #{row + 2}"
-        raise ArgumentError(argument, f"{where} has {values[row]}, which float32 cannot hold")
-    return found
+    try:
+        with np.errstate(over="raise"):
+            return values if values.dtype == np.int64 else values.astype(np.float32)
+    except FloatingPointError as error:
+        largest = max(values[np.isfinite(values)], key=abs)
+        raise ArgumentError(argument, f"{path}: column {name!r} has {largest}, which float32 cannot hold") from error

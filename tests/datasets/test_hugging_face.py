@@ -92,6 +92,22 @@ def test_files_of_a_pattern_are_put_together(project, passes):
     assert [int(row) for batch in batches for row in batch["id"]] == [100, *range(23)]
 
 
+@pytest.mark.parametrize("folder", ["data [1]", "a*b", "q?x", "[!a]"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "rows.arrow", "saved"])
+def test_a_path_with_the_characters_of_patterns_is_taken_by_its_name(project, passes, folder, name):
+    (project / folder).mkdir()
+    (project / name).rename(project / folder / name)
+    (batches,) = passes(rows_of(f"{folder}/{name}"), "train", training=False)
+    assert [int(row) for batch in batches for row in batch["id"]] == COLUMNS["id"]
+
+
+@pytest.mark.parametrize("name", ["*.csv", "rows[2].csv"])
+def test_files_in_such_a_folder_may_be_a_pattern_or_have_brackets_too(project, name):
+    (project / "data [1]").mkdir()
+    (project / "rows.csv").rename(project / "data [1]" / "rows[2].csv")
+    assert rows_of(f"data [1]/{name}").num_batches["train"] == 6
+
+
 def test_changed_files_are_read_anew(project):
     assert rows_of("rows.csv").num_batches["train"] == 6
     (project / "rows.csv").write_text("id\n1\n")

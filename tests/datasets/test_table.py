@@ -130,10 +130,10 @@ def test_all_files_decide_which_columns_are_whole(here, passes):
 
 @pytest.mark.parametrize("cell", ["1e39", "-1e300"])
 @pytest.mark.parametrize("columns", [None, {"x": ["a", "b"]}])
-def test_a_number_that_float32_cannot_hold_is_refused_with_its_row(here, cell, columns):
+def test_a_number_that_float32_cannot_hold_is_refused_with_its_column(here, cell, columns):
     (here / "t.csv").write_text(f"a,b\n1,2\n{cell},nan\n")
-    row = rf"^train: t.csv: column 'a': Row #3 has {float(cell)}, which float32 cannot hold$".replace("+", r"\+")
-    with pytest.raises(ArgumentError, match=row):
+    message = rf"^train: t.csv: column 'a' has {float(cell)}, which float32 cannot hold$".replace("+", r"\+")
+    with pytest.raises(ArgumentError, match=message):
         Table("t.csv", columns=columns)
 
 
