@@ -286,11 +286,13 @@ def number(value: Any) -> float | None:
     """Return a value that is one number as an `int` or a `float`; None if it is not one number.
 
     All that reads numbers of hooks asks this. One number is what `float` takes, except text, or an array or a tensor
-    with one element.
+    with one element; a time has a unit, and is none.
 
     Raises:
         ValueError: it is a number that no `float` can have, such as a complex one.
     """
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M"):
+        return None
     if callable(item := getattr(value, "item", None)):
         try:
             value = item()
@@ -308,13 +310,18 @@ def number(value: Any) -> float | None:
 
 
 def check_numbers(epoch_data: EpochData, writer: str) -> None:
-    """Check that the record can have the numbers in the data of an epoch.
+    """Check that the record can have the numbers in the data of an epoch, each under its own name.
 
     Raises:
         HookError: it cannot have one, which `writer` has added.
     """
     for stream, variables in epoch_data.items():
+        names = set[str]()
         for name, value in statistics(variables):
+            if name in names or not isinstance(name, str):
+                message = f"{writer} wrote {stream}/{name}, but {name!r} is not a text, or the name of two numbers"
+                raise HookError(f"{message}; write another name")
+            names.add(name)
             try:
                 number(value)
             except ValueError as error:
