@@ -99,7 +99,8 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                 fix = f"override main_loop.extra_streams=[{stream}]" * (len(streams) == 1)  # others may have keys
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
-                    code, fix = "config.unknown-statistic", f"set {streams[-1]}/{address}"
+                    code = "config.unknown-statistic"
+                    fix = f"set {streams[-1]}/{address}"
                 raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream), code, fix)
             if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
                 continue  # the loop writes it

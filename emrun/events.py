@@ -180,8 +180,10 @@ def _check_parameters(hook_class: type, event: str) -> None:
 def _one_edit_apart(name: str, event: str) -> bool:
     """Return whether one insertion, deletion, replacement or swap of neighbours turns `name` into `event`."""
     while name and event and name[0] == event[0]:
-        name, event = name[1:], event[1:]
+        name = name[1:]
+        event = event[1:]
     while name and event and name[-1] == event[-1]:
-        name, event = name[:-1], event[:-1]
+        name = name[:-1]
+        event = event[:-1]
     swapped = len(name) == 2 and name == event[::-1]
     return swapped or (len(name) <= 1 and len(event) <= 1)

@@ -59,7 +59,8 @@ def _read(stream: str, values: Mapping[str, Any]) -> ExtraStream:
                 "extra_streams",
                 f"{stream}: unknown key {key!r}{did_you_mean(str(key), _KEYS)} (it may have {', '.join(_KEYS)})",
             )
-    every, batches = values.get("every"), values.get("batches")
+    every = values.get("every")
+    batches = values.get("batches")
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
         raise ArgumentError("extra_streams", f"{stream}: batches is {batches!r}, not a whole number of at least 1")
     return ExtraStream(None if every is None else _epochs(stream, every), batches)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from emrun.base.types import Profile
 from emrun.dataset import ASKS
 
-WAITS, EVALUATES, CALLS, SAVES = 0.2, 0.5, 0.1, 0.1
+WAITS = 0.2
+EVALUATES = 0.5
+CALLS = 0.1
+SAVES = 0.1
 """The shares of the time from which a verdict names reading, evaluations, hooks and checkpoints."""
 
 

@@ -163,11 +163,14 @@ class AverageWeights(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages that the model has loaded."""
-        self._averaged, self._pairs, self._is_recomputed = state["averaged"], [], False
+        self._averaged = state["averaged"]
+        self._pairs = []
+        self._is_recomputed = False
         if self.main_loop.evaluating or not self._averaged:
             return
         model: Any = self.main_loop.model
-        restored, model.restored_weights = model.restored_weights, None
+        restored = model.restored_weights
+        model.restored_weights = None
         if restored is None:
             _LOG.warning("AverageWeights: the checkpoint has no averages; they begin anew")
             self._averaged = 0

@@ -120,7 +120,8 @@ class ClassificationMetrics(ClassHook):
         """Return name -> value of the statistics."""
         right, predicted, true = (each.astype(np.float64) for each in (matrix.diagonal(), matrix.sum(0), matrix.sum(1)))
         total = true.sum()
-        others, right_others = total - true, total - true - predicted + right
+        others = total - true
+        right_others = total - true - predicted + right
         parts = {
             "precision": (right, predicted),
             "recall": (right, true),

@@ -83,7 +83,8 @@ class LogNorms(AbstractHook):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
-        self._sums, self._parts = {}, {}
+        self._sums = {}
+        self._parts = {}
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients, and copy the weights, if it is time."""
@@ -105,16 +106,19 @@ class LogNorms(AbstractHook):
         if self._gradients is None:
             return
         suffix = suffix_of(model, optimizer)
-        parts, before = self._parts[suffix], self._before
+        parts = self._parts[suffix]
+        before = self._before
         with torch.no_grad():
             weights = [each.detach() for each in parts.parameters]
-            now, then = parts.norms(weights), parts.norms(before)
+            now = parts.norms(weights)
+            then = parts.norms(before)
             torch._foreach_sub_(before, weights)
             ratio = torch.where(then > 0, parts.norms(before) / then, torch.zeros_like(then))
             self._record(1, suffix, now)
             self._record(2, suffix, ratio)
             self._add(suffix, torch.cat([self._gradients, now, ratio]))
-        self._gradients, self._before = None, []
+        self._gradients = None
+        self._before = []
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the means to the data of the epoch."""

@@ -66,7 +66,8 @@ class Mixup(AbstractHook):
             check_count("classes", classes, minimum=1)
         self._ways = [(mix, each) for mix, each in ((_mixed, alpha), (_cut, cutmix_alpha)) if each]
         self._classes = classes
-        self._image, self._label = image, label
+        self._image = image
+        self._label = label
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Find the number of classes.
@@ -145,7 +146,8 @@ def _cut(images: Tensor, other: Tensor, share: float, generator: np.random.Gener
         raise ValueError(f"its shape {tuple(images.shape)} has no height and width, which CutMix needs")
     spans = []
     for size in images.shape[-2:]:
-        length, middle = round(size * math.sqrt(1 - share)), int(generator.integers(size))
+        length = round(size * math.sqrt(1 - share))
+        middle = int(generator.integers(size))
         spans.append((max(middle - length // 2, 0), min(middle - length // 2 + length, size)))
     (top, bottom), (left, right) = spans
     cut = images.clone()

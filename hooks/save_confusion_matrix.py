@@ -22,7 +22,8 @@ from emrun.storage.files import write_atomically
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 28  # characters of a name in a picture
-_TEXT, _NAMED = 20, 60  # the most classes with numbers in their cells, and with all their names
+_TEXT = 20  # the most classes with numbers in their cells, and with all their names
+_NAMED = 60
 
 
 class SaveConfusionMatrix(ClassHook):

@@ -90,7 +90,8 @@ class SaveEvery(SaveLatest):
 
     def most_kept(self, done: Mapping[str, float]) -> float | None:
         """Return how many checkpoints a run keeps at most; see `SaveLatest`."""
-        count, unit = self._every.interval.count, self._every.interval.unit
+        count = self._every.interval.count
+        unit = self._every.interval.unit
         made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
         return self._keep if made is None else min(made, self._keep or made)
 

@@ -194,7 +194,8 @@ class SetOverTime(AbstractHook):
         with self._errors():
             factor = self._schedule.plan(loop.horizon)
         self._factor = self._schedule.by_time(factor, loop.horizon)
-        total, done = loop.horizon.updates, loop.updates_done
+        total = loop.horizon.updates
+        done = loop.updates_done
         if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
             found = next(filter(None, self._found), 0.0)

@@ -18,7 +18,9 @@ from emrun.record.trackers import AbstractTracker
 from emrun.shown import Picture, Text
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-_PARAMETERS, _VALUE, _METRICS = 100, 6000, 1000  # MLflow's limits of a request, a value, and metrics of a request
+_PARAMETERS = 100  # MLflow's limits of a request, a value, and metrics of a request
+_VALUE = 6000
+_METRICS = 1000
 
 
 class WriteMLflow(AbstractTracker):
@@ -139,7 +141,8 @@ class WriteMLflow(AbstractTracker):
 
     def flush(self) -> None:
         """Send the metrics, each row whole."""
-        metrics, self._metrics = self._metrics, []
+        metrics = self._metrics
+        self._metrics = []
         if metrics:
             self._client.log_batch(self._run, metrics=metrics)
 

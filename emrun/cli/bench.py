@@ -123,7 +123,8 @@ def _choice(found: Bench) -> str:
     if found.step is None:
         return f"no setting is recommended, because the time of a step is not known: {found.no_step}"
     stream = found.streams[0]
-    first, best = stream.readings[0], stream.chosen(found.step)
+    first = stream.readings[0]
+    best = stream.chosen(found.step)
     waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
     why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
     if best is first:

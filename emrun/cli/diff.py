@@ -152,7 +152,8 @@ def _entry(summary: Mapping[str, Any] | None, which: str) -> str:
 def _steps(found: Mapping[str, Any]) -> Iterator[str]:
     steps = found["steps"]
     last = [each and f"{each:,}" for each in steps["last"]]
-    first, count = steps["first"], f"{steps['compared']:,}"
+    first = steps["first"]
+    count = f"{steps['compared']:,}"
     if None in last:
         whose = " and ".join(name for name, each in zip("ab", last, strict=True) if each is None)
         yield f"steps: not compared: {whose} recorded none"

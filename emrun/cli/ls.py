@@ -96,7 +96,9 @@ def _order(key: Column, row: Row) -> tuple[Any, ...]:
 def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return runs as a table; the statistic of `best` is in the heading if it is the same in all of them."""
     watched = {_watched(row) for row in rows} if any(each.name == "best" for each in columns) else set()
-    headers, align, cells = [], [], []
+    headers = []
+    align = []
+    cells = []
     for each in columns:
         values = [each.of(row) for row in rows]
         texts = [each.text(value) for value in values]

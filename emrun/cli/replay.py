@@ -70,7 +70,8 @@ def _in_json(found: Replay) -> dict[str, Any]:
 
 def report(found: Replay) -> str:
     """Return the report of a replay: where the step failed, what happens now, and the causes."""
-    capsule, step = found.capsule, found.capsule.step
+    capsule = found.capsule
+    step = found.capsule.step
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
     lines = [

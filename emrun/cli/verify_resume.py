@@ -94,7 +94,8 @@ def _bar() -> Iterator[Callable[[int, int], object]]:
     with tqdm(unit=" runs", leave=False, disable="TQDM_DISABLE" in os.environ or not sys.stderr.isatty()) as bar:
 
         def tell(done: int, most: int) -> None:
-            bar.total, bar.n = most, done
+            bar.total = most
+            bar.n = done
             bar.refresh()
 
         yield tell

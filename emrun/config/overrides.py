@@ -42,7 +42,8 @@ def merge(base: Node, over: Node, section: str | None = "") -> Node:
 
 def _is_another_form(base: Node, over: Node) -> bool:
     """Return whether `over` has a `class` or `import` that names something else than the one of `base`."""
-    old, new = _form_of(base), _form_of(over)
+    old = _form_of(base)
+    new = _form_of(over)
     if new is None or old == new:
         return False
     return old is None or old[0] != new[0] or new[0] == "import" or not same_class(old[1], new[1])
@@ -270,10 +271,12 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         after: the config with the overrides.
         unread: sections in which an unchanged copy does not matter.
     """
-    there, left = _by_position(before), _by_position(after)
+    there = _by_position(before)
+    left = _by_position(after)
     reported: list[tuple[Any, ...]] = []
     for path, node, _ in before.places():
-        copies, same = there.get(node.position, {}), left.get(node.position, {})
+        copies = there.get(node.position, {})
+        same = left.get(node.position, {})
         kept = [other for other in copies if other in same and other[0] not in unread]
         is_below = any(path[: len(other)] == other for other in reported)
         is_there = after.get(*path[:-1]) is not None  # otherwise the mapping around the value was deleted too

@@ -75,7 +75,8 @@ class Planner:
         self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
             made["hooks"] = self.hooks(hooks)
-        policy, dataset = tree.get("main_loop", "on_bad_example"), made["dataset"]
+        policy = tree.get("main_loop", "on_bad_example")
+        dataset = made["dataset"]
         leaves_out = policy is not None and policy.value in ("warn", "ignore")
         if policy is not None and leaves_out and dataset is not None and not dataset.wants("on_bad_example"):
             name = getattr(dataset.target, "__name__", dataset.target)
@@ -212,8 +213,12 @@ class Planner:
     ) -> Recipe | None:
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
-            message = "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled"
-            self._problem(node, key, message, "config.structure")
+            self._problem(
+                node,
+                key,
+                "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled",
+                "config.structure",
+            )
         target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
         if target is None:
             return None
@@ -233,21 +238,29 @@ class Planner:
             rest = {k: with_texts(v, parameters.hint(k)) for k, v in rest.items()}
         if is_import:
             for name, child in rest.items():
-                message = f"unknown argument {name!r}; 'import' names an object that is not called"
-                self._problem(child, key, message, "config.unknown-key", "delete")
+                self._problem(
+                    child,
+                    key,
+                    f"unknown argument {name!r}; 'import' names an object that is not called",
+                    "config.unknown-key",
+                    "delete",
+                )
             return Recipe(target, node, key, True, form=form, options=options)
         args = rest.pop("args", None)
         given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if args is not None and given is None:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
         first = form.supplied if form else 0
-        hidden, inner, is_known = supplied, None, False
+        hidden = supplied
+        inner = None
+        is_known = False
         if form is not None and form.shared:
             if form.shared in rest:
                 self._supplied(rest[form.shared], key, form.shared)
                 return None
             if form.is_by_name(named):
-                first, hidden = 0, (*supplied, form.shared)
+                first = 0
+                hidden = (*supplied, form.shared)
             inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
@@ -268,11 +281,15 @@ class Planner:
 
         takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
         is_told = any((each.key, each.code) == (key, "config.supplied-key") for each in self.problems)
-        for name in () if is_told else sorted(takes & {"model", "dataset"}):
-            if takes_text(named[name]):
+        for name in sorted(takes & {"model", "dataset"}):
+            if takes_text(named[name]) and not is_told:
                 other = "" if kind else f", or write {key}.{name}: TEXT"
-                message = f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it"
-                self._problem(node.value["class"], key, message + other, "config.supplied-key")
+                self._problem(
+                    node.value["class"],
+                    key,
+                    f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it{other}",
+                    "config.supplied-key",
+                )
 
         def hint(name: str) -> Any:
             found = parameters.hint(name) if parameters is not None else None

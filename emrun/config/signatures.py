@@ -190,7 +190,9 @@ def _accepted(function: Any, supplied: int) -> inspect.Signature:
     if function is object.__init__:
         return inspect.Signature()
     if inspect.isfunction(function):  # a copy has neither `__wrapped__` nor `__signature__`
-        code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
+        code = function.__code__
+        defaults = function.__defaults__
+        closure = function.__closure__
         copied = FunctionType(code, {}, function.__name__, defaults, closure)
         copied.__kwdefaults__ = function.__kwdefaults__
         function = copied

@@ -69,7 +69,8 @@ class Slip:
         above = self._line_above()
         if above is None:
             return None
-        own, other = _indent(self._text), _indent(self._lines[above])
+        own = _indent(self._text)
+        other = _indent(self._lines[above])
         if ": " in f"{self._lines[above].partition('#')[0].rstrip()} ".lstrip("- ") and own > other:
             return self._line, own, f"{key!r} is indented further than the key above, which already has a value"
         return self._of_no_key(above)

@@ -209,7 +209,8 @@ class _Parser:
 
     def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None, depth: int) -> Node:
         """Return the value that begins with an event; it is `depth` levels deep."""
-        position, anchor = self._position(event), getattr(event, "anchor", None)
+        position = self._position(event)
+        anchor = getattr(event, "anchor", None)
         if isinstance(event, events.AliasEvent):
             return self._alias(str(anchor), position, key, depth)
         if getattr(event, "tag", None) is not None:

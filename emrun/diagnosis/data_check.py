@@ -288,7 +288,8 @@ def _rows(values: Any) -> Sequence[bytes]:
     """Return the bytes of each example of a source: its values with their dtype and shape."""
     array = array_of(values)
     if array is not None and array.dtype.kind in "US":
-        values, array = array.tolist(), None  # the dtype has the length of the longest text of the batch
+        values = array.tolist()  # the dtype has the length of the longest text of the batch
+        array = None
     if array is None:
         return [digest(each).encode() for each in (values.unbind() if is_nested(values) else values)]
     head = f"{array.dtype}{array.shape[1:]}".encode()

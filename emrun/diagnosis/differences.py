@@ -108,7 +108,8 @@ def _at_the_end(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield part, name and both values of what differs in the final states."""
     for part in parts:
-        one, two = straight.final[part], other.final.get(part, {})
+        one = straight.final[part]
+        two = other.final.get(part, {})
         names = [name for name in varying(one, two) if name not in vary.get(part, ())]
         yield from ((part, name, one.get(name), two.get(name)) for name in names)
 
@@ -139,7 +140,8 @@ def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Diff
 
 
 def _compare_batches(one: Event, other: Event) -> Difference | None:
-    expected, found = _values_of(one), _values_of(other)
+    expected = _values_of(one)
+    found = _values_of(other)
     for part, detail, what in varying(expected, found)[:1]:
         values = (each.get((part, detail, what), ("", None))[1] for each in (expected, found))
         return Difference(f"{_told(other)}: {what}{_both(*values)}", part, detail)

@@ -136,7 +136,8 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._living:  # a view of a tensor that an operation keeps for itself
             return
 

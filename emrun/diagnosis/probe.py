@@ -118,7 +118,8 @@ def _run(job: Job, record: _Record) -> None:
         record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
     probe = Probe(record, job)
-    probe.limits, loop._length.ends = loop.limits, False  # the schedules are those of the config
+    probe.limits = loop.limits  # the schedules are those of the config
+    loop._length.ends = False
     hooks = [
         each
         for each in loop.hooks
@@ -209,7 +210,9 @@ class Probe(AbstractHook):
         self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 
     def _act(self, stream_name: str, number: int | None) -> None:
-        loop, job, point = self.main_loop, self._job, self._job.point
+        loop = self.main_loop
+        job = self._job
+        point = self._job.point
         done = loop.iterations_done
         if point is not None:
             if loop.training and job.by == signal.SIGKILL and done == point.iteration - _BEFORE_KILL:
@@ -234,7 +237,9 @@ def _not_restored(model: Any, place: Path) -> list[str]:
     if not hasattr(model, "module"):
         return []
     saved = read_tensors(place, TRAINED if has_tensors(place, TRAINED) else WEIGHTS)
-    now, state, of_model = model.module.state_dict(), load_state(place)["model"], model.state_dict()
+    now = model.module.state_dict()
+    state = load_state(place)["model"]
+    of_model = model.state_dict()
     pairs = [({name: now.get(name) for name in saved}, saved)]
     pairs += [(of_model[key], state[key]) for key in ("optimizer", "optimizers") if key in state]
     found = []
@@ -244,7 +249,8 @@ def _not_restored(model: Any, place: Path) -> list[str]:
             rows: Any = rows_of(value)
             expected = there.get(path)
             if isinstance(rows, Rows) and expected is not None:
-                rows, expected = rows.values, expected[rows.begin : rows.begin + len(rows.values)]
+                expected = expected[rows.begin : rows.begin + len(rows.values)]
+                rows = rows.values
             if digest(rows) != digest(whole_of(expected)):
                 found.append(keystr(path))
     return found
@@ -319,7 +325,8 @@ def _flat(value: Any, key: str) -> dict[str, str]:
 
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global random generators that each stream draws from after its first batch."""
-    loop, found = training.main_loop, {}
+    loop = training.main_loop
+    found = {}
     for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
         seen: dict[str, set[str]] = {each: set() for each in GENERATORS}

@@ -261,7 +261,8 @@ class _WentThroughError(Exception):
 
 def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
     """Yield the known differences from the original step."""
-    facts, step = capsule.facts, capsule.step
+    facts = capsule.facts
+    step = capsule.step
     stored = capsule.place / CONFIG
     now = read_regular(capsule.run_directory / CONFIG, _LARGEST)
     if stored.exists() and read_regular(stored, _LARGEST, depth=3) != now:

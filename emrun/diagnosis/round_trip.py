@@ -121,7 +121,8 @@ class RoundTrip:
 
     def _suspects(self) -> list[str]:
         """Return the names of state that has changed in training and differs in the loaded model."""
-        one, other = unsaved_state(self.other), unsaved_state(self.trained)
+        one = unsaved_state(self.other)
+        other = unsaved_state(self.trained)
         names = sorted({*self._changed()} & {*varying(one, other)})
         # of the model itself, only numbers and strings: its tensors differ whenever anything else does
         return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]

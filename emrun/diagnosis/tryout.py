@@ -108,8 +108,11 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
                 call_event(copy, "after_training", success=True)
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
-        report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
-        done, kept = tryout.done, tryout.most_kept()
+        report = tryout.report()
+        dataset = training.dataset
+        lengths = tryout.lengths
+        done = tryout.done
+        kept = tryout.most_kept()
         if ranks > 1:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
@@ -357,7 +360,8 @@ class Tryout:
 
     def report(self) -> dict[str, Any]:
         """Return the contract; see `try_out`."""
-        sizes, extra = self._loop.streams.sizes, self._loop.streams.extra
+        sizes = self._loop.streams.sizes
+        extra = self._loop.streams.extra
         lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
@@ -439,7 +443,9 @@ def apart() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    before, handler, log = set(os.environ), Collect(logging.WARNING), logging.getLogger("emrun")
+    before = set(os.environ)
+    handler = Collect(logging.WARNING)
+    log = logging.getLogger("emrun")
     log.addHandler(handler)
     try:
         with preserved_randomness(), switched_on(log, "propagate", False):  # the report shows the warnings

@@ -228,7 +228,8 @@ def _same_horizon(config: Config, updates: int | None) -> list[str]:
 
 def _usual(straight: Recording) -> Iterator[Point]:
     """Yield the points at which runs are interrupted by default."""
-    ends, window = straight.epoch_ends, straight.one("begin").get("window", 1)
+    ends = straight.epoch_ends
+    window = straight.one("begin").get("window", 1)
     batches = [event for event in straight.of("batch") if event["training"]]
     stream = batches[0]["stream"] if batches else ""
     pairs = itertools.pairwise(batches)

@@ -202,7 +202,8 @@ def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: floa
     """
     differences_ = [right - left for left, right in zip(a, b, strict=True)]
     half = half_width(differences_, resolution((*a, *b))) if any(differences_) else 0.0
-    low, high = fmean(differences_) - half, fmean(differences_) + half
+    low = fmean(differences_) - half
+    high = fmean(differences_) + half
     word = "undecided"
     if -by <= low and high <= by:
         word = "none"

@@ -223,7 +223,8 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     rank = min(failures, key=order)
     code = failures[rank]
     is_asked = -code in _ASKING
-    lines, problems = [], []
+    lines = []
+    problems = []
     if causes:
         speaker = min(causes, key=lambda each: (each > 0, causes[each]["time"]))  # if all fail alike, rank 0 speaks
         problems = causes[speaker]["problems"]

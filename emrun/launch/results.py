@@ -122,7 +122,8 @@ def summary_of(values: Iterable[float | None]) -> dict[str, Any]:
         degrees of freedom; both None for fewer than two values, or if one is not finite.
     """
     found = [each for each in values if each is not None]
-    count, is_finite = len(found), all(map(math.isfinite, found))
+    count = len(found)
+    is_finite = all(map(math.isfinite, found))
     mean = statistics.fmean(found) if found and is_finite else sum(found) / count if found else None
     deviation = statistics.stdev(found) if count > 1 and is_finite else None
     interval = None if deviation is None else t_quantile(count - 1) * deviation / math.sqrt(count)
@@ -133,7 +134,8 @@ def t_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution, to four digits."""
     if degrees <= len(_T):
         return _T[degrees - 1]
-    z, n = _Z, degrees  # Abramowitz and Stegun, 26.7.5
+    z = _Z  # Abramowitz and Stegun, 26.7.5
+    n = degrees
     return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 

@@ -27,7 +27,8 @@ class Joined:
     """
 
     def __init__(self, key: str, what: str) -> None:
-        self._key, self._what = key, what
+        self._key = key
+        self._what = what
         self.counts: list[int] = []
         """The numbers of examples of the parts, that of the current one included."""
         self._parts: list[dict[str, Any]] = []

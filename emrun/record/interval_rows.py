@@ -28,7 +28,8 @@ class IntervalRows:
 
     def __init__(self, add: Callable[[str, dict[str, float], Loop], None], flush: Callable[[], None]) -> None:
         self.main_loop: Loop
-        self._add, self._flush = add, flush
+        self._add = add
+        self._flush = flush
         self._asked: dict[str, _Means] = {}
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
@@ -58,7 +59,9 @@ class IntervalRows:
         """
         if every is None or not every.is_within_epochs:
             return ""
-        self.before_training, self.after_batch, self.after_stream = self._start, self._take, self._end
+        self.before_training = self._start
+        self.after_batch = self._take
+        self.after_stream = self._end
         means = self._asked.setdefault(str(every.interval), _Means(every))
         means.ask(owner, variables)
         return str(every.interval)
@@ -144,7 +147,9 @@ class _Means:
                     if name in self._names and name in batch_data and other.source is batch_data[name]:
                         self._stats.setdefault(name, self._of(name)).follow(other)
                         self._names.remove(name)
-        weights, length, name = batch_data.get("example_weight"), loop.batch_length, ""
+        weights = batch_data.get("example_weight")
+        length = loop.batch_length
+        name = ""
         try:
             for name in self._names:
                 if name in batch_data:
@@ -201,7 +206,9 @@ class _Means:
 
     def forget(self) -> None:
         """Begin anew, with the variables that the next batch has."""
-        self._stats, self._recorded, self._names = {}, {}, None
+        self._stats = {}
+        self._recorded = {}
+        self._names = None
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}

@@ -127,7 +127,8 @@ class Record:
 
     def flush(self) -> None:
         """Write the means that are held back, and give them to the sinks; called before anything counts on them."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         if held:
             self._written = monotonic()
             self._add_rows(map(line_of_means, held))
@@ -159,7 +160,8 @@ class Record:
             iterations_done: the iterations that were done at that time.
         """
         self.intervals.load_state_dict(state["intervals"])
-        first, empty = state["first"], [0, None]
+        first = state["first"]
+        empty = [0, None]
         expected = range(1 if first is None else first, epochs_done + 1)
         self._rewind(state.get("metrics", empty), state.get("rows", empty), expected, iterations_done)
 

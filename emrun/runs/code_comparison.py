@@ -31,7 +31,8 @@ def compare_code(a: Path, b: Path) -> dict[str, Any]:
         StorageError: a run has no readable record of its code.
     """
     (one, first), (other, second) = (newest_code(directory) for directory in (a, b))
-    left, right = one["packages"], other["packages"]
+    left = one["packages"]
+    right = other["packages"]
     python = [each["python"] for each in (one, other)]
     repositories = [[_repository(each) for each in record["repositories"]] for record in (one, other)]
     states = [[(each["commit"], each["changes"]) for each in side] for side in repositories]

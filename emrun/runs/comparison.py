@@ -92,7 +92,8 @@ def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
 
 def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
     """Return the first batches of streams, recorded in both runs, that differ."""
-    one, other = recorded_batches(a / "code"), recorded_batches(b / "code")
+    one = recorded_batches(a / "code")
+    other = recorded_batches(b / "code")
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
     found = []
@@ -143,19 +144,24 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
     """
     last: list[int | None] = [None, None]
     sides = [_noted(chunks, side, last) for side, chunks in enumerate((a, b))]
-    compared, last_equal, first = 0, None, None
+    compared = 0
+    last_equal = None
+    first = None
     for one, other in zip_longest(*sides):
         if one is None or one != other:
             break
-        compared, last_equal = compared + len(one), last[0]
+        compared = compared + len(one)
+        last_equal = last[0]
     else:
         one = other = None
     rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
-    alone, ahead = [0, 0], [0, 0]  # how many iterations only one side has, and behind the last of the other
+    alone = [0, 0]  # how many iterations only one side has, and behind the last of the other
+    ahead = [0, 0]
     for iteration, found in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
         there = {side: (every, values) for _, side, every, values in found}
         for side in there:
-            alone[1 - side], ahead[1 - side] = alone[1 - side] + ahead[1 - side], 0
+            alone[1 - side] = alone[1 - side] + ahead[1 - side]
+            ahead[1 - side] = 0
         if len(there) == 1:
             ahead[side] += 1
             continue
@@ -165,7 +171,8 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
             values = {name: [mine.get(name), theirs.get(name)] for name in differing}
             first = {"iteration": iteration, "every": every, "values": values}
             break
-        compared, last_equal = compared + 1, iteration
+        compared = compared + 1
+        last_equal = iteration
     deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
     is_equal = first is None and last[0] == last[1] and not any(alone)
     found_in_all = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}

@@ -28,7 +28,8 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
         StorageError: a config cannot be read.
         ConfigError: a config is damaged.
     """
-    one, other = _tree(a), _tree(b)
+    one = _tree(a)
+    other = _tree(b)
     commands = [_overrides(run.trace) for run in (a, b)]
     found: list[dict[str, Any]] = []
     for key, left, right in differences(one, other):
@@ -70,7 +71,8 @@ def differences(
     if one is not None and other is not None:
         is_split = isinstance(one.value, dict | list) and type(one.value) is type(other.value)
         if is_split and (path == ("hooks",) or isinstance(one.value, dict) or len(one.value) == len(other.value)):
-            left, right = children(one, path), children(other, path)
+            left = children(one, path)
+            right = children(other, path)
             for name in {**left, **right}:
                 yield from differences(left.get(name), right.get(name), (*path, name))
             return

@@ -33,7 +33,8 @@ _FOLDERS = re.compile(
     r"checkpoints(/it-[\d-]+)?|failures(/\d+)?|(checkpoints|failures)/\.tmp-.+|eval|code(-\d+)?(/modules(/.+)?)?"
 )
 _TEMPORARY = re.compile(r"\.([^/]+?)(\.[0-9a-f]{16})?\.tmp")  # as `written_aside` names a file until it is complete
-_FAILURES, _FAILURE = "failures", "failure.json"
+_FAILURES = "failures"
+_FAILURE = "failure.json"
 _MOUNTS = Path("/proc/self/mountinfo")
 _MOST_NAMES = 5
 

@@ -122,7 +122,8 @@ class Removal:
             has left which was killed, the one that it had, so that the folder goes.
         """
         left = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
-        found, files = [each / MANIFEST for each in left if not each.is_symlink()], set(self.files)
+        found = [each / MANIFEST for each in left if not each.is_symlink()]
+        files = set(self.files)
         for place in _checkpoints_in(self.run.directory):
             inside = list(place.iterdir())
             if files.issuperset(inside):

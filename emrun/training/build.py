@@ -83,7 +83,8 @@ def assemble(
         ConfigError: an argument is wrong.
         BaseException: an error of the dataset, the model or a hook.
     """
-    seed, started = plan.get("seed", 0), plan.get("code_directory", None)
+    seed = plan.get("seed", 0)
+    started = plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):

@@ -124,7 +124,8 @@ def evaluate(
                 warn_of_changed_code(plan, directory)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
-                loaded, used = load_checkpoint(training, root, name, tell), ""
+                loaded = load_checkpoint(training, root, name, tell)
+                used = ""
                 if loaded is not None:
                     place, manifest = loaded
                     where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
@@ -208,7 +209,8 @@ def name_of_checkpoint(root: Path, name: str | None) -> str:
 
 def _name_size(training: Training, stream: str, plan: Plan) -> None:
     """Log that the whole stream is read, if the training evaluates or trains on a part of it."""
-    loop, epoch = training.main_loop, plan.get("main_loop", {}).get("fixed_epoch_size")
+    loop = training.main_loop
+    epoch = plan.get("main_loop", {}).get("fixed_epoch_size")
     if stream != loop.train_stream_name:
         if (size := loop.stream_sizes.get(stream)) is not None:
             part = counted(size, "batch", "es")
@@ -220,7 +222,8 @@ def _name_size(training: Training, stream: str, plan: Plan) -> None:
 
 def _leave_out(training: Training, stream: str) -> None:
     """Leave out the user's hooks that read statistics of a stream that the evaluation does not run."""
-    loop, kept = training.main_loop, []
+    loop = training.main_loop
+    kept = []
     for hook in loop.hooks:
         is_own = type(hook).__module__.startswith("emrun.")  # emrun's hooks know what an evaluation lacks
         address = None if is_own else read_of_others(hook, [*loop.hooks, loop.model], stream)

@@ -19,7 +19,9 @@ from emrun.storage.run import Run
 from emrun.training.build import assemble
 
 WHAT = "several ranks and one"
-_BATCH, _WEIGHTS, _GRADIENTS = "batch.pickle", "weights", "gradients.pickle"  # in a directory of this user alone
+_BATCH = "batch.pickle"  # in a directory of this user alone
+_WEIGHTS = "weights"
+_GRADIENTS = "gradients.pickle"
 
 
 def on_ranks(step: Step, batch: Batch, place: Path, count: int) -> Row:

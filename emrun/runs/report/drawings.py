@@ -11,8 +11,12 @@ from typing import Any
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import as_float
 
-_WIDTH, _HEIGHT = 320, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 12, 40
+_WIDTH = 320
+_HEIGHT = 220
+_LEFT = 64
+_RIGHT = 24
+_TOP = 12
+_BOTTOM = 40
 _STEP = 150  # between the axes of the parallel coordinates
 _MOST_WORDS = 12
 
@@ -29,7 +33,8 @@ class Axis:
         """Return the axis of values: linear or logarithmic for numbers, else with an equal distance."""
         numbers = [each for each in values if _is_number(each)]
         if len(numbers) == len(values):
-            low, high = min(numbers), max(numbers)
+            low = min(numbers)
+            high = max(numbers)
             is_log = low > 0 and high / low >= 10
             scaled = math.log if is_log else float
             width = scaled(high) - scaled(low)
@@ -95,7 +100,8 @@ def scatter(
         labels: what the tip of each point says.
         by: the name of the statistic.
     """
-    across, up = Axis.of(values), Axis.of(results)
+    across = Axis.of(values)
+    up = Axis.of(results)
     box = Box(_WIDTH, _HEIGHT)
     return {
         "title": f"{by} against {name}",

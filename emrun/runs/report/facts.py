@@ -145,7 +145,8 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     for name, each in shown.items():
         if isinstance(each, Picture) and (url := _url("image/png", each.png)) not in found.values():
             fits = size + len(each.png) <= most
-            size, left_out = size + len(each.png) * fits, left_out + (not fits)
+            size = size + len(each.png) * fits
+            left_out = left_out + (not fits)
             found |= {name: url} if fits else {}
     return found, left_out
 
@@ -156,7 +157,8 @@ def _url(kind: str, content: bytes) -> str:
 
 def _picture_files(root: str) -> Iterator[str]:
     """Yield the paths of pictures in a run, relative to it; links are not followed."""
-    waiting, looked = [("", 0)], 0
+    waiting = [("", 0)]
+    looked = 0
     while waiting:
         folder, depth = waiting.pop()
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:  # noqa: PTH118 - may be thousands

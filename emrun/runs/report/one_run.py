@@ -121,7 +121,9 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
 
 def _facts(part: RunPart) -> list[tuple[str, Any]]:
     """Return what is at the top of a run: what it reached, how it was started."""
-    run, trace, best = part.run, part.run.trace, part.best
+    run = part.run
+    trace = part.run.trace
+    best = part.best
     command: Any = trace.get("command") or ()
     ended = None if part.seconds is None else run.end
     return [
@@ -182,8 +184,10 @@ def _problems(part: RunPart) -> list[str]:
 
 def _time(part: RunPart, log: Sequence[LogLine]) -> dict[str, Any]:
     """Return how long the epochs took, and what LogProfile has said of the last one."""
-    marks, run = part.curves.marks, part.run
-    epochs, trained = max(marks.epochs), marks.total - marks.seconds[0]  # without the evaluation before the first epoch
+    marks = part.curves.marks
+    run = part.run
+    epochs = max(marks.epochs)  # without the evaluation before the first epoch
+    trained = marks.total - marks.seconds[0]
     profile = [each.text for each in log if each.source == "log_profile"]
     lines = [found for text in profile if (found := _PROFILE.fullmatch(text))]
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]

@@ -37,7 +37,8 @@ _GENERATOR = '<meta name="generator" content="emrun">'  # by which a page of emr
 _MOST_POINTS = 1_600  # of a curve
 _FEWEST_POINTS = 40
 _MOST_MARKS = 500  # epochs whose ends tell where a curve over epochs lies over iterations or time
-_MOST_STRETCHES, _FEWEST_STRETCHES = 1_000, 200  # of a curve, each with up to two points
+_MOST_STRETCHES = 1_000  # of a curve, each with up to two points
+_FEWEST_STRETCHES = 200
 _FULL = 10  # runs whose curves have the most
 _ALL_POINTS = 160_000  # of a page
 _PICTURES = 3_000_000  # bytes of the pictures of a page
@@ -242,7 +243,9 @@ def _spoken(chart: Line, of: str) -> str:
     """Return what a screen reader says of a chart."""
     said = []
     for line in chart["lines"][:12]:
-        low, high, last = line["curve"].lowest(), line["curve"].highest(), line["curve"].last
+        low = line["curve"].lowest()
+        high = line["curve"].highest()
+        last = line["curve"].last
         if low is not None and high is not None:
             extremes = f"lowest {low[1]:.4g} at {low[0]:g}, highest {high[1]:.4g} at {high[0]:g}"
             said.append(f"{line['label']}: last {last[1]:.4g}, {extremes}")
@@ -280,7 +283,8 @@ def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> dict[str, Any]:
         lines = []
         for line in chart["lines"]:
             points = line["curve"].points(most)
-            xs, ys = [point[0] for point in points], [_short(point) for point in points]
+            xs = [point[0] for point in points]
+            ys = [_short(point) for point in points]
             lines.append({**{key: line[key] for key in ("run", "label", "color")}, "x": xs, "y": ys})
         shown.append({"title": chart["title"], "x": chart["x"], "lines": lines})
     return {"runs": runs, "charts": shown}
