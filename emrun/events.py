@@ -83,8 +83,11 @@ def check_constructed(hook: Any, index: int) -> None:
     """
     own = [each for each in type(hook).__mro__ if each.__module__.startswith("emrun.") and "__init__" in vars(each)]
     if AbstractHook in own[1:] and "output_dir" not in vars(hook):
-        what = f"does not call super().__init__(), which sets what {own[0].__name__} needs; call it first"
-        raise HookError(f"{type(hook).__name__}.__init__ {what}", index)
+        raise HookError(
+            f"{type(hook).__name__}.__init__ does not call super().__init__(), which sets what "
+            f"{own[0].__name__} needs; call it first",
+            index,
+        )
 
 
 def _calls(checked: type, helper: str) -> bool:

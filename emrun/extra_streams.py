@@ -73,8 +73,10 @@ def _epochs(stream: str, every: Any) -> int:
         unit = next((unit for unit in ("updates", "iterations") if unit[:-1] in str(every)), None)
         if "batch" in str(every):
             count = str(every).split()[0]
-            message = f"{every!r} is not a number of epochs; for a part, write {{{stream}: {{batches: {count}}}}}"
-            raise ArgumentError("extra_streams", message) from error
+            raise ArgumentError(
+                "extra_streams",
+                f"{every!r} is not a number of epochs; for a part, write {{{stream}: {{batches: {count}}}}}",
+            ) from error
         if unit is None:
             raise
         raise ArgumentError(

@@ -304,7 +304,8 @@ class BeyondEnd(StreamError):
 
 def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
     """Return the error for a position beyond the end of a stream."""
-    message = f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end"
-    error = BeyondEnd(message, first_batch=True)
+    error = BeyondEnd(
+        f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end", first_batch=True
+    )
     error.batches = batches
     return error

@@ -25,8 +25,7 @@ def derived_seed(seed: int, *key: Key) -> int:
 
     Different keys give independent seeds: the seed is the BLAKE2b digest of the key's parts.
     """
-    digest = hashlib.blake2b(repr((seed, *key)).encode(), digest_size=16)
-    return int.from_bytes(digest.digest(), "little")
+    return int.from_bytes(hashlib.blake2b(repr((seed, *key)).encode(), digest_size=16).digest(), "little")
 
 
 def draw_seed() -> int:
