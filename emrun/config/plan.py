@@ -64,8 +64,7 @@ class Plan:
         """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
-        streams = mapping_in(config.root.get("eval"))
-        for stream in (None, *(each for each in streams if isinstance(each, str))):
+        for stream in (None, *(each for each in mapping_in(config.root.get("eval")) if isinstance(each, str))):
             laid_over = config if stream is None else config.overlaid(stream)
             try:
                 plans.append(cls.of(laid_over, finder))
@@ -92,8 +91,14 @@ class Plan:
         if self.is_made_of_runs:
             kind = self.model.target.__name__
             place = self.model.node.value["class"].position
-            message = f"{kind} is made of finished runs and cannot be trained; use emrun eval or emrun predict"
-            raise ConfigError(Problem(place, "model", message, "config.wrong-class"))
+            raise ConfigError(
+                Problem(
+                    place,
+                    "model",
+                    f"{kind} is made of finished runs and cannot be trained; use emrun eval or emrun predict",
+                    "config.wrong-class",
+                )
+            )
 
     def _without_optimizer(self) -> list[Problem]:
         """Return the problem of a `TorchModel` that has no optimizer and that no hook gets, which could set one."""
@@ -183,8 +188,14 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
         return []
     if not lacks_module and os.path.isfile(Path(node.position.source).with_name("trace.yaml")):  # noqa: PTH113
         return []
-    message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
-    return [Problem(node.position, "code_directory", message, "config.file")]
+    return [
+        Problem(
+            node.position,
+            "code_directory",
+            f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory",
+            "config.file",
+        )
+    ]
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:

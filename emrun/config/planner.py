@@ -80,8 +80,13 @@ class Planner:
         leaves_out = policy is not None and policy.value in ("warn", "ignore")
         if policy is not None and leaves_out and dataset is not None and not dataset.wants("on_bad_example"):
             name = getattr(dataset.target, "__name__", dataset.target)
-            message = f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples"
-            self._problem(policy, "main_loop.on_bad_example", message, "config.no-effect", "delete")
+            self._problem(
+                policy,
+                "main_loop.on_bad_example",
+                f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples",
+                "config.no-effect",
+                "delete",
+            )
         return made
 
     def check_circle(self, dataset: Recipe | None, model: Recipe | None) -> None:
@@ -134,8 +139,13 @@ class Planner:
         entries = dict(mapping_in(arguments))
         for argument in ("class", "import"):
             if argument in entries:
-                message = f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`"
-                self._problem(entries.pop(argument), key, message, "config.unknown-key", "delete")
+                self._problem(
+                    entries.pop(argument),
+                    key,
+                    f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`",
+                    "config.unknown-key",
+                    "delete",
+                )
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
         return self._with_events(self._whole(node, key, "hook"), node, key)
@@ -172,12 +182,12 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
-        for name, child in mapping_in(node).items() if form is not None and not node.is_form else ():
-            if isinstance(child.value, str) and sure(str(name), ["class"]):
-                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
-                return None
         if node.is_form:
             return self._call(node, key, "", supplied, form, outer if form is None else None)
+        for name, child in mapping_in(node).items():
+            if form is not None and isinstance(child.value, str) and sure(str(name), ["class"]):
+                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
+                return None
         has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
         may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
         if isinstance(node.value, dict) and may_be_forms:
@@ -193,8 +203,7 @@ class Planner:
             what = f"with 'class'; write {how}"
             if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):
                 what = "from names to objects; write {NAME: {import: emrun.metrics.accuracy, inputs: [NAME, ...]}}"
-            message = f"{node.shown()!r} is not a mapping {what}"
-            self._problem(node, key, message, "config.structure")
+            self._problem(node, key, f"{node.shown()!r} is not a mapping {what}", "config.structure")
             return None
         if isinstance(node.value, list):
             return [
@@ -353,8 +362,9 @@ class Planner:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
         if not kind:
-            how = f"write its dotted path, such as torch.nn.{text} or my_module.{text}"
-            raise NotThere(f"unknown class {text!r}; {how}")
+            raise NotThere(
+                f"unknown class {text!r}; write its dotted path, such as torch.nn.{text} or my_module.{text}"
+            )
         hint = did_you_mean(text, names) or f"; built-in: {listed(names)}."
         raise NotThere(f"unknown {kind} {text!r}{hint} For your own class, write its dotted path: my_module.{text}")
 

@@ -125,7 +125,8 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     cls = kind if inspect.isclass(kind) else object
     sort = "anything"
     if origin is typing.Annotated or origin in (typing.Union, types.UnionType):
-        for each in arguments[:1] if origin is typing.Annotated else arguments:
+        hints = arguments[:1] if origin is typing.Annotated else arguments
+        for each in hints:
             yield from alternatives(each)
         return
     if origin is typing.Literal:
