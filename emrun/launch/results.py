@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.base.types import Json
 from emrun.base.wording import from_here
 from emrun.epoch_data import numbers
 from emrun.launch.parameters import Parameter
@@ -113,7 +114,7 @@ def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | No
     return best(numbers) if numbers else (math.nan if trained else None)
 
 
-def summary_of(values: Iterable[float | None]) -> dict[str, Any]:
+def summary_of(values: Iterable[float | None]) -> Json:
     """Return a summary of the values of an experiment's runs; None stands for a run without a value.
 
     Returns:
@@ -135,8 +136,7 @@ def t_quantile(degrees: int) -> float:
     if degrees <= len(_T):
         return _T[degrees - 1]
     z = _Z  # Abramowitz and Stegun, 26.7.5
-    n = degrees
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 Ranked = tuple[Experiment, list[Result]]
@@ -159,7 +159,7 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
     return sorted(experiments, key=place)
 
 
-def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> dict[str, Any]:
+def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> Json:
     """Return an experiment and its results as plain values, for JSON."""
     found = summary_of(each.value for each in results)
     settings = {each.name: each.setting(experiment.values[each.name]) for each in parameters}

@@ -158,8 +158,7 @@ class SweepLoop:
         self._is_interrupted = True
         self._ending = self._ending or Ending(128 + number, number)
         if self._running and not is_second:
-            name = signal.Signals(number).name
-            _LOG.info("%s: running trials save checkpoints; a second signal kills them", name)
+            _LOG.info("%s: running trials save checkpoints; a second signal kills them", signal.Signals(number).name)
         for each in self._running:
             if is_second:
                 each.job.send(signal.SIGKILL)
