@@ -184,7 +184,8 @@ def remove_empty(folders: Sequence[Path]) -> None:
 def others_shown(directory: Path, others: Sequence[Path]) -> str:
     """Return why a directory is not removed, in words."""
     names = [in_one_line(str(each.relative_to(directory)), 40) for each in others]
-    shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
+    more = ["..."] if len(names) > _MOST_NAMES else []
+    shown = listed([*names[:_MOST_NAMES], *more])
     return (
         f"has {counted(len(names), 'name')} that the run does not write: {shown}; "
         "move or delete what is yours, or name what a hook of yours writes in its attribute `files`"

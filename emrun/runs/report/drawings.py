@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.base.types import Json
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import as_float
 
@@ -40,8 +41,7 @@ class Axis:
             width = scaled(high) - scaled(low)
             places = {key_of(each): (scaled(each) - scaled(low)) / width if width else 0.5 for each in values}
             ends = [(0.0, _short(low)), (1.0, _short(high))] if width else [(0.5, _short(low))]
-            different = sorted({float(each) for each in numbers})
-            if 2 < len(different) <= 6:
+            if 2 < len(sorted({float(each) for each in numbers})) <= 6:
                 ends = [(places[key_of(each)], _short(each)) for each in sorted(set(numbers))]
             return cls(places, _apart(ends))
         words = sorted(dict.fromkeys(key_of(each) for each in values))
@@ -88,9 +88,7 @@ def key_of(value: Any) -> str:
     return json.dumps(value, default=str, sort_keys=True)
 
 
-def scatter(
-    name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str
-) -> dict[str, Any]:
+def scatter(name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str) -> Json:
     """Return a picture of a statistic against a parameter, a point for each run.
 
     Args:
@@ -116,9 +114,7 @@ def scatter(
     }
 
 
-def parallel(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool
-) -> dict[str, Any]:
+def parallel(names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool) -> Json:
     """Return a picture with an axis for each parameter and a line for each run; the last axis is the statistic.
 
     Args:
