@@ -62,8 +62,7 @@ class IntervalRows:
         self.before_training = self._start
         self.after_batch = self._take
         self.after_stream = self._end
-        means = self._asked.setdefault(str(every.interval), _Means(every))
-        means.ask(owner, variables)
+        self._asked.setdefault(str(every.interval), _Means(every)).ask(owner, variables)
         return str(every.interval)
 
     def note(self, name: str, value: Any) -> None:
@@ -98,8 +97,7 @@ class IntervalRows:
 
     def _make(self, means: _Means) -> None:
         loop = self.main_loop
-        values = {**learning_rates(loop.model), **means.take()}
-        self._add(str(means.every.interval), values, loop)
+        self._add(str(means.every.interval), {**learning_rates(loop.model), **means.take()}, loop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values since the last rows."""
@@ -126,8 +124,11 @@ class _Means:
 
     def ask(self, owner: str, variables: Mapping[str, Sequence[str]] | Iterable[str] | None) -> None:
         self._owners[owner] = None if variables is None else list(variables)
-        for name, asked in variables.items() if isinstance(variables, Mapping) else ():
-            self._last += [name] * (LAST in asked and name not in self._last)
+        if not isinstance(variables, Mapping):
+            return
+        for name, asked in variables.items():
+            if LAST in asked and name not in self._last:
+                self._last.append(name)
             known = self._aggregations.setdefault(name, ["mean"])
             known += [each for each in asked if each != LAST and each not in known]
 
@@ -186,8 +187,7 @@ class _Means:
                     f"{owner} writes the means of {listed(wanted)} between epochs, but the batches of the train stream "
                     f"have {listed(list(batch_data))}; set every to epochs, or name other variables"
                 )
-        named = [name for asked in self._owners.values() for name in asked or ()]
-        return list(dict.fromkeys([*written, *named]))
+        return list(dict.fromkeys([*written, *[name for asked in self._owners.values() for name in asked or ()]]))
 
     def take(self) -> dict[str, float]:
         """Return variable -> mean since the last call, and begin anew; this waits for the device.

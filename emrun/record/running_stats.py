@@ -138,7 +138,7 @@ class RunningStats:
             return
         if self._shape is None:
             self._begin(other._device, other._is_scalar)
-        self._seen = self._seen + new
+        self._seen += new
         self._is_weighted = other._is_weighted
         values = other._values[-new:]
         lengths = other._lengths[-new:]

@@ -362,8 +362,11 @@ class _Sender:
 
     def _note(self, error: BaseException) -> None:
         if not self._is_down and self.position.identity is not None:  # of a new run, `before_training` raises it
-            name = type(self._tracker).__name__
-            _LOG.warning("%s: the tracker cannot be reached: %s; the rows are sent later", name, _why(error))
+            _LOG.warning(
+                "%s: the tracker cannot be reached: %s; the rows are sent later",
+                type(self._tracker).__name__,
+                _why(error),
+            )
         self._is_down = True
 
 
