@@ -13,6 +13,7 @@ from typing import Any
 
 from emrun.base.errors import EmrunError
 from emrun.base.temporary import temporary_folder
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import read_config
 from emrun.config.interpolation import escaped
@@ -35,8 +36,8 @@ HARDLY = "hardly matters"
 _STEPS = 20
 _FRAMES = re.compile(r"\ATraceback.*\n +[^\n]*\n", re.DOTALL)  # of a traceback, before its error
 _COMPUTING = ("torch", "numpy", "emrun")
-_AGAIN = "again"  # the latter was the config until the first resume that changed it
-_FIRST_CONFIG = "config-1.yaml"
+_AGAIN = "again"
+_FIRST_CONFIG = "config-1.yaml"  # the config until the first resume that changed it
 _MODULES = {"changed": "has changed", "only in a": "is not imported now", "only in b": "is new"}
 _UNKNOWN = (
     "unknown: nothing that emrun has recorded differs; a kernel is not deterministic (set `deterministic: true`), or "
@@ -45,7 +46,7 @@ _UNKNOWN = (
 _Part = tuple[str, str, Mapping[str, Any]]  # `same`, `differs` or `left out`; how much, or why; the values that differ
 
 
-def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
+def verify_run(run: StoredRun, overrides: list[str]) -> Json:
     """Evaluate the checkpoint `best`, or else `latest`, of a run again, train its first steps again, and compare.
 
     Each part has processes of its own, as many as the run had ranks, and writes into a temporary directory; the run

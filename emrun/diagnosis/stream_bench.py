@@ -186,7 +186,7 @@ def bench(
         no_step = None
         streams = [
             reader.read(
-                function, StreamBench(name, name == trained), [(present, function), *changes] * (name == trained)
+                function, StreamBench(name, name == trained), [(present, function), *changes] if name == trained else []
             )
             for name, function in functions.items()
         ]
@@ -199,13 +199,15 @@ def bench(
             try:
                 scheduled = whole.get("model", "scheduler") is not None  # which may need the length of the run
                 model = create_model(loaded.overridden(["~model.scheduler"] * scheduled), dataset=dataset)
-                batch = _changed(loaded, model, dataset, reader.first_batch, trained)
-                step = _seconds_of_a_step(model, batch, trained, seconds)
+                step = _seconds_of_a_step(
+                    model, _changed(loaded, model, dataset, reader.first_batch, trained), trained, seconds
+                )
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model may be for another machine, or unfinished
-                reason = f"{type(error).__name__}: {reason_of(error)}"
-                no_step = f"the model cannot be trained here ({reason}); use --step-ms"
+                no_step = (
+                    f"the model cannot be trained here ({type(error).__name__}: {reason_of(error)}); use --step-ms"
+                )
         return Bench(streams, step, no_step, present)
 
 
@@ -315,8 +317,8 @@ class _Reader:
                     return Speed(setting, None, None)
                 firsts.append(times[0] - began)
                 if len(times) > each:
-                    behind = behind + len(times) - each
-                    taken = taken + times[-1] - times[each - 1]
+                    behind += len(times) - each
+                    taken += times[-1] - times[each - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
         return Speed(setting, statistics.median(firsts), taken / behind if behind else None)

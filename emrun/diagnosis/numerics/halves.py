@@ -60,8 +60,7 @@ def halves(
 def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn.Module) -> tuple[Measured, _Seen]:
     """Return what a step has measured, and what goes into and out of the parts of the module for each example."""
     seen: _Seen = {}
-    count = examples_of(batch)
-    calls = dict[str, int]()
+    count, calls = examples_of(batch), dict[str, int]()
 
     def note(name: str, *values: Any) -> None:
         calls[name] = calls.get(name, 0) + 1

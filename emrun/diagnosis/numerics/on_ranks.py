@@ -19,9 +19,7 @@ from emrun.storage.run import Run
 from emrun.training.build import assemble
 
 WHAT = "several ranks and one"
-_BATCH = "batch.pickle"  # in a directory of this user alone
-_WEIGHTS = "weights"
-_GRADIENTS = "gradients.pickle"
+_BATCH, _WEIGHTS, _GRADIENTS = "batch.pickle", "weights", "gradients.pickle"  # in a directory of this user alone
 
 
 def on_ranks(step: Step, batch: Batch, place: Path, count: int) -> Row:

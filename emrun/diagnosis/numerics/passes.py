@@ -14,8 +14,7 @@ from emrun.base.types import Batch
 from emrun.diagnosis.numerics.rows import DIFFERS, LEFT_OUT, RANDOM, SAME, Row
 from emrun.diagnosis.round_trip import RoundTrip, copied, equal, statistics_of
 
-AGAIN = "a second pass of evaluated streams"
-LOADED = "saved and loaded"
+AGAIN, LOADED = "a second pass of evaluated streams", "saved and loaded"
 Read = Callable[[str], Iterable[tuple[Batch, Batch, float]]]
 """Returns the first batches of a stream: see `Tryout.usable`."""
 _Differs = tuple[str, str, Any, Any]  # the word for it, its name, and two values

@@ -59,19 +59,15 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
     with apart(), temporary_folder("numerics") as place, ExitStack() as stack:
         (place / CONFIG).write_text(dump(config.root), encoding="utf-8")
         training = assemble(plan, place, Run(place), is_new=True)
-        model = training.model
-        loop = training.main_loop
-        trained = training.main_loop.train_stream_name
+        model, loop, trained = training.model, training.main_loop, training.main_loop.train_stream_name
         if plan.get("deterministic", False):
             stack.callback(partial((kernels := DeterministicKernels()).after_training, success=True))
             kernels.before_training()
-        step = Step.of(training)
-        tryout = Tryout(training, model, RoundTrip(model, model), [])
+        step, tryout = Step.of(training), Tryout(training, model, RoundTrip(model, model), [])
         stack.callback(partial(call_event, model, "after_training", success=True))
         stack.enter_context(tryout.hooks_called())
         read = {name: [batch for _, batch, _ in tryout.usable(name)] for name in loop.streams.sources}
-        first = read[trained][0]
-        each_first = {name: batches[0] for name, batches in read.items() if batches}
+        first, each_first = read[trained][0], {name: batches[0] for name, batches in read.items() if batches}
         evaluated = {name: loop.streams.source_of(name) for name in loop.streams.extra}
         of_halves = cache(partial(_halves, step, first))
         makers: dict[str, Callable[[], Row]] = {

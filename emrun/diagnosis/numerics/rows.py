@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SAME = "same"
-DIFFERS = "differs"
-DEPENDS = "depends on the batch"
-RANDOM = "random"
-LEFT_OUT = "not applicable"
+SAME, DIFFERS, DEPENDS = "same", "differs", "depends on the batch"
+RANDOM, LEFT_OUT = "random", "not applicable"
 
 
 @dataclass(frozen=True, slots=True)
