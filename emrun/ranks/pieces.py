@@ -55,8 +55,9 @@ def in_pieces_like(tensor: Any, other: Any) -> Tensor:
     own = rows_of(other)
     mesh = other.device_mesh
     local = tensor[own.begin : own.begin + len(own.values)].to(own.values.device, copy=True)
-    kinds = {"shape": other.shape, "stride": other.stride(), "run_check": False}
-    return DTensor.from_local(local.contiguous(), mesh, other.placements, **kinds)
+    return DTensor.from_local(
+        local.contiguous(), mesh, other.placements, shape=other.shape, stride=other.stride(), run_check=False
+    )
 
 
 def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]:

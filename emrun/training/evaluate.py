@@ -97,7 +97,6 @@ def evaluate(
     joined = join()
     directory = resolved(run_directory)
     run = None
-    how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
     with joined.in_step() as tell:
         base = config_of(directory, config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
@@ -119,7 +118,9 @@ def evaluate(
                 warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 tell(str(run.directory))
-                training = assemble_alike(plan, tell, run.directory, run, **how)
+                training = assemble_alike(
+                    plan, tell, run.directory, run, is_evaluation=not as_trained, classes=directory
+                )
                 claim_files(training, run)
                 warn_of_changed_code(plan, directory)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
@@ -137,7 +138,7 @@ def evaluate(
                 tell(None)  # the other ranks are ready
         else:
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, tell=tell)
-            training = follow(plan, Path(tell(None)), tell, load, **how)
+            training = follow(plan, Path(tell(None)), tell, load, is_evaluation=not as_trained, classes=directory)
     if run is None:
         return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:
@@ -152,8 +153,7 @@ def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:
         if isinstance(error, StreamError) and re.search("forward of|neither an output nor a source", str(error)):
             error.add_note("for a stream without labels there is `emrun predict`, not an evaluation")
         if training.main_loop.capsule is not None:
-            place = from_here(training.main_loop.capsule)
-            _LOG.warning("repeat the step that failed with: emrun replay %s", place)
+            _LOG.warning("repeat the step that failed with: emrun replay %s", from_here(training.main_loop.capsule))
         raise
 
 
@@ -213,8 +213,9 @@ def _name_size(training: Training, stream: str, plan: Plan) -> None:
     epoch = plan.get("main_loop", {}).get("fixed_epoch_size")
     if stream != loop.train_stream_name:
         if (size := loop.stream_sizes.get(stream)) is not None:
-            part = counted(size, "batch", "es")
-            _LOG.info("stream %r is read whole; the training evaluates its first %s", stream, part)
+            _LOG.info(
+                "stream %r is read whole; the training evaluates its first %s", stream, counted(size, "batch", "es")
+            )
     elif epoch is not None and loop.fixed_epoch_size is None:
         what = f"stream {stream!r} is read whole, not {epoch} batches as in an epoch of the training"
         _LOG.info("%s; if it has no end, add an override: main_loop.fixed_epoch_size=%s", what, epoch)
