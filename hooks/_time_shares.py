@@ -125,11 +125,15 @@ def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequen
         often = "call it less often, or leave it out"
         return "hooks", f"hooks take {shares['hooks']:.0%} of the time, {name} {share:.0%}: {often}"
     if shares["checkpoints"] >= SAVES:
-        saves = "save less often; a checkpoint that is begun waits for the one before"
-        return "checkpoints", f"waits for checkpoints {shares['checkpoints']:.0%} of the time: {saves}"
+        return "checkpoints", (
+            f"waits for checkpoints {shares['checkpoints']:.0%} of the time: save less often; a checkpoint "
+            "that is begun waits for the one before"
+        )
     if shares["other"] > shares["model"]:
-        much = "use larger batches or longer epochs; checking batches and ending epochs takes more time than the model"
-        return "other", f"{shares['other']:.0%} of the time is around the batches: {much}"
+        return "other", (
+            f"{shares['other']:.0%} of the time is around the batches: use larger batches or longer epochs; "
+            "checking batches and ending epochs takes more time than the model"
+        )
     return "model", f"the model takes {shares['model']:.0%} of the time: nothing else is worth changing"
 
 

@@ -89,8 +89,7 @@ class LogNorms(AbstractHook):
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients, and copy the weights, if it is time."""
         self._gradients = None
-        loop = self.main_loop
-        if (loop.updates_done + 1) % self._every:  # this update is counted after the batch
+        if (self.main_loop.updates_done + 1) % self._every:  # this update is counted after the batch
             return
         suffix = suffix_of(model, optimizer)
         parts = self._parts.get(suffix)
@@ -123,7 +122,8 @@ class LogNorms(AbstractHook):
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the means to the data of the epoch."""
         model: Any = self.main_loop.model
-        for optimizer in model.optimizers.values() if self._sums else ():
+        optimizers = model.optimizers.values() if self._sums else ()
+        for optimizer in optimizers:
             suffix = suffix_of(model, optimizer)
             if suffix in self._sums:
                 total, count = self._sums[suffix]

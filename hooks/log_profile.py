@@ -59,8 +59,8 @@ class LogProfile(AbstractHook):
 
     def before_training(self) -> None:
         """Start the clock."""
-        self._began = perf_counter()  # which reads some twenty files
-        self._cores = cores()
+        self._began = perf_counter()
+        self._cores = cores()  # which reads some twenty files
         self._sum = Times()
         self._count = 0
         self._subject = None

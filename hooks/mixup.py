@@ -117,8 +117,11 @@ class Mixup(AbstractHook):
         given = torch.as_tensor(labels)
         numbers = given.long()
         if given.ndim != 1 or (numbers != given).any():
-            message = f"{given.dtype} of shape {tuple(given.shape)}, not one whole number for each example"
-            raise StreamError(f"Mixup: {self._label!r} is {message}", first_batch=True)
+            raise StreamError(
+                f"Mixup: {self._label!r} is {given.dtype} of shape {tuple(given.shape)}, not one whole "
+                "number for each example",
+                first_batch=True,
+            )
         if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < (self._classes or 0):
             raise StreamError(
                 f"Mixup: {self._label!r} is from {int(numbers.min())} to {int(numbers.max())}, but there are "

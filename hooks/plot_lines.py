@@ -133,8 +133,7 @@ class PlotLines(SavesExamples):
             file = f"{file_stem(name)}_batch_{self._batches}_plot-{self._suffix}.{self._format}"
             write_atomically(folder / file, content)
             if self._batches == 1 and not row:
-                shown = f"{stream_name}/{'-vs-'.join(self._variables)}"
-                self.main_loop.show(shown, Picture(picture, has_file=True))
+                self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(picture, has_file=True))
 
     def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:
         """Return the file of an example, and its picture as PNG."""

@@ -107,8 +107,10 @@ class Profile(AbstractHook):
         """End the profiler with the run; log a warning if it has profiled nothing."""
         self._end()
         if self._ended is None and success and not self.main_loop.evaluating:
-            done = counted(self.main_loop.iterations_done, "iteration")
-            _LOG.warning("Profile: nothing was profiled: the run ended after %s; set `after` to less", done)
+            _LOG.warning(
+                "Profile: nothing was profiled: the run ended after %s; set `after` to less",
+                counted(self.main_loop.iterations_done, "iteration"),
+            )
 
     def _is_due(self, done: int) -> bool:
         if self._ended is None or self._every is None:

@@ -102,8 +102,9 @@ class SaveEvery(SaveLatest):
             self._request(self.main_loop.iterations_done)
 
     def _request(self, number: int) -> None:
-        name = f"{self.name}-{number}"
-        self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous if self._keep else ())
+        self.main_loop.request_checkpoint(
+            f"{self.name}-{number}", self._on_save_failure, self._superfluous if self._keep else ()
+        )
 
     def _superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of this hook's checkpoints, without the last `keep`."""

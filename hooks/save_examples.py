@@ -107,8 +107,9 @@ class SaveExamples(SavesExamples):
             )
         check_names("variables", variables)
         by = (by or "loss") if select == "worst" else None
-        wanted = needed(show, by, label, prediction, *variables, id_variable)
-        super().__init__(streams, every, wanted, root_dir, dataset, output_dir)
+        super().__init__(
+            streams, every, needed(show, by, label, prediction, *variables, id_variable), root_dir, dataset, output_dir
+        )
         with needing(type(self).__name__, "pillow", "data"):
             import PIL  # noqa: F401 - the package, without its heavy parts
         self._show = show
@@ -213,8 +214,12 @@ def _file(number: int, each: _Kept) -> str:
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
     """Return how bad each example is; NaN is the worst."""
     if name in examples.batch and length(examples.batch[name]) < 0:
-        advice = "set model.loss.reduction: none, or name one of several losses that have it"
-        advice = f"; for a loss of each example, {advice}" * (name == "loss")
+        advice = ""
+        if name == "loss":
+            advice = (
+                "; for a loss of each example, set model.loss.reduction: none, or name one of several "
+                "losses that have it"
+            )
         raise examples.error(f"by: {name!r} has one value for the whole batch{advice}")
     column = examples.column(name)
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:

@@ -166,8 +166,10 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
     elif not is_classes:
         values = values * 255.0
     if not ((values >= 0) & (values <= 255)).all():
-        found = f"{mask.dtype} from {mask.min():g} to {mask.max():g}"
-        raise ValueError(f"{found}, but classes must be from 0 to 255, and floats from 0 to 1; or set factor")
+        raise ValueError(
+            f"{mask.dtype} from {mask.min():g} to {mask.max():g}, but classes must be from 0 to 255, and "
+            "floats from 0 to 1; or set factor"
+        )
     return png(np.rint(values).astype(np.uint8), PALETTE if is_classes else None)
 
 
