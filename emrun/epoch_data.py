@@ -96,10 +96,13 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"{listed(streams or ())}); add it to main_loop.extra_streams"
                 )
                 code = "config.unknown-stream"
-                fix = f"override main_loop.extra_streams=[{stream}]" * (len(streams) == 1)  # others may have keys
+                fix = ""
+                if len(streams) == 1:  # others may have keys
+                    fix = f"override main_loop.extra_streams=[{stream}]"
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
-                    code, fix = "config.unknown-statistic", f"set {streams[-1]}/{address}"
+                    code = "config.unknown-statistic"
+                    fix = f"set {streams[-1]}/{address}"
                 raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream), code, fix)
             if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
                 continue  # the loop writes it
@@ -157,8 +160,7 @@ def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:
         hooks: all hooks, and the model.
         stream: the name of the stream.
     """
-    written = [name for each in hooks for name in declared(each, "writes") or ()]
-    monitored = _monitored(hook, written).items()
+    monitored = _monitored(hook, [name for each in hooks for name in declared(each, "writes") or ()]).items()
     return next((each for each, is_variable in monitored if not is_variable and named(each)[0] != stream), None)
 
 

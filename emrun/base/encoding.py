@@ -126,8 +126,10 @@ def _encoded_array(value: Any, key: str) -> dict[str, Any]:
         return {**found, "values": value.tolist(), "shape": value.shape}
     if value.dtype.kind in "biufc":
         with suppress(TypeError):  # torch has no such dtype
-            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return {**found, "values": torch.from_numpy(native)}
+            return {
+                **found,
+                "values": torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")),
+            }
     raise _refused(value, key)
 
 

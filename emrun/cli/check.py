@@ -14,6 +14,7 @@ import click
 from emrun.base.censor import hidden
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
+from emrun.base.types import Json
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import GivenPath, overrides_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, print_error, unwound_by_sigterm, users_code
@@ -134,7 +135,7 @@ def _check_environment(as_json: bool) -> int:
     return 1 if found.problems else 0
 
 
-def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
+def _look(config: Config, *, with_bar: bool) -> Json:
     """Read all data, with a bar on a terminal for each stream."""
     from tqdm import tqdm
 
@@ -151,7 +152,7 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
     return look_at_data(config, bar)
 
 
-def _data(looked: dict[str, Any]) -> Iterator[str]:
+def _data(looked: Json) -> Iterator[str]:
     """Yield how many examples and which labels the streams have, and what was found."""
     streams = looked["streams"]
     rows = [
@@ -165,10 +166,11 @@ def _data(looked: dict[str, Any]) -> Iterator[str]:
         yield "\n" + "\n".join(f"found: {hidden(each['message'])}" for each in looked["findings"])
 
 
-def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _numerics(rows: list[Json]) -> Iterator[str]:
     """Yield what was compared, and the results."""
-    cells = [[each["what"], each["result"], hidden(each["text"])] for each in rows]
-    yield "\n" + table(cells, ["numerics", "result", ""])
+    yield "\n" + table(
+        [[each["what"], each["result"], hidden(each["text"])] for each in rows], ["numerics", "result", ""]
+    )
 
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
@@ -186,7 +188,7 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))
 
 
-def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
+def _check(config: Config, static: bool, ranks: int) -> Json | None:
     check_statically(config, evaluations=True)
     if ranks > 1 and ((strategy := config.tree.get("model", "strategy")) is None or strategy.value is None):
         raise UsageError(
@@ -202,7 +204,7 @@ def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     return None
 
 
-def _contract(contract: dict[str, Any]) -> Iterator[str]:
+def _contract(contract: Json) -> Iterator[str]:
     """Yield what the dataset and the model agree on, as tables and lines."""
     rows = []
     for name, stream in contract["streams"].items():
@@ -250,7 +252,7 @@ def _contract(contract: dict[str, Any]) -> Iterator[str]:
     yield "\n" + table(rows, ["forecast", "", "how it is known"])
 
 
-def _group(group: dict[str, Any]) -> list[str]:
+def _group(group: Json) -> list[str]:
     """Return the row of a group of parameters."""
     numbers = ["" if group[key] is None else f"{group[key]:g}" for key in ("lr", "weight_decay")]
     names = few(group["parameters"], IN_TABLE)

@@ -37,13 +37,15 @@ def dataset(method: str, config: Path, overrides: tuple[str, ...], as_json: bool
         if method == "stream_info" and getattr(type(built), method, standard) is standard:
             with users_code():
                 rows, broken = describe_sources(built)
-            streams = [dict(zip(SOURCE_COLUMNS, row, strict=True)) for row in rows]
-            in_json = {"streams": streams, "failures": [line for line, _ in broken]}
-            print_json(in_json) if as_json else click.echo(table(rows, SOURCE_COLUMNS))
+            if as_json:
+                streams = [dict(zip(SOURCE_COLUMNS, row, strict=True)) for row in rows]
+                print_json({"streams": streams, "failures": [line for line, _ in broken]})
+            else:
+                click.echo(table(rows, SOURCE_COLUMNS))
             for line, _ in broken:
                 print_error(f"{click.style('error:', fg='red', bold=True)} {line}")
-            statuses = {exit_status(error) for _, error in broken}
-            return (statuses.pop() if len(statuses) == 1 else 1) if broken else 0
+            statuses = {exit_status(error) for _, error in broken} or {0}
+            return statuses.pop() if len(statuses) == 1 else 1
         if method not in methods:
             kind = type(built).__name__
             raise click.UsageError(f"dataset {kind} has no method {method!r}{meant_of(method, methods)}")

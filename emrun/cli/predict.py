@@ -70,13 +70,12 @@ def predict(
     if is_follower():
         return 0
     if as_json:
-        at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
         print_json(
             {
                 "file": expanded(output),
                 "rows": made.rows,
                 "columns": made.columns,
-                "checkpoint": at,
+                "checkpoint": {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration},
                 "order": made.order,
             }
         )

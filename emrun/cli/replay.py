@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from emrun.base.censor import hidden
 from emrun.base.errors import exit_status
+from emrun.base.types import Json
 from emrun.base.wording import counted
 from emrun.cli.console import run_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, print_failure, users_code
@@ -48,7 +49,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
     return 0 if found.reproduced else 1
 
 
-def _in_json(found: Replay) -> dict[str, Any]:
+def _in_json(found: Replay) -> Json:
     capsule = found.capsule
     step = capsule.step
     return {
@@ -70,7 +71,8 @@ def _in_json(found: Replay) -> dict[str, Any]:
 
 def report(found: Replay) -> str:
     """Return the report of a replay: where the step failed, what happens now, and the causes."""
-    capsule, step = found.capsule, found.capsule.step
+    capsule = found.capsule
+    step = found.capsule.step
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
     lines = [

@@ -27,7 +27,8 @@ class Share(dict[str, Any]):
 def share_of(sources: Any, counts: bool, total: int, whole: str | None = None) -> Share:
     """Return a share with these sources and attributes."""
     share = Share(sources)
-    share.counts, share.total = counts, total
+    share.counts = counts
+    share.total = total
     if whole is not None:
         share.whole = whole
     return share
@@ -54,7 +55,8 @@ def own_share(batch: Batch, ranks: Ranks, *, compares: bool = False) -> Batch:
         from emrun.ranks.parts import rows_of
 
         share = Share({name: rows_of(values, begin, end) for name, values in batch.items()})
-    share.counts, share.total = has_rows, total
+    share.counts = has_rows
+    share.total = total
     if compares:
         share.whole = digest(batch)
     return share
