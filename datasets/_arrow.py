@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,26 +28,35 @@ def unreadable_columns(schema: Any) -> str:
     return ", ".join(f"{field.name!r} ({field.type})" for field in schema if unreadable(field.type))
 
 
-def check_types(argument: str, where: str, schema: Any, train: Any) -> None:
-    """Check that the columns of a split that are in train too become the same sources; others may differ.
+def agree(argument: str, where: str, schema: Any, kinds: dict[str, Any]) -> None:
+    """Note the types as which the columns of a file are read, which are the same for all files.
+
+    Args:
+        argument: the argument with the file.
+        where: the file.
+        schema: the columns of the file.
+        kinds: column -> the type, of the files before; whole numbers become floats if another file has floats.
 
     Raises:
-        ArgumentError: a column has another type.
+        ArgumentError: no type holds what the column has in this file and in those before.
     """
-    for field in schema:
-        place = train.get_field_index(field.name)
-        if place >= 0 and _kind(field.type) != _kind(train.field(place).type):
-            other = train.field(place).type
-            raise ArgumentError(argument, f"{where}: column {field.name!r} is {field.type}; in train it is {other}")
+    plain = [
+        pa.field(each.name, each.type.value_type if types.is_dictionary(each.type) else each.type) for each in schema
+    ]
+    try:
+        common = pa.unify_schemas([pa.schema(kinds), pa.schema(plain)], promote_options="permissive")
+    except pa.ArrowTypeError as error:
+        raise ArgumentError(argument, f"{where}: {error}") from error
+    kinds.update(zip(common.names, common.types, strict=True))
 
 
-def _kind(kind: Any) -> str:
-    """Return what a type becomes as a source."""
-    if types.is_dictionary(kind):
-        return _kind(kind.value_type)
-    if _is_list(kind):
-        return f"list of {_kind(kind.value_type)}"
-    return str(kind).removeprefix("large_") if _is_text(kind) else str(kind)
+def alike(table: Any, kinds: Mapping[str, Any]) -> Any:
+    """Return a table whose columns have the types of all files.
+
+    Raises:
+        ValueError: a whole number is too large for the type.
+    """
+    return table.cast(pa.schema([(name, kinds[name]) for name in table.column_names]))
 
 
 def formed(forms: ColumnForms, name: str, column: Any) -> Any:
@@ -67,20 +77,18 @@ def _filled(column: Any, value: Any) -> Any:
     """Return a column whose nulls are replaced by a value; whole numbers become float64 if the value is not one."""
     if _is_list(column.type):
         raise TypeError("its lists cannot be filled")
-    column = column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
     if types.is_null(column.type):
         column = column.cast(pa.scalar(value).type)
     if isinstance(value, float) and types.is_integer(column.type):
-        column = column.cast(pa.float64(), safe=False)
+        column = column.cast(pa.float64())
     return compute.fill_null(column, pa.scalar(value, column.type))
 
 
 def _texts(column: Any) -> Any:
     """Return a column of categories, which are texts or whole numbers, as texts."""
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if "binary" in str(kind) or not (_is_text(kind) or types.is_integer(kind)):
+    if "binary" in str(column.type) or not (_is_text(column.type) or types.is_integer(column.type)):
         raise TypeError("categories are texts or whole numbers")
-    return column.cast(kind).cast(pa.string())
+    return column.cast(pa.string())
 
 
 def has_nulls(array: Any) -> bool:
@@ -107,8 +115,6 @@ def views_of(table: Any) -> dict[str, Array]:
 def _view(array: Any) -> Array | None:
     if _is_number(array.type):
         return np.asarray(array.to_numpy(zero_copy_only=False))
-    if types.is_dictionary(array.type) and _is_number(array.type.value_type):
-        return _view(array.dictionary_decode())
     if _is_list(array.type):
         lengths = _lengths(array)
         values = _view(array.flatten()) if (lengths == lengths[:1]).all() else None

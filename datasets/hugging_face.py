@@ -15,7 +15,7 @@ from emrun.base.arguments import check_names, expanded
 from emrun.base.errors import ArgumentError, MissingExtra, StreamError, needing, reason_of
 from emrun.base.types import Batch
 from emrun.base.wording import listed, meant_of
-from emrun.datasets._arrow import check_types, has_nulls, sources_of, unreadable_columns
+from emrun.datasets._arrow import agree, alike, has_nulls, sources_of, unreadable_columns
 from emrun.datasets._paths import check_unchanged, files_of, identity
 from emrun.datasets._splits import Part, Splits
 from emrun.stream_context import Rows, StreamContext
@@ -78,7 +78,8 @@ class HuggingFace(Splits):
             for name, value in (("train", train), ("valid", valid), ("test", test)):
                 if value is not None:
                     loaded |= _loaded(library, name, value, cache_dir)
-        parts = {name: _Rows(name, rows, columns) for name, rows in loaded.items()}
+        kinds: dict[str, Any] = {}
+        parts = {name: _Rows(name, rows, columns, kinds) for name, rows in loaded.items()}
         super().__init__(parts, batch_size)
         self._classes = parts["train"].classes_names()
         for name, part in parts.items():
@@ -90,9 +91,9 @@ class HuggingFace(Splits):
 
 
 class _Rows(Part):
-    """The rows of one split."""
+    """The rows of one split; `kinds` has the types of the columns of all splits."""
 
-    def __init__(self, argument: str, rows: Any, columns: list[str] | None) -> None:
+    def __init__(self, argument: str, rows: Any, columns: list[str] | None, kinds: dict[str, Any]) -> None:
         for name in columns or ():
             if name not in rows.column_names:
                 meant = meant_of(name, rows.column_names)
@@ -104,6 +105,8 @@ class _Rows(Part):
         files = [Path(file["filename"]) for file in rows.cache_files]
         self._identities = {path: identity(path) for path in files}
         self._where = ", ".join(dict.fromkeys(str(path.parent if path.suffix == ".arrow" else path) for path in files))
+        self._kinds = kinds
+        agree(argument, self._where, chosen.features.arrow_schema, kinds)
         self._numbers: dict[str, Any] = {}  # column -> the number in train of each number here
 
     def __len__(self) -> int:
@@ -117,9 +120,8 @@ class _Rows(Part):
         """Give the classes the numbers that they have in train.
 
         Raises:
-            ArgumentError: a class is not in train, or a column has another type there.
+            ArgumentError: a class is not in train.
         """
-        check_types(argument, self._where, self._rows.features.arrow_schema, train._rows.features.arrow_schema)
         theirs = train.classes_names()
         for column, own in self.classes_names().items():
             names = theirs.get(column, own)
@@ -141,7 +143,9 @@ class _Rows(Part):
                     f"stream {ctx.stream_name!r}: column {name!r} has a null in row {row} (the first row is 0); fill "
                     "it, or leave the column out of 'columns'"
                 )
-        return sources_of(table) | {name: new[table[name].to_numpy()] for name, new in self._numbers.items()}
+        return sources_of(alike(table, self._kinds)) | {
+            name: new[table[name].to_numpy()] for name, new in self._numbers.items()
+        }
 
 
 def _library() -> Any:
@@ -182,9 +186,9 @@ def _loaded(library: Any, argument: str, value: Any, cache_dir: str | None) -> d
     if not formats <= set(_FORMATS.values()) or len(formats) > 1:
         allowed = listed([*_FORMATS])
         raise ArgumentError(argument, f"{listed(sorted(formats))}: all files must end in the same of {allowed}")
-    names = [str(path.resolve()) for path in files]
-    if odd := next((name for name in names if "::" in name or glob.has_magic(name)), None):
-        raise ArgumentError(argument, f"the library would read {odd!r} as an address or a pattern; rename the file")
+    names = [glob.escape(str(path.resolve())) for path in files]
+    if odd := next((name for name in names if "::" in name), None):
+        raise ArgumentError(argument, f"the library would read {odd!r} as an address; rename the file")
     try:
         found = library.load_dataset(
             formats.pop(), data_files={"train": names}, split="train", cache_dir=cache_dir and str(expanded(cache_dir))

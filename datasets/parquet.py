@@ -12,9 +12,10 @@ import numpy as np
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError, needing, reason_of
 from emrun.base.types import Batch
-from emrun.base.wording import listed, meant_of
+from emrun.base.wording import meant_of
 from emrun.datasets._arrow import (
-    check_types,
+    agree,
+    alike,
     formed,
     has_nulls,
     sources_of,
@@ -96,13 +97,12 @@ class Parquet(Splits):
 
         self._forms = ColumnForms(fill, categories)
         files = {"train": train, "valid": valid, "test": test}
+        kinds: dict[str, Any] = {}
         parts = {
-            name: _RowGroups(name, files_of(name, each), columns, self._forms)
+            name: _RowGroups(name, files_of(name, each), columns, self._forms, kinds)
             for name, each in files.items()
             if each is not None
         }
-        for name, part in parts.items():
-            check_types(name, str(part.first), part.schema, parts["train"].schema)
         super().__init__(parts, batch_size)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
@@ -128,32 +128,42 @@ class _RowGroup:
 
 
 class _RowGroups:
-    """The rows of files with one schema; pickled without the row groups in memory."""
+    """The rows of files; pickled without the row groups in memory.
 
-    def __init__(self, argument: str, files: Sequence[Path], columns: Sequence[str] | None, forms: ColumnForms) -> None:
-        self._files, self._forms = files, forms
+    Args:
+        argument: the argument with the files.
+        files: the files.
+        columns: the columns to read; None for those of the first file.
+        forms: how gaps and categories are read.
+        kinds: column -> its type in all files so far, which is changed.
+    """
+
+    def __init__(
+        self,
+        argument: str,
+        files: Sequence[Path],
+        columns: Sequence[str] | None,
+        forms: ColumnForms,
+        kinds: dict[str, Any],
+    ) -> None:
+        self._files, self._forms, self._kinds = files, forms, kinds
         self._identities = [identity(path) for path in files]
         self._groups: list[tuple[int, int]] = []  # index of the file, index of the row group in the file
         sizes: list[int] = []
         self._kept: dict[int, _RowGroup] = {}
         self._footer: tuple[int, Any] | None = None  # of the file that was read last
-        schema = None
         for index, path in enumerate(files):
             try:
                 footer = _opened(path)
             except (OSError, ValueError) as error:
                 raise ArgumentError(argument, f"{str(path)!r} is not a complete Parquet file: {error}") from error
-            found = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
-            schema = found if schema is None else schema
-            if not found.equals(schema):
-                columns_of = [listed([f"{each.name} ({each.type})" for each in one]) for one in (found, schema)]
-                what = f"{str(path)!r} has the columns {columns_of[0]}, but {str(files[0])!r} {columns_of[1]}"
-                raise ArgumentError(argument, what)
+            schema = _chosen(path, footer.schema_arrow, columns, argument if columns is None or index else "columns")
+            agree(argument, str(path), schema, kinds)
             columns = schema.names
             if not index:
                 forms.check(columns, columns)
                 for name in columns:
-                    formed(forms, name, schema.empty_table().column(name))
+                    formed(forms, name, pa.array([], kinds[name]))
             _check_nulls(argument, path, footer.metadata, [name for name in columns if name not in forms.fill])
             for group in range(footer.metadata.num_row_groups):
                 self._groups.append((index, group))
@@ -161,8 +171,6 @@ class _RowGroups:
         if not sum(sizes):
             raise ArgumentError(argument, f"{', '.join(map(str, files))}: contains no examples")
         self._columns = columns
-        self.first: Path = files[0]
-        self.schema: Any = schema
         self.blocks: Sequence[int] | None = sizes
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._begins = self._ends - sizes
@@ -233,6 +241,7 @@ class _RowGroups:
             with _opened(path, footer) as opened:
                 self._footer = (file, opened.metadata)
                 table = opened.read_row_group(number, columns=columns, use_threads=False).select(columns)
+            table = alike(table, self._kinds)
         except (OSError, ValueError) as error:
             raise StreamError(f"{where} cannot be read: {reason_of(error)}") from error
         for index, name in enumerate(columns):

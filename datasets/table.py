@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -95,8 +95,6 @@ class Table(Splits):
         for name, files in (("train", train), ("valid", valid), ("test", test)):
             if files is not None:
                 parts[name] = _Sources(name, files, columns, self._forms, memory_map, parts.get("train"))
-        for part in parts.values():
-            part.take_floats(parts.values())
         super().__init__(parts, batch_size)
 
     def classes_names(self) -> Mapping[str, Sequence[str]]:
@@ -121,7 +119,6 @@ class _Sources(Part):
         train: _Sources | None,
     ) -> None:
         files = files if isinstance(files, Mapping) else expanded(files)
-        expected = {} if train is None else {source: each.dtype for source, each in train._sources.items()}
         ending = ".npy" if isinstance(files, Mapping) else files.suffix.lower()
         for key, value in {"columns": columns, "fill": forms.fill}.items():
             if value and ending != ".csv":
@@ -139,7 +136,6 @@ class _Sources(Part):
         else:
             raise ArgumentError(argument, f"{files} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
         self._forms, self._where = forms, str(files)
-        self._is_csv = ending == ".csv"
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         named = columns if columns is not None else {source: source for source in self._sources}
         own = {column: source for source, column in named.items() if isinstance(column, str)}
@@ -147,7 +143,8 @@ class _Sources(Part):
             forms.check([], list(own))
         for column in forms.categories:
             self._number(own[column])
-        self._check(argument, expected)
+        self._dtypes: dict[str, np.dtype[Any]] = {} if train is None else train._dtypes  # in all streams
+        self._check(argument)
 
     def _number(self, source: str) -> None:
         """Replace the categories of a source by their indices in this stream; those of train are learnt."""
@@ -159,25 +156,13 @@ class _Sources(Part):
         self._texts[source] = [str(each) for each in found.tolist()]
         self._forms.learn(source, self._texts[source])
 
-    def take_floats(self, parts: Iterable[_Sources]) -> None:
-        """Make floats of the whole numbers of a column that is float32 in another CSV file."""
-        for source, values in self._sources.items():
-            is_whole = isinstance(values, np.ndarray) and values.dtype == np.int64
-            if is_whole and any(each.has_floats(source) for each in parts):
-                self._sources[source] = np.asarray(values, np.float32)
-
-    def has_floats(self, source: str) -> bool:
-        """Return whether a source is float32."""
-        return bool(self._sources[source].dtype == np.float32)
-
     def __len__(self) -> int:
         return next((values.shape[0] for values in self._sources.values()), 0)
 
     def read(self, rows: Rows, ctx: StreamContext) -> dict[str, Array]:
         """Return the batch of these rows."""
         batch = {
-            source: values[rows].astype(values.dtype.newbyteorder("="), copy=False)
-            for source, values in self._sources.items()
+            source: values[rows].astype(self._dtypes[source], copy=False) for source, values in self._sources.items()
         }
         for source, names in self._texts.items():
             batch[source] = self._forms.numbers(
@@ -185,7 +170,7 @@ class _Sources(Part):
             )
         return batch
 
-    def _check(self, argument: str, expected: Mapping[str, np.dtype[Any]]) -> None:
+    def _check(self, argument: str) -> None:
         for source, values in self._sources.items():
             if values.ndim == 0 or values.dtype.kind in "OV":
                 what = f"{values.dtype} of shape {values.shape}"
@@ -194,16 +179,19 @@ class _Sources(Part):
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{source} {length}" for source, length in lengths.items())
             raise ArgumentError(argument, f"its sources have different numbers of examples: {counts}")
-        if expected and self._sources.keys() != expected.keys():
+        known = self._dtypes or dict.fromkeys(self._sources)
+        if self._sources.keys() != known.keys():
             raise ArgumentError(
-                argument, f"its sources are {listed(list(self._sources))}; those of train are {listed(list(expected))}"
+                argument, f"its sources are {listed(list(self._sources))}; those of train are {listed(list(known))}"
             )
-        for source, dtype in expected.items():
-            own = self._sources[source].dtype
-            if self._is_csv and {own, dtype} <= {np.dtype(np.int64), np.dtype(np.float32)}:
-                continue
-            if own.newbyteorder("=") != dtype.newbyteorder("=") and not own.kind == dtype.kind in "US":
-                raise ArgumentError(argument, f"source {source!r} is {own}; in train it is {dtype}")
+        for source, values in self._sources.items():
+            own = values.dtype.newbyteorder("=")
+            dtype = self._dtypes.setdefault(source, own)
+            is_text = own.kind == dtype.kind and own.kind in "US"
+            whole, wider = sorted((own, dtype), key=lambda each: (each.kind == "f", each.itemsize))
+            if own != dtype and not is_text and (whole not in (np.int32, np.int64) or wider.kind != "f"):
+                raise ArgumentError(argument, f"source {source!r} is {values.dtype}; in train it is {dtype}")
+            self._dtypes[source] = wider
 
 
 class _Mapped:
@@ -339,4 +327,9 @@ def _filled(argument: str, path: Path, name: str, column: Any, forms: ColumnForm
     values: Array = column.to_numpy()
     if name in forms.categories:
         return values.astype(str)
-    return values if values.dtype == np.int64 else values.astype(np.float32)
+    try:
+        with np.errstate(over="raise"):
+            return values if values.dtype == np.int64 else values.astype(np.float32)
+    except FloatingPointError as error:
+        largest = max(values[np.isfinite(values)], key=abs)
+        raise ArgumentError(argument, f"{path}: column {name!r} has {largest}, which float32 cannot hold") from error

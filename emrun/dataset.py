@@ -71,8 +71,7 @@ class AbstractDataset:
             max_batches: how many batches of each stream to read.
         """
         rows, broken = describe_sources(self, max_batches)
-        table = Table(rows, SOURCE_COLUMNS).folded(width(sys.stdout))
-        return "\n".join([table, *(line for line, _ in broken)])
+        return "\n".join([Table(rows, SOURCE_COLUMNS).folded(width(sys.stdout)), *(line for line, _ in broken)])
 
 
 SOURCE_COLUMNS = ("stream", "source", "dtype", "shape", "range")
@@ -229,7 +228,8 @@ class SourceInfo:
         is_list = isinstance(values, list | tuple) and bool(values)
         if is_nested(values) or (is_list and all(hasattr(each, "shape") for each in values)):
             self.ragged = self.ragged or not is_list
-            for each in values if is_list else values.unbind():
+            rows = values if is_list else values.unbind()
+            for each in rows:
                 self.add(each[None])
             return
         if is_list and not isinstance(values[0], str | int | float | list | tuple):  # such as graphs

@@ -96,10 +96,13 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
                     f"{listed(streams or ())}); add it to main_loop.extra_streams"
                 )
                 code = "config.unknown-stream"
-                fix = f"override main_loop.extra_streams=[{stream}]" * (len(streams) == 1)  # others may have keys
+                fix = ""
+                if len(streams) == 1:  # others may have keys
+                    fix = f"override main_loop.extra_streams=[{stream}]"
                 if streams and any(_is_of_variable(name, stream) for name in everything):
                     why = f"but a statistic is written STREAM/VARIABLE/AGGREGATION: {streams[-1]}/{address}"
-                    code, fix = "config.unknown-statistic", f"set {streams[-1]}/{address}"
+                    code = "config.unknown-statistic"
+                    fix = f"set {streams[-1]}/{address}"
                 raise HookError(f"{type(hook).__name__} monitors {address}, {why}", index, (*whole, stream), code, fix)
             if is_rate(statistic.partition("/")[0]) and (is_variable or stream == (streams or ("",))[0]):
                 continue  # the loop writes it
@@ -119,7 +122,7 @@ def check_monitors(hooks: Sequence[Any], streams: Sequence[str] | None) -> None:
             if not writers:
                 variables = sorted({name.partition("/")[0] for name in everything})
                 there = variables if is_variable else everything
-                near = [*there, *(f"{name}/mean" for name in there if "/" not in name and "/" in statistic)]
+                near = [*there, *(f"{name}/mean" for name in there if "/" not in name and not is_variable)]
                 meant = did_you_mean(statistic, near)
                 written = listed(there if len(there) <= _MOST else variables)
                 raise HookError(
@@ -157,8 +160,7 @@ def read_of_others(hook: Any, hooks: Sequence[Any], stream: str) -> str | None:
         hooks: all hooks, and the model.
         stream: the name of the stream.
     """
-    written = [name for each in hooks for name in declared(each, "writes") or ()]
-    monitored = _monitored(hook, written).items()
+    monitored = _monitored(hook, [name for each in hooks for name in declared(each, "writes") or ()]).items()
     return next((each for each, is_variable in monitored if not is_variable and named(each)[0] != stream), None)
 
 
@@ -286,11 +288,13 @@ def number(value: Any) -> float | None:
     """Return a value that is one number as an `int` or a `float`; None if it is not one number.
 
     All that reads numbers of hooks asks this. One number is what `float` takes, except text, or an array or a tensor
-    with one element.
+    with one element; a time has a unit, and is none.
 
     Raises:
         ValueError: it is a number that no `float` can have, such as a complex one.
     """
+    if getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M"):
+        return None
     if callable(item := getattr(value, "item", None)):
         try:
             value = item()
@@ -308,13 +312,18 @@ def number(value: Any) -> float | None:
 
 
 def check_numbers(epoch_data: EpochData, writer: str) -> None:
-    """Check that the record can have the numbers in the data of an epoch.
+    """Check that the record can have the numbers in the data of an epoch, each under its own name.
 
     Raises:
         HookError: it cannot have one, which `writer` has added.
     """
     for stream, variables in epoch_data.items():
+        names = set[str]()
         for name, value in statistics(variables):
+            if name in names or not isinstance(name, str):
+                message = f"{writer} wrote {stream}/{name}, but {name!r} is not a text, or the name of two numbers"
+                raise HookError(f"{message}; write another name")
+            names.add(name)
             try:
                 number(value)
             except ValueError as error:

@@ -83,8 +83,11 @@ def check_constructed(hook: Any, index: int) -> None:
     """
     own = [each for each in type(hook).__mro__ if each.__module__.startswith("emrun.") and "__init__" in vars(each)]
     if AbstractHook in own[1:] and "output_dir" not in vars(hook):
-        what = f"does not call super().__init__(), which sets what {own[0].__name__} needs; call it first"
-        raise HookError(f"{type(hook).__name__}.__init__ {what}", index)
+        raise HookError(
+            f"{type(hook).__name__}.__init__ does not call super().__init__(), which sets what "
+            f"{own[0].__name__} needs; call it first",
+            index,
+        )
 
 
 def _calls(checked: type, helper: str) -> bool:
@@ -185,8 +188,10 @@ def _check_parameters(hook_class: type, event: str) -> None:
 def _one_edit_apart(name: str, event: str) -> bool:
     """Return whether one insertion, deletion, replacement or swap of neighbours turns `name` into `event`."""
     while name and event and name[0] == event[0]:
-        name, event = name[1:], event[1:]
+        name = name[1:]
+        event = event[1:]
     while name and event and name[-1] == event[-1]:
-        name, event = name[:-1], event[:-1]
+        name = name[:-1]
+        event = event[:-1]
     swapped = len(name) == 2 and name == event[::-1]
     return swapped or (len(name) <= 1 and len(event) <= 1)

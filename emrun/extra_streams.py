@@ -59,7 +59,8 @@ def _read(stream: str, values: Mapping[str, Any]) -> ExtraStream:
                 "extra_streams",
                 f"{stream}: unknown key {key!r}{did_you_mean(str(key), _KEYS)} (it may have {', '.join(_KEYS)})",
             )
-    every, batches = values.get("every"), values.get("batches")
+    every = values.get("every")
+    batches = values.get("batches")
     if batches is not None and (isinstance(batches, bool) or not isinstance(batches, int) or batches < 1):
         raise ArgumentError("extra_streams", f"{stream}: batches is {batches!r}, not a whole number of at least 1")
     return ExtraStream(None if every is None else _epochs(stream, every), batches)
@@ -72,8 +73,10 @@ def _epochs(stream: str, every: Any) -> int:
         unit = next((unit for unit in ("updates", "iterations") if unit[:-1] in str(every)), None)
         if "batch" in str(every):
             count = str(every).split()[0]
-            message = f"{every!r} is not a number of epochs; for a part, write {{{stream}: {{batches: {count}}}}}"
-            raise ArgumentError("extra_streams", message) from error
+            raise ArgumentError(
+                "extra_streams",
+                f"{every!r} is not a number of epochs; for a part, write {{{stream}: {{batches: {count}}}}}",
+            ) from error
         if unit is None:
             raise
         raise ArgumentError(

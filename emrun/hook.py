@@ -543,9 +543,11 @@ def _named_by(hook_class: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             return
         if index == 0:
             bound.apply_defaults()
-        args, kwargs = (), {}
+        args = ()
+        kwargs = {}
         plain = inspect.unwrap(constructor)
-        annotations, names = getattr(plain, "__annotations__", {}), getattr(plain, "__globals__", {})
+        annotations = getattr(plain, "__annotations__", {})
+        names = getattr(plain, "__globals__", {})
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind
             values = [value]

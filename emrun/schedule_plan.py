@@ -48,12 +48,13 @@ class SchedulePlan:
         """Return the plan as text: a line about the schedule, and a line for each sort of parameter groups."""
         length = [counted(self.updates, "update")] if self.updates is not None else []
         length += [counted(self.steps, "epoch")] if self.steps is not None else []
-        of = f" of {self.optimizer}" * bool(self.optimizer)
+        of = f" of {self.optimizer}" if self.optimizer else ""
         first = f"learning rate{of}{' over ' if length else ''}{', '.join(length)}: {self.name}"
         lines = [f"{first}; {self.note}" if self.note else first]
-        for name, rates in self._by_group() if self.updates != 0 else ():
-            points = ", ".join(f"{share:.0%} {at(rates, share):.3g}" for share in SHARES)
-            lines.append(f"  {name}{points}  {curve(rates)}")
+        if self.updates != 0:
+            for name, rates in self._by_group():
+                points = ", ".join(f"{share:.0%} {at(rates, share):.3g}" for share in SHARES)
+                lines.append(f"  {name}{points}  {curve(rates)}")
         return [*lines, *(line for each in self.others for line in each.lines())]
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,15 +76,16 @@ class SchedulePlan:
         if len(found) == 1:
             return [("", rates) for rates in found]
         return [
-            (f"group{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}: ", rates)
+            (f"{'groups' if len(numbers) > 1 else 'group'} {', '.join(map(str, numbers))}: ", rates)
             for rates, numbers in found.items()
         ]
 
 
 def log_plan(plan: SchedulePlan | None) -> None:
     """Log a plan, if there is one."""
-    for line in plan.lines() if plan is not None else ():
-        _LOG.info("%s", line)
+    if plan is not None:
+        for line in plan.lines():
+            _LOG.info("%s", line)
 
 
 def at(rates: Sequence[float], share: float) -> float:

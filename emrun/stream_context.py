@@ -163,7 +163,8 @@ class StreamContext:
         if self._in_order:
             shuffle = drop_last = False
         if self.ranks.several:
-            self._share, self._is_cut = (False, 0), False  # from now on, the batches are those of this rank
+            self._share = (False, 0)  # from now on, the batches are those of this rank
+            self._is_cut = False
         if self._unfinished or (self._handed_out is None and self._yielded != self.start):
             raise self._miscounted()
         self._handed_out = self._handed_out or 0
@@ -250,7 +251,8 @@ class StreamContext:
                 own = self._shared(batch)
             if self._has_news:
                 self._has_news = False
-                left_out, self._left_out = self._left_out, {}
+                left_out = self._left_out
+                self._left_out = {}
                 own = WithLeftOut(own, left_out, self.rows)
             yield own
             del batch, own  # not kept while the stream makes the next one
@@ -302,7 +304,8 @@ class BeyondEnd(StreamError):
 
 def beyond_end(stream_name: str, batches: int, position: int) -> BeyondEnd:
     """Return the error for a position beyond the end of a stream."""
-    message = f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end"
-    error = BeyondEnd(message, first_batch=True)
+    error = BeyondEnd(
+        f"stream {stream_name!r} has {batches} batches; position {position} is beyond its end", first_batch=True
+    )
     error.batches = batches
     return error

@@ -54,6 +54,8 @@ class PredictedArrays(SavePredictions):
             try:
                 found[name] = np.concatenate([np.asarray(batch[name]) for batch in self._batches])
             except ValueError as error:
-                advice = "leave it out of variables, or write a .parquet or .jsonl file"
-                raise UsageError(f"no array can hold {name!r}, whose values have different shapes: {advice}") from error
+                raise UsageError(
+                    f"no array can hold {name!r}, whose values have different shapes: leave it out of "
+                    "variables, or write a .parquet or .jsonl file"
+                ) from error
         return found

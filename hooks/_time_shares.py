@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from emrun.base.types import Profile
 from emrun.dataset import ASKS
 
-WAITS, EVALUATES, CALLS, SAVES = 0.2, 0.5, 0.1, 0.1
+WAITS = 0.2
+EVALUATES = 0.5
+CALLS = 0.1
+SAVES = 0.1
 """The shares of the time from which a verdict names reading, evaluations, hooks and checkpoints."""
 
 
@@ -122,11 +125,15 @@ def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequen
         often = "call it less often, or leave it out"
         return "hooks", f"hooks take {shares['hooks']:.0%} of the time, {name} {share:.0%}: {often}"
     if shares["checkpoints"] >= SAVES:
-        saves = "save less often; a checkpoint that is begun waits for the one before"
-        return "checkpoints", f"waits for checkpoints {shares['checkpoints']:.0%} of the time: {saves}"
+        return "checkpoints", (
+            f"waits for checkpoints {shares['checkpoints']:.0%} of the time: save less often; a checkpoint "
+            "that is begun waits for the one before"
+        )
     if shares["other"] > shares["model"]:
-        much = "use larger batches or longer epochs; checking batches and ending epochs takes more time than the model"
-        return "other", f"{shares['other']:.0%} of the time is around the batches: {much}"
+        return "other", (
+            f"{shares['other']:.0%} of the time is around the batches: use larger batches or longer epochs; "
+            "checking batches and ending epochs takes more time than the model"
+        )
     return "model", f"the model takes {shares['model']:.0%} of the time: nothing else is worth changing"
 
 

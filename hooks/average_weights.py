@@ -95,8 +95,11 @@ class AverageWeights(AbstractHook):
         if kind == "swa":
             return get_swa_multi_avg_fn()  # type: ignore[no-any-return, no-untyped-call]
         if len(given) != 1:
-            both = f"half_life is {half_life}, and decay {decay}; {removes}"
-            raise ArgumentError("half_life", f"give one of half_life and decay, e.g. half_life: 500 updates: {both}")
+            raise ArgumentError(
+                "half_life",
+                f"give one of half_life and decay, e.g. half_life: 500 updates: half_life is {half_life}, "
+                f"and decay {decay}; {removes}",
+            )
         if half_life is not None:
             if self._every.unit != "updates":
                 raise ArgumentError("half_life", f"is in updates, but every: {self._every}; give decay instead")
@@ -163,11 +166,14 @@ class AverageWeights(AbstractHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the averages that the model has loaded."""
-        self._averaged, self._pairs, self._is_recomputed = state["averaged"], [], False
+        self._averaged = state["averaged"]
+        self._pairs = []
+        self._is_recomputed = False
         if self.main_loop.evaluating or not self._averaged:
             return
         model: Any = self.main_loop.model
-        restored, model.restored_weights = model.restored_weights, None
+        restored = model.restored_weights
+        model.restored_weights = None
         if restored is None:
             _LOG.warning("AverageWeights: the checkpoint has no averages; they begin anew")
             self._averaged = 0

@@ -39,7 +39,8 @@ class Benchmark(AbstractHook):
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
         """Log a line for each stream."""
         for name in streams:
-            seconds, lengths = profile.get(f"eval_batch_{name}", ()), profile.get(f"batch_length_{name}", ())
+            seconds = profile.get(f"eval_batch_{name}", ())
+            lengths = profile.get(f"batch_length_{name}", ())
             examples = [
                 each / (self._batch_size or length)
                 for each, length in zip(seconds[:-1], lengths[:-1], strict=True)

@@ -63,7 +63,9 @@ class Check(AbstractHook):
         """End the training if the value is exceeded, or if this was the last epoch for it."""
         if self.main_loop.evaluating or self.main_loop.at_end:
             return
-        value, address, required = self._statistic.read(epoch_data), self._statistic.address, self._required
+        value = self._statistic.read(epoch_data)
+        address = self._statistic.address
+        required = self._required
         if value is not None and value > required:
             raise TrainingTerminated(f"{address} is {value:g}, more than {required:g}, in epoch {epoch_id} (Check)")
         if epoch_id >= self._max_epoch:

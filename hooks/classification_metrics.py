@@ -118,9 +118,12 @@ class ClassificationMetrics(ClassHook):
 
     def _statistics(self, matrix: Counted) -> dict[str, Any]:
         """Return name -> value of the statistics."""
-        right, predicted, true = (each.astype(np.float64) for each in (matrix.diagonal(), matrix.sum(0), matrix.sum(1)))
+        right = matrix.diagonal().astype(np.float64)
+        predicted = matrix.sum(0).astype(np.float64)
+        true = matrix.sum(1).astype(np.float64)
         total = true.sum()
-        others, right_others = total - true, total - true - predicted + right
+        others = total - true
+        right_others = total - true - predicted + right
         parts = {
             "precision": (right, predicted),
             "recall": (right, true),

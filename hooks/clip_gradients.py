@@ -49,7 +49,8 @@ class ClipGradients(AbstractHook):
             raise ArgumentError("norm", "give norm or value, e.g. norm: 1.0; to limit both, list the hook twice")
         for name, limit in given.items():
             check_number(name, limit, "a positive number, e.g. 1.0", above=0)
-        self._norm, self._value = norm, value
+        self._norm = norm
+        self._value = value
 
     def before_training(self) -> None:
         """Check that the model has gradients."""

@@ -197,8 +197,7 @@ class ComputeStats(OfStreams):
         """Add the statistics of other ranks."""
         for state in states:
             for stream, saved in state["stats"].items():
-                stats = self.collected.setdefault(stream, self._new(stream))
-                for name, running in stats.items():
+                for name, running in self.collected.setdefault(stream, self._new(stream)).items():
                     if name in saved:
                         running.merge(saved[name])
 

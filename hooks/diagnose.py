@@ -149,8 +149,7 @@ class Diagnose(AbstractHook):
         self._drop()
         loop = self.main_loop
         with torch.no_grad():
-            loss = loop.model.step_values().get("loss")
-            found = findings(look.activations, look.updates.changes, look.update, loss)
+            found = findings(look.activations, look.updates.changes, look.update, loop.model.step_values().get("loss"))
         self._verdicts.give(look.update, found, is_resumed=self._begin > 0)
 
 

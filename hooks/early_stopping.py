@@ -95,7 +95,9 @@ class EarlyStopping(AbstractHook):
             return
         self._evaluations += 1
         if self._statistic.is_better(value, self._best, self._min_delta):
-            self._best, self._best_epoch, self._since_best = value, epoch_id, 0
+            self._best = value
+            self._best_epoch = epoch_id
+            self._since_best = 0
         else:
             self._since_best += 1
         self._end_if_due()
@@ -115,8 +117,10 @@ class EarlyStopping(AbstractHook):
         if not self._statistic.is_of(state, "its patience begins anew"):
             return
         if state["best"] is not None:
-            self._best, self._best_epoch = state["best"]["value"], state["best"]["epoch"]
-        self._evaluations, self._since_best = state["evaluations"], state["since_best"]
+            self._best = state["best"]["value"]
+            self._best_epoch = state["best"]["epoch"]
+        self._evaluations = state["evaluations"]
+        self._since_best = state["since_best"]
 
     def _end_if_due(self) -> None:
         """End the training if the patience is used up or the threshold was missed.
@@ -127,7 +131,9 @@ class EarlyStopping(AbstractHook):
         first = self._not_before
         if not self._evaluations or (first is not None and done(self.main_loop, first.unit) < first.count):
             return
-        address, best, epoch = self._statistic.address, self._best, self._best_epoch
+        address = self._statistic.address
+        best = self._best
+        epoch = self._best_epoch
         if self._patience is not None and self._since_best >= self._patience:
             times = counted(self._since_best, "evaluation")
             since = "was never a number" if best is None else f"has not improved since epoch {epoch} ({best:g})"

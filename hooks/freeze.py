@@ -80,7 +80,8 @@ class Freeze(AbstractHook):
 
     def before_training(self) -> None:
         """Find out when the parameters begin to be trained."""
-        loop, until = self.main_loop, self._until
+        loop = self.main_loop
+        until = self._until
         if loop.evaluating:
             return
         if until is not None:

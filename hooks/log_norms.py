@@ -83,13 +83,13 @@ class LogNorms(AbstractHook):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
-        self._sums, self._parts = {}, {}
+        self._sums = {}
+        self._parts = {}
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients, and copy the weights, if it is time."""
         self._gradients = None
-        loop = self.main_loop
-        if (loop.updates_done + 1) % self._every:  # this update is counted after the batch
+        if (self.main_loop.updates_done + 1) % self._every:  # this update is counted after the batch
             return
         suffix = suffix_of(model, optimizer)
         parts = self._parts.get(suffix)
@@ -105,21 +105,25 @@ class LogNorms(AbstractHook):
         if self._gradients is None:
             return
         suffix = suffix_of(model, optimizer)
-        parts, before = self._parts[suffix], self._before
+        parts = self._parts[suffix]
+        before = self._before
         with torch.no_grad():
             weights = [each.detach() for each in parts.parameters]
-            now, then = parts.norms(weights), parts.norms(before)
+            now = parts.norms(weights)
+            then = parts.norms(before)
             torch._foreach_sub_(before, weights)
             ratio = torch.where(then > 0, parts.norms(before) / then, torch.zeros_like(then))
             self._record(1, suffix, now)
             self._record(2, suffix, ratio)
             self._add(suffix, torch.cat([self._gradients, now, ratio]))
-        self._gradients, self._before = None, []
+        self._gradients = None
+        self._before = []
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Add the means to the data of the epoch."""
         model: Any = self.main_loop.model
-        for optimizer in model.optimizers.values() if self._sums else ():
+        optimizers = model.optimizers.values() if self._sums else ()
+        for optimizer in optimizers:
             suffix = suffix_of(model, optimizer)
             if suffix in self._sums:
                 total, count = self._sums[suffix]

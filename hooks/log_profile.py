@@ -59,13 +59,17 @@ class LogProfile(AbstractHook):
 
     def before_training(self) -> None:
         """Start the clock."""
-        self._began, self._cores = perf_counter(), cores()  # which reads some twenty files
-        self._sum, self._count, self._subject = Times(), 0, None
+        self._began = perf_counter()
+        self._cores = cores()  # which reads some twenty files
+        self._sum = Times()
+        self._count = 0
+        self._subject = None
 
     def after_epoch_profile(self, epoch_id: int, profile: Profile, streams: Sequence[str]) -> None:
         """Log the shares of the epoch, and the verdict if it has changed."""
         now = perf_counter()
-        seconds, self._began = now - self._began, now
+        seconds = now - self._began
+        self._began = now
         loop = self.main_loop
         is_trained = epoch_id > 0 and not loop.evaluating
         trained = [name for name in streams if is_trained and name == loop.train_stream_name]

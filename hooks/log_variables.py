@@ -74,8 +74,11 @@ class LogVariables(AbstractHook):
         self._on_unknown_type = on_unknown_type
         self._every = Every("every", every)
         if not self._every.is_within_epochs and any(each != ["mean"] for each in aggregations.values()):
-            message = "aggregations are those between epochs: set every to updates"
-            raise ArgumentError("variables", f"{message}, or list them in ComputeStats for the lines of epochs")
+            raise ArgumentError(
+                "variables",
+                "aggregations are those between epochs: set every to updates, or list them in ComputeStats "
+                "for the lines of epochs",
+            )
         self._interval = ""
 
     def register_mainloop(self, main_loop: Loop) -> None:

@@ -61,8 +61,10 @@ class LogitsToCsv(WritesRows):
             raise examples.error(f"{self._variable!r} has {has}, not (examples, classes)")
         names = list(self._names or map(str, range(logits.shape[1])))
         if len(names) != logits.shape[1]:
-            count = f"{self._variable!r} has {logits.shape[1]} classes, shape {logits.shape}"
-            raise examples.error(f"{count}, but {self._whose} has {len(names)} names; set class_names")
+            raise examples.error(
+                f"{self._variable!r} has {logits.shape[1]} classes, shape {logits.shape}, but {self._whose} "
+                f"has {len(names)} names; set class_names"
+            )
         name, ids = examples.named(self._id)
         if name in names:
             raise examples.error(f"a class and the column with the ids are both called {name!r}; rename the class")

@@ -66,7 +66,8 @@ class Mixup(AbstractHook):
             check_count("classes", classes, minimum=1)
         self._ways = [(mix, each) for mix, each in ((_mixed, alpha), (_cut, cutmix_alpha)) if each]
         self._classes = classes
-        self._image, self._label = image, label
+        self._image = image
+        self._label = label
 
     def register_mainloop(self, main_loop: Loop) -> None:
         """Find the number of classes.
@@ -116,8 +117,11 @@ class Mixup(AbstractHook):
         given = torch.as_tensor(labels)
         numbers = given.long()
         if given.ndim != 1 or (numbers != given).any():
-            message = f"{given.dtype} of shape {tuple(given.shape)}, not one whole number for each example"
-            raise StreamError(f"Mixup: {self._label!r} is {message}", first_batch=True)
+            raise StreamError(
+                f"Mixup: {self._label!r} is {given.dtype} of shape {tuple(given.shape)}, not one whole "
+                "number for each example",
+                first_batch=True,
+            )
         if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < (self._classes or 0):
             raise StreamError(
                 f"Mixup: {self._label!r} is from {int(numbers.min())} to {int(numbers.max())}, but there are "
@@ -145,7 +149,8 @@ def _cut(images: Tensor, other: Tensor, share: float, generator: np.random.Gener
         raise ValueError(f"its shape {tuple(images.shape)} has no height and width, which CutMix needs")
     spans = []
     for size in images.shape[-2:]:
-        length, middle = round(size * math.sqrt(1 - share)), int(generator.integers(size))
+        length = round(size * math.sqrt(1 - share))
+        middle = int(generator.integers(size))
         spans.append((max(middle - length // 2, 0), min(middle - length // 2 + length, size)))
     (top, bottom), (left, right) = spans
     cut = images.clone()

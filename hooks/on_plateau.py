@@ -86,8 +86,10 @@ class OnPlateau(AbstractHook):
     def plateau(self) -> str:
         """The two means in words, for a message."""
         long, short = self._means()
-        what = f"{self._statistic.address} is on a plateau: its mean is {short:g} over the last"
-        return f"{what} {self._short_term} evaluations, {long:g} over the last {self._long_term}"
+        return (
+            f"{self._statistic.address} is on a plateau: its mean is {short:g} over the last "
+            f"{self._short_term} evaluations, {long:g} over the last {self._long_term}"
+        )
 
     def _means(self) -> tuple[float, float]:
         recent = self._values[-self._short_term :]

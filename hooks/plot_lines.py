@@ -95,9 +95,12 @@ class PlotLines(SavesExamples):
             raise ArgumentError("ymax", f"{ymax!r} is not above ymin, {ymin!r}")
         check_matplotlib(type(self).__name__)
         self._variables = needed(*variables)
-        self._id, self._mask, self._format = id_variable, pad_mask_variable, out_format
+        self._id = id_variable
+        self._mask = pad_mask_variable
+        self._format = out_format
         self._limits = ymin, ymax
-        self._examples, self._most_batches = example_count, batch_count
+        self._examples = example_count
+        self._most_batches = batch_count
         self._suffix = file_stem("-vs-".join(self._variables))
 
     def writes_same(self, other: Any) -> bool:
@@ -130,8 +133,7 @@ class PlotLines(SavesExamples):
             file = f"{file_stem(name)}_batch_{self._batches}_plot-{self._suffix}.{self._format}"
             write_atomically(folder / file, content)
             if self._batches == 1 and not row:
-                shown = f"{stream_name}/{'-vs-'.join(self._variables)}"
-                self.main_loop.show(shown, Picture(picture, has_file=True))
+                self.main_loop.show(f"{stream_name}/{'-vs-'.join(self._variables)}", Picture(picture, has_file=True))
 
     def _drawn(self, lines: dict[str, np.ndarray[Any, Any]], title: str) -> tuple[bytes, bytes]:
         """Return the file of an example, and its picture as PNG."""

@@ -107,8 +107,10 @@ class Profile(AbstractHook):
         """End the profiler with the run; log a warning if it has profiled nothing."""
         self._end()
         if self._ended is None and success and not self.main_loop.evaluating:
-            done = counted(self.main_loop.iterations_done, "iteration")
-            _LOG.warning("Profile: nothing was profiled: the run ended after %s; set `after` to less", done)
+            _LOG.warning(
+                "Profile: nothing was profiled: the run ended after %s; set `after` to less",
+                counted(self.main_loop.iterations_done, "iteration"),
+            )
 
     def _is_due(self, done: int) -> bool:
         if self._ended is None or self._every is None:
@@ -119,11 +121,13 @@ class Profile(AbstractHook):
 
     def _end(self) -> None:
         """End the profiler, if it runs; log the table and write the trace."""
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         if profiler is None:
             return
         profiler.stop()
-        self._ended, done = monotonic(), self.main_loop.iterations_done - self._begin
+        self._ended = monotonic()
+        done = self.main_loop.iterations_done - self._begin
         if not done:
             _LOG.warning("Profile: no iteration ended while the profiler ran after iteration %d", self._begin)
             return
@@ -148,7 +152,8 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     """Return the ten operations that take the most time by themselves, of all threads together."""
     found = profiler.key_averages()
     where, place = ("GPU", "device") if any(each.self_device_time_total for each in found) else ("CPU", "cpu")
-    time, memory = f"self_{place}_time_total", f"self_{place}_memory_usage"
+    time = f"self_{place}_time_total"
+    memory = f"self_{place}_memory_usage"
     whole = sum(getattr(each, time) for each in found) or 1.0
     rows = [
         [

@@ -70,8 +70,9 @@ class SaveBest(SaveLatest):
         if self.main_loop.evaluating:
             return
         value = self._statistic.read(epoch_data)
-        for name in self._take(value, epoch_id) if value is not None else ():
-            self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous)
+        if value is not None:
+            for name in self._take(value, epoch_id):
+                self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best values so far with their epochs, with their statistic and its sign."""

@@ -22,7 +22,8 @@ from emrun.storage.files import write_atomically
 _LOG = logging.getLogger(__name__)
 
 _LONGEST = 28  # characters of a name in a picture
-_TEXT, _NAMED = 20, 60  # the most classes with numbers in their cells, and with all their names
+_TEXT = 20  # the most classes with numbers in their cells
+_NAMED = 60  # the most with all their names
 
 
 class SaveConfusionMatrix(ClassHook):
@@ -178,7 +179,8 @@ def draw_matrix(
         axes.set_title(f"{title}\n{right}", fontsize=10, parse_math=False)
 
         # the share of each row and the number of examples
-        for row, column in np.argwhere(matrix > 0).tolist() if has_text else ():
+        cells = np.argwhere(matrix > 0).tolist() if has_text else ()
+        for row, column in cells:
             axes.text(
                 column,
                 row,

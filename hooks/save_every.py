@@ -90,7 +90,8 @@ class SaveEvery(SaveLatest):
 
     def most_kept(self, done: Mapping[str, float]) -> float | None:
         """Return how many checkpoints a run keeps at most; see `SaveLatest`."""
-        count, unit = self._every.interval.count, self._every.interval.unit
+        count = self._every.interval.count
+        unit = self._every.interval.unit
         made = done[unit] // count + (unit == "epochs") if unit in done else None  # epoch 0 is one more
         return self._keep if made is None else min(made, self._keep or made)
 
@@ -101,8 +102,9 @@ class SaveEvery(SaveLatest):
             self._request(self.main_loop.iterations_done)
 
     def _request(self, number: int) -> None:
-        name = f"{self.name}-{number}"
-        self.main_loop.request_checkpoint(name, self._on_save_failure, self._superfluous if self._keep else ())
+        self.main_loop.request_checkpoint(
+            f"{self.name}-{number}", self._on_save_failure, self._superfluous if self._keep else ()
+        )
 
     def _superfluous(self, names: Iterable[str]) -> list[str]:
         """Return the names of this hook's checkpoints, without the last `keep`."""

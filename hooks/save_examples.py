@@ -107,12 +107,17 @@ class SaveExamples(SavesExamples):
             )
         check_names("variables", variables)
         by = (by or "loss") if select == "worst" else None
-        wanted = needed(show, by, label, prediction, *variables, id_variable)
-        super().__init__(streams, every, wanted, root_dir, dataset, output_dir)
+        super().__init__(
+            streams, every, needed(show, by, label, prediction, *variables, id_variable), root_dir, dataset, output_dir
+        )
         with needing(type(self).__name__, "pillow", "data"):
             import PIL  # noqa: F401 - the package, without its heavy parts
-        self._show, self._by, self._most = show, by, count
-        self._label, self._prediction, self._id = label, prediction, id_variable
+        self._show = show
+        self._by = by
+        self._most = count
+        self._label = label
+        self._prediction = prediction
+        self._id = id_variable
         self._variables = [name for name in needed(*variables) if name not in (show, by, label, prediction)]
         self._classes = names_of_classes("classes_names", classes_names, dataset if label else None, label or "")
         self._kept: list[_Kept] = []  # the largest first
@@ -143,7 +148,8 @@ class SaveExamples(SavesExamples):
         """
         if not self.looks_at(stream_name) or not self._kept:
             return
-        kept, self._kept = self._kept, []
+        kept = self._kept
+        self._kept = []
         place = self.root / f"epoch_{self._epoch}" / stream_name
         folder = Aside(place, is_folder=True)
         path = folder.begin()
@@ -167,7 +173,8 @@ class SaveExamples(SavesExamples):
             columns[name] = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in values]
         for name in needed(self._label, self._prediction):
             columns[name] = [_class_of(examples, name, each) for each in columns[name]]
-        ids, shown = examples.ids(self._id, rows), self._shown(examples, rows)
+        ids = examples.ids(self._id, rows)
+        shown = self._shown(examples, rows)
         return [
             _Kept(keys[row], ids[index], {name: each[index] for name, each in columns.items()}, shown[index])
             for index, row in enumerate(rows)
@@ -207,8 +214,12 @@ def _file(number: int, each: _Kept) -> str:
 def _ranks(examples: Examples, name: str) -> list[tuple[float, float]]:
     """Return how bad each example is; NaN is the worst."""
     if name in examples.batch and length(examples.batch[name]) < 0:
-        advice = "set model.loss.reduction: none, or name one of several losses that have it"
-        advice = f"; for a loss of each example, {advice}" * (name == "loss")
+        advice = ""
+        if name == "loss":
+            advice = (
+                "; for a loss of each example, set model.loss.reduction: none, or name one of several "
+                "losses that have it"
+            )
         raise examples.error(f"by: {name!r} has one value for the whole batch{advice}")
     column = examples.column(name)
     if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf" or column.size != examples.count:
@@ -255,6 +266,7 @@ def picture_of(image: Any) -> Pixels:
     finite = np.isfinite(values)
     low, high = (values[finite].min(), values[finite].max()) if finite.any() else (0.0, 1.0)
     if low >= 0 and high <= (255 if is_whole else 1):
-        low, high = 0.0, 255.0 if is_whole else 1.0
+        low = 0.0
+        high = 255.0 if is_whole else 1.0
     values = np.where(finite, values, low)
     return np.ascontiguousarray(np.rint((values - low) / ((high - low) or 1.0) * 255).astype(np.uint8))

@@ -75,7 +75,9 @@ class SaveMasks(SavesExamples):
             check_number("factor", factor, "a number above 0", above=0)
         with needing(type(self).__name__, "pillow", "data"):
             import PIL  # noqa: F401 - the package, without its heavy parts
-        self._mask, self._id, self._factor = mask_variable, id_variable, factor
+        self._mask = mask_variable
+        self._id = id_variable
+        self._factor = factor
         self._folder: Aside | None = None
         self._files: dict[str, str] = {}  # id -> file
 
@@ -117,7 +119,8 @@ class SaveMasks(SavesExamples):
         """
         if not self.looks_at(stream_name) or self._folder is None:
             return
-        folder, files = self._folder, self._files
+        folder = self._folder
+        files = self._files
         try:
             with storing(folder.place, "write"):
                 (self._path / "masks.csv").write_bytes(csv_of([("id", "file"), *files.items()]))
@@ -132,7 +135,9 @@ class SaveMasks(SavesExamples):
         self._drop()
 
     def _drop(self) -> None:
-        folder, self._folder, self._files = self._folder, None, {}
+        folder = self._folder
+        self._folder = None
+        self._files = {}
         if folder is not None:
             folder.drop()
 
@@ -161,8 +166,10 @@ def mask_png(mask: Any, factor: float | None) -> bytes:
     elif not is_classes:
         values = values * 255.0
     if not ((values >= 0) & (values <= 255)).all():
-        found = f"{mask.dtype} from {mask.min():g} to {mask.max():g}"
-        raise ValueError(f"{found}, but classes must be from 0 to 255, and floats from 0 to 1; or set factor")
+        raise ValueError(
+            f"{mask.dtype} from {mask.min():g} to {mask.max():g}, but classes must be from 0 to 255, and "
+            "floats from 0 to 1; or set factor"
+        )
     return png(np.rint(values).astype(np.uint8), PALETTE if is_classes else None)
 
 

@@ -35,10 +35,11 @@ class SavePredictions(WritesRows):
     of mappings, such as the boxes and scores of each picture, has a column for each key: `found.boxes`, ...
 
     The first column says which example a row is: the source `id`, or, if the stream does not have it, `position`, which
-    counts the examples of the stream from 0; with `emrun predict`, in the order of the rows of `ctx.batches`. If the
-    stream has a source `position` of whole numbers, it is a column too: that of `ImageFolder` and `TarShards` counts
-    the examples that were left out, too. Rows are written batch by batch, so that the memory does not grow. The file is
-    complete or absent: it appears at the end of the stream, in place of that of the evaluation before.
+    counts the examples of the stream from 0, as they come; with `emrun predict`, in the order of the rows of
+    `ctx.batches`. So a stream that shuffles its evaluations needs a source `id`. If the stream has a source `position`
+    of whole numbers, it is a column too: that of `ImageFolder` and `TarShards` counts the examples that were left out,
+    too. Rows are written batch by batch, so that the memory does not grow. The file is complete or absent: it appears
+    at the end of the stream, in place of that of the evaluation before.
 
     `emrun predict RUN_DIR STREAM -o FILE` uses this hook with a finished run.
 

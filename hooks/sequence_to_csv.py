@@ -71,8 +71,10 @@ class SequenceToCsv(WritesRows):
         for other, found in values.items():
             for row, (one, another) in enumerate(zip(values[first], found, strict=True)):
                 if len(one) != len(another):
-                    have = f"{first!r} has {len(one)} elements, and {other!r} {len(another)}"
-                    raise examples.error(f"of the example whose {name} is {ids[row]}, {have}")
+                    raise examples.error(
+                        f"of the example whose {name} is {ids[row]}, {first!r} has {len(one)} elements, and "
+                        f"{other!r} {len(another)}"
+                    )
         if self._mask is None:
             kept = [np.arange(len(each)) for each in values[first]]
         else:

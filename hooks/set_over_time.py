@@ -141,8 +141,10 @@ class SetOverTime(AbstractHook):
         with self._errors():
             refusal = self._schedule.refusal(self.main_loop.horizon)
         if refusal is not None:
-            what = f"{key}, of {self._target}; rates are shares of its value"
-            raise StateError(f"{what}: {refusal.replace('model.scheduler.', f'{key}.')}")
+            raise StateError(
+                f"{key}, of {self._target}; rates are shares of its value: "
+                f"{refusal.replace('model.scheduler.', f'{key}.')}"
+            )
 
     @property
     def _key(self) -> str:
@@ -164,8 +166,9 @@ class SetOverTime(AbstractHook):
             yield
         except ArgumentError as error:
             argument = error.argument.replace("scheduler", "schedule", 1)
-            about = argument.partition("[")[0].rpartition(".")[2]
-            raise self._problem(f"SetOverTime.{argument}: {error.message}", about) from error
+            raise self._problem(
+                f"SetOverTime.{argument}: {error.message}", argument.partition("[")[0].rpartition(".")[2]
+            ) from error
 
     def _find(self, model: Any) -> None:
         """Find the numbers of the config.
@@ -194,7 +197,8 @@ class SetOverTime(AbstractHook):
         with self._errors():
             factor = self._schedule.plan(loop.horizon)
         self._factor = self._schedule.by_time(factor, loop.horizon)
-        total, done = loop.horizon.updates, loop.updates_done
+        total = loop.horizon.updates
+        done = loop.updates_done
         if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
             found = next(filter(None, self._found), 0.0)

@@ -68,7 +68,9 @@ class ShowProgress(AbstractHook):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Remember the number of the epoch, and when it began."""
-        self._epoch, self._epoch_began, self._count = epoch_id, monotonic(), 0
+        self._epoch = epoch_id
+        self._epoch_began = monotonic()
+        self._count = 0
 
     def after_batch(self, stream_name: str) -> None:  # type: ignore[override]
         """Advance the bar by one batch, or log a line if it is time."""
@@ -104,10 +106,12 @@ class ShowProgress(AbstractHook):
 
     def _begin(self, stream: str, now: float) -> None:
         """Begin with the bar of a stream, if bars can be seen and are wanted."""
-        self._stream, self._stream_began, self._resumed_at = stream, now, self._count
+        self._stream = stream
+        self._stream_began = now
+        self._resumed_at = self._count
         if self._began is None and self.main_loop.training:
             self._began = self.main_loop.iterations_done, monotonic()
-        if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TQDM_DISABLE"):
+        if not getattr(sys.stderr, "isatty", bool)() or os.environ.get("TQDM_DISABLE"):
             self._due = self._epoch_began + 60 * _next_minute((now - self._epoch_began) / 60)
             return
         self._due = now + _SECONDS
@@ -136,7 +140,8 @@ class ShowProgress(AbstractHook):
 
     def _state(self) -> tuple[str, str]:
         """Return the loss of the last update and the time left of the run; empty texts for what is not known."""
-        loss, left = self.main_loop.model.step_values().get("loss"), self._seconds_left()
+        loss = self.main_loop.model.step_values().get("loss")
+        left = self._seconds_left()
         return (
             "" if loss is None else f"loss {float(loss):.4g}",
             "" if left is None else f"run {tqdm.format_interval(left)} left",
@@ -145,7 +150,8 @@ class ShowProgress(AbstractHook):
     def _seconds_left(self) -> float | None:
         """Return the seconds until the first limit of a hook, at the pace of this process; None if not known."""
         loop = self.main_loop
-        limits, length = loop.limits, self._totals.get(loop.train_stream_name)
+        limits = loop.limits
+        length = self._totals.get(loop.train_stream_name)
         first, began = self._began or (0, 0.0)
         left = [limits["iterations"] - loop.iterations_done] if "iterations" in limits else []
         if "updates" in limits:
@@ -182,7 +188,10 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
     def __str__(self) -> str:
         facts = self.format_dict
-        n, total, rate, elapsed = facts["n"], facts["total"], facts["rate"], facts["elapsed"]
+        n = facts["n"]
+        total = facts["total"]
+        rate = facts["rate"]
+        elapsed = facts["elapsed"]
         done = n - facts["initial"]
         rate = rate or (done / elapsed if elapsed and done > 0 else None)
         loss, run = self._tell() if self._tell is not None else ("", "")

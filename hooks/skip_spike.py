@@ -74,7 +74,10 @@ class SkipSpike(AbstractHook):
         check_count("keep", keep)
         if keep > MOST:
             raise ArgumentError("keep", f"{keep} is too many: a run keeps its {MOST} newest capsules of steps")
-        self._factor, self._variable, self._window, self._keep = factor, variable, window, keep
+        self._factor = factor
+        self._variable = variable
+        self._window = window
+        self._keep = keep
         self._kept = 0
         self._values: dict[str, deque[float]] = {}  # suffix of the optimizer -> the last values
         if model is not None:

@@ -80,10 +80,12 @@ class StopAfter(AbstractHook):
         del limits["minutes"], limits["training_minutes"]
         if train_stream_name is not None:
             del limits["iterations"]  # another stream may not be part of each epoch
-        self._minutes, self._training_minutes = minutes, training_minutes
+        self._minutes = minutes
+        self._training_minutes = training_minutes
         if training_minutes is not None:
             self.progress = lambda: self._trained() / max(60 * training_minutes, 1e-9)
-        self._stream, self._iterations = train_stream_name, iterations
+        self._stream = train_stream_name
+        self._iterations = iterations
         self.limits = {unit: int(limit) for unit, limit in limits.items() if limit is not None}
         self._iterations_done = 0
         self._began = 0.0

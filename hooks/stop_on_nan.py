@@ -75,8 +75,10 @@ class StopOnNaN(AbstractHook):
         addresses = [name for name in variables or () if "/" in name and not after_batch]
         if addresses:
             name = addresses[0]
-            message = f"{name!r} is not a variable; name variables only, [loss]: all their statistics are checked"
-            raise ArgumentError("variables", message)
+            raise ArgumentError(
+                "variables",
+                f"{name!r} is not a variable; name variables only, [loss]: all their statistics are checked",
+            )
         self._variables = variables
         self._warned: set[str] = set()
         self._on_unknown_type = on_unknown_type

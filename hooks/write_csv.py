@@ -123,7 +123,10 @@ class WriteCSV(FileSink):
 
     def begin(self, facts: Facts) -> None:
         """Begin without columns, which the rows determine."""
-        self._columns, self._first, self._header, self._lines = [], {}, [], []
+        self._columns = []
+        self._first = {}
+        self._header = []
+        self._lines = []
 
     def write(self, row: Row) -> None:
         """Add the line of a row to those that are waiting."""
@@ -133,7 +136,8 @@ class WriteCSV(FileSink):
 
     def flush(self) -> None:
         """Append the lines that are waiting; if there are new columns, write all lines with them."""
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         header = ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
         if lines and header != self._header:
             wider = (each + [self._default] * (len(header) - len(each)) for each in (*self._written(), *lines))

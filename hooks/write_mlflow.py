@@ -18,7 +18,9 @@ from emrun.record.trackers import AbstractTracker
 from emrun.shown import Picture, Text
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-_PARAMETERS, _VALUE, _METRICS = 100, 6000, 1000  # MLflow's limits of a request, a value, and metrics of a request
+_PARAMETERS = 100  # MLflow's limit of a request
+_VALUE = 6000  # its limit of a value
+_METRICS = 1000  # its limit of metrics of a request
 
 
 class WriteMLflow(AbstractTracker):
@@ -120,8 +122,9 @@ class WriteMLflow(AbstractTracker):
     def newest(self) -> int | None:
         """Return the largest step of the run's metrics."""
         names = self._client.get_run(self._run).data.metrics
-        steps = [each.step for name in names for each in self._client.get_metric_history(self._run, name)]
-        return max(steps, default=None)
+        return max(
+            [each.step for name in names for each in self._client.get_metric_history(self._run, name)], default=None
+        )
 
     def write(self, row: Row) -> None:
         """Collect the row as metrics, and send pictures and texts as artifacts."""
@@ -139,7 +142,8 @@ class WriteMLflow(AbstractTracker):
 
     def flush(self) -> None:
         """Send the metrics, each row whole."""
-        metrics, self._metrics = self._metrics, []
+        metrics = self._metrics
+        self._metrics = []
         if metrics:
             self._client.log_batch(self._run, metrics=metrics)
 

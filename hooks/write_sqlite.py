@@ -129,7 +129,8 @@ def _values(row: Row) -> Iterator[tuple[int, str, str, str | None, float | None]
     """Yield the rows of `epoch_values` for an epoch."""
     for stream, variables in row.streams.items():
         for variable, value in variables.items():
-            for aggregation, each in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            entries = value.items() if isinstance(value, Mapping) else [(None, value)]
+            for aggregation, each in entries:
                 if not isinstance(each, Mapping):
                     yield row.epoch, stream, variable, aggregation, _without_nan(as_float(each))
 

@@ -105,8 +105,9 @@ class WriteTensorBoard(FileSink):
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        for each, kind in row.unknown.items() if row.is_new else ():
-            self._complain(each, kind)
+        if row.is_new:
+            for each, kind in row.unknown.items():
+                self._complain(each, kind)
         values = row.values
         if row.every is None and self._facts is not None:
             self._write_config(self._facts, values, row.time)
@@ -156,8 +157,9 @@ def _value_of(name: str, shown: Written) -> Any:
 
     if isinstance(shown, Picture):
         width, height = shown.size
-        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
-        return Summary.Value(tag=name, image=image)
+        return Summary.Value(
+            tag=name, image=Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
+        )
     if isinstance(shown, Counts):
         ends = shown.edges[0], shown.edges[-1], sum(shown.counts), shown.total, shown.squares
         return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts).value[0]

@@ -85,7 +85,8 @@ class WriteTrackio(AbstractTracker):
 
     def flush(self) -> None:
         """Write the rows."""
-        entries, self._entries = self._entries, []
+        entries = self._entries
+        self._entries = []
         self._log(entries)
 
     def _log(self, entries: Sequence[tuple[int, dict[str, Any]]]) -> None:

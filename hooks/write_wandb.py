@@ -118,5 +118,6 @@ class WriteWandb(AbstractTracker):
 
     def finish(self, status: str, reason: str | None) -> None:
         """End the run of W&B, as failed unless it has finished."""
-        self._run.summary["status"], self._run.summary["reason"] = status, reason
+        self._run.summary["status"] = status
+        self._run.summary["reason"] = reason
         self._run.finish(exit_code=0 if status == "finished" else 1)

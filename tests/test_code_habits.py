@@ -12,21 +12,19 @@ from code_habits import ROOT, RULES
 
 LEFT = {
     "datasets": {"R1": 4, "R3": 7, "R4": 14, "R5": 6, "R6": 3, "R9": 1},
-    "emrun": {"R1": 1, "R2": 1, "R3": 1, "R4": 5, "R5": 2, "R7": 3, "R9": 3, "R10": 1},
-    "emrun/base": {"R2": 2, "R4": 3, "R5": 2},
-    "emrun/cli": {"R1": 1, "R2": 1, "R3": 1, "R4": 9, "R5": 4, "R7": 7, "R8": 1, "R9": 9},
-    "emrun/config": {"R2": 1, "R4": 15, "R5": 2, "R6": 1, "R7": 1, "R9": 10},
-    "emrun/diagnosis": {"R2": 3, "R4": 33, "R5": 22, "R6": 1, "R7": 5, "R9": 7},
-    "emrun/launch": {"R4": 4, "R5": 3, "R7": 1, "R10": 1},
+    "emrun": {"R1": 1, "R2": 1, "R5": 2, "R10": 1},
+    "emrun/base": {"R5": 2},
+    "emrun/cli": {"R1": 1, "R4": 3, "R5": 4, "R7": 1, "R9": 1},
+    "emrun/config": {"R5": 2, "R6": 1},
+    "emrun/diagnosis": {"R4": 10, "R5": 22, "R6": 1, "R9": 1},
+    "emrun/launch": {"R5": 3, "R10": 1},
     "emrun/loop": {"R10": 1},
-    "emrun/models": {"R1": 10, "R2": 3, "R3": 31, "R4": 35, "R5": 31, "R6": 1, "R7": 5, "R9": 7},
-    "emrun/ranks": {"R2": 3, "R3": 1, "R4": 9, "R9": 1},
-    "emrun/record": {"R1": 1, "R3": 13, "R4": 5, "R5": 7, "R7": 1, "R9": 1},
-    "emrun/runs": {"R4": 26, "R5": 1, "R7": 1, "R9": 2},
+    "emrun/models": {"R1": 10, "R2": 3, "R3": 31, "R4": 33, "R5": 31, "R6": 1, "R7": 5, "R9": 7},
+    "emrun/record": {"R5": 7},
     "emrun/storage": {"R2": 2, "R3": 2, "R4": 8, "R7": 2, "R9": 3},
-    "emrun/streams": {"R1": 3, "R3": 2, "R4": 6, "R5": 12, "R10": 2},
-    "emrun/training": {"R1": 1, "R2": 3, "R3": 1, "R4": 3, "R5": 5, "R7": 1, "R9": 1},
-    "hooks": {"R1": 5, "R3": 26, "R4": 15, "R5": 11, "R6": 1, "R7": 1, "R9": 6},
+    "emrun/streams": {"R3": 1, "R4": 3, "R5": 12, "R10": 2},
+    "emrun/training": {"R5": 5},
+    "hooks": {"R1": 5, "R5": 11, "R6": 1},
 }
 """Room -> rule -> its places that are left. A room that has none of a rule gets none."""
 

@@ -20,7 +20,7 @@ from projects import linear_with
 from emrun import AbstractHook, MainLoop, create_training
 from emrun.base.errors import ConfigError, HookError, StreamError
 from emrun.base.types import EpochVariable
-from emrun.epoch_data import as_float, check_monitors, number_at, read_by, statistics
+from emrun.epoch_data import as_float, check_monitors, check_numbers, number_at, read_by, statistics
 from emrun.hooks import ComputeStats, WriteCSV
 from emrun.record.rows import as_floats
 from emrun.storage.run import Run
@@ -389,6 +389,32 @@ def test_a_number_that_no_float_can_have_is_refused_with_who_wrote_it(tmp_path, 
         recorded(tmp_path, value)
     with pytest.raises(HookError, match="Write wrote valid/score, which is"):
         recorded(tmp_path / "again", {"mean": value})
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({1: 0.5}, "1"),
+        ({None: 0.5}, "None"),
+        ({(1, 2): 0.5}, r"\(1, 2\)"),
+        ({1: 0.5, "1": 0.7}, "1"),
+        ({"a": {1: 0.5, "1": 0.7}}, "a/1"),
+        ({"a": {"b": 0.5}, "a/b": 0.7}, "a/b"),
+        ({1: {"mean": 0.5}}, "1"),
+    ],
+)
+def test_a_number_without_a_name_of_its_own_is_refused_with_who_wrote_it(values, name):
+    with pytest.raises(HookError, match=rf"Write wrote valid/{name}, but .* is not a text, or the name of two"):
+        check_numbers({"valid": values}, "Write")
+
+
+def test_keys_of_a_mapping_may_be_numbers(tmp_path):
+    assert recorded(tmp_path, {0: 0.5, 1: 0.7})["score"] == {"0": 0.5, "1": 0.7}
+
+
+@pytest.mark.parametrize("value", [np.timedelta64(5, "s"), np.timedelta64(5, "ns"), np.array([5], "M8[ns]")])
+def test_a_time_is_not_a_number(tmp_path, value):
+    assert "score" not in recorded(tmp_path, value)
 
 
 def test_a_number_of_the_model_that_no_float_can_have_is_refused():

@@ -109,6 +109,8 @@ def safe_component(argument: str, name: str, also: str = "") -> str:
     """
     safe = re.sub(rf"[^\w.{re.escape(also)}-]", "_", name).lstrip(".")
     if not safe or len(safe) > 100:
-        allowed = "use letters, digits, '_' and '-', at most 100 characters"
-        raise ArgumentError(argument, f"{name!r} cannot name a file or a directory; {allowed}")
+        raise ArgumentError(
+            argument,
+            f"{name!r} cannot name a file or a directory; use letters, digits, '_' and '-', at most 100 characters",
+        )
     return safe

@@ -12,7 +12,8 @@ THREADS = "EMRUN_THREADS"
 """The environment variable that says how many threads of this process read examples."""
 SHARE = "EMRUN_CORES"
 """The environment variable in which emrun leaves how many cores a process that it starts gets."""
-_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUP = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 def allowed_cores() -> float:

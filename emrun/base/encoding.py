@@ -84,9 +84,9 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
         return replace(value, values=inner(value.values, key))
     if kind is dict:
         if all(type(each) in _KEYS for each in value):
-            return {each: inner(entry, f"{key}.{each}") for each, entry in value.items()}
+            return {inner(each, f"{key}: a key"): inner(entry, f"{key}.{each}") for each, entry in value.items()}
         items = [(inner(each, f"{key}: key {each!r}"), inner(entry, f"{key}.{each}")) for each, entry in value.items()]
-        return {_KIND: "dict", "items": items}
+        return {_KIND: "dict", "arguments": [items]}
     if kind in (list, tuple):
         return kind(inner(entry, f"{key}[{index}]") for index, entry in enumerate(value))
     if kind in _MADE.values():
@@ -123,11 +123,13 @@ def _encoded_array(value: Any, key: str) -> dict[str, Any]:
     """Return an array or a number of NumPy as `encode` does."""
     found = {_KIND: "number" if isinstance(value, np.generic) else "array", "dtype": value.dtype.str}
     if value.dtype.kind == "U":
-        return {**found, "values": value.tolist()}
+        return {**found, "values": value.tolist(), "shape": value.shape}
     if value.dtype.kind in "biufc":
         with suppress(TypeError):  # torch has no such dtype
-            native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
-            return {**found, "values": torch.from_numpy(native)}
+            return {
+                **found,
+                "values": torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C")),
+            }
     raise _refused(value, key)
 
 
@@ -147,10 +149,10 @@ def decode(value: Any) -> Any:
     if type(value) is not dict:
         return value
     kind: Any = value.get(_KIND)
-    if kind in ("array", "number", "text"):
+    if kind in ("array", "number"):
         values = value["values"]
-        array = values.numpy() if isinstance(values, torch.Tensor) else np.array(values)
-        array = array.astype(value.get("dtype", array.dtype), copy=False)
+        array = values.numpy() if isinstance(values, torch.Tensor) else np.array(values).reshape(value["shape"])
+        array = array.astype(value["dtype"], copy=False)
         return array[()] if kind == "number" else array
     if kind == "nested":
         return torch.nested.nested_tensor(value["parts"], layout=getattr(torch, value["layout"]))
@@ -162,7 +164,7 @@ def decode(value: Any) -> Any:
     if kind == "type":
         return _TYPES[found["name"]]
     if kind in _MADE:
-        return _MADE[kind](*found["arguments"] if "arguments" in found else [dict(found["items"])])
+        return _MADE[kind](*found["arguments"])
     if kind != "numpy":
         return found
     entropy, spawn_key, spawned = found["seed"]

@@ -25,8 +25,7 @@ def derived_seed(seed: int, *key: Key) -> int:
 
     Different keys give independent seeds: the seed is the BLAKE2b digest of the key's parts.
     """
-    digest = hashlib.blake2b(repr((seed, *key)).encode(), digest_size=16)
-    return int.from_bytes(digest.digest(), "little")
+    return int.from_bytes(hashlib.blake2b(repr((seed, *key)).encode(), digest_size=16).digest(), "little")
 
 
 def draw_seed() -> int:
@@ -60,7 +59,8 @@ def _has_accelerator(torch: Any) -> bool:
 @contextmanager
 def preserved_randomness() -> Iterator[None]:
     """Restore the global random states of Python, NumPy and, if it is imported, torch at the end of the block."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     torch = sys.modules.get("torch")
     devices = range(torch.cuda.device_count()) if torch and torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices, device_type="cuda") if torch else nullcontext():

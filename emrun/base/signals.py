@@ -58,8 +58,7 @@ def handled(handlers: Mapping[int, Handler]) -> Iterator[None]:
 
 def _block() -> None:
     """Block the signals until the child has its handlers: Python forgets those that come before."""
-    numbers = {number for number, *_ in _INSTALLED}
-    _MASKS[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    _MASKS[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {number for number, *_ in _INSTALLED})
 
 
 def _unblock() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-ID, POSITION = "id", "position"
+ID = "id"
+POSITION = "position"
 """The sources that say which example is in a row, by its name and its number; the model need not read them."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from textwrap import TextWrapper
 from typing import Any
@@ -103,12 +104,12 @@ class Table:
         folded: list[Any] = [
             ["\n".join(wrap(cell, size)) for cell, size in zip(cells, sizes, strict=True)] for cells in self._all()
         ]
-        options: dict[str, Any] = {"colalign": list(self.align) or None, "disable_numparse": True}
+        shown: Callable[..., str] = partial(tabulate, folded, colalign=list(self.align) or None, disable_numparse=True)
         if not self.headers:
-            return tabulate(folded, tablefmt="plain", **options)
+            return shown(tablefmt="plain")
         # headers of tabulate would be two columns wider; as a row, they have a line above and below the table, which go
         folded.insert(1, SEPARATING_LINE)
-        return tabulate(folded, tablefmt="simple", **options).partition("\n")[2].rpartition("\n")[0]
+        return shown(tablefmt="simple").partition("\n")[2].rpartition("\n")[0]
 
     def _all(self) -> list[Sequence[str]]:
         """Return the headings, if there are any, and the rows."""

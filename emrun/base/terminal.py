@@ -6,10 +6,14 @@ import io
 import logging
 import os
 import select
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+PLACES = {1, 2}
+"""The descriptors of standard output and error, with emrun's own, which stay open to the end of the process."""
 
 
 class _Output(io.FileIO):
@@ -24,23 +28,52 @@ class _Output(io.FileIO):
             return super().write(data)
 
 
+class _Buffer(io.BufferedWriter):
+    """The bytes of standard output or error; other code cannot close what emrun writes to."""
+
+    def close(self) -> None:
+        """Flush."""
+        self.flush()
+
+
+class _Text(io.TextIOWrapper):
+    """The text of standard output or error; other code cannot take its buffer away."""
+
+    def detach(self) -> Any:
+        """Return the buffer, which this stream keeps."""
+        return self.buffer
+
+
 def outlived(stream: Any) -> Any:
-    """Return a text stream in place of standard output or error that drops what its reader does not take any more."""
+    """Return a text stream in place of standard output or error that drops what its reader does not take any more.
+
+    The stream has a descriptor of its own: after `os.close(2)`, the next file that is opened has the number 2.
+    """
     try:
-        raw = _Output(stream.fileno(), "wb", closefd=False)
+        raw = _Output(os.dup(stream.fileno()), "wb", closefd=False)
         stream.flush()
     except (AttributeError, OSError, ValueError):  # closed from the beginning, or not a file
         return stream
-    lines = stream.line_buffering
-    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=lines)
+    PLACES.add(raw.fileno())
+    return _Text(_Buffer(raw), stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+
+
+OUTPUT: dict[str, Any] = {}
+"""`stdout` and `stderr` as they were when the command began; see `restore_output`."""
+
+
+def restore_output() -> None:
+    """Let `sys.stdout` and `sys.stderr` be what they were when the command began, although other code replaced them."""
+    vars(sys).update(OUTPUT)
 
 
 def leave_closed_terminal() -> None:
     """Drop what is written from now on to a terminal or a pipe that was closed; to write there would be an error."""
-    for place in (1, 2):
-        look = select.poll()
+    look = select.poll()
+    for place in PLACES:
         look.register(place, 0)
-        if any(event & (select.POLLHUP | select.POLLERR) for _, event in look.poll(0)):
+    for place, event in look.poll(0):
+        if event & (select.POLLHUP | select.POLLERR):
             with Path(os.devnull).open("wb") as nothing:
                 os.dup2(nothing.fileno(), place)
 

@@ -17,8 +17,17 @@ from emrun.base.wording import listed
 Batch = Mapping[str, Any]
 """Source name -> values; all sources have the same length."""
 
+Values = Mapping[str, Any]
+"""Name -> value: the outputs of a batch, or what was saved."""
+
+State = dict[str, Any]
+"""What a `state_dict` returns, in plain types and tensors."""
+
 EpochData = dict[str, dict[str, Any]]
 """Stream -> variable -> a number, or a mapping aggregation -> number."""
+
+Json = dict[str, Any]
+"""Name -> a value that JSON has, as `--json` prints it and the files of a run have it."""
 
 Profile = dict[str, "array[float]"]
 """What was timed -> seconds, one entry each time it happened."""
@@ -110,8 +119,9 @@ class Interval:
         if unit is not None and unit != "minutes" and not count.is_integer():
             raise ArgumentError(argument, f"{value!r} is not an interval; write a whole number of {unit}")
         if unit is not None and count <= 0:
-            example = f"write for example '5 {unit}', a number above 0"
-            raise ArgumentError(argument, f"{value!r} is not an interval; {example}")
+            raise ArgumentError(
+                argument, f"{value!r} is not an interval; write for example '5 {unit}', a number above 0"
+            )
         if unit is None:
             more = f"; the units here are {listed(units)}" if len(units) > 1 else ""
             raise ArgumentError(argument, f"{value!r} is not an interval; write for example '5 {units[0]}'{more}")

@@ -30,7 +30,8 @@ def meant_of(name: object, names: Iterable[str]) -> str:
 
 def nearest(name: str, allowed: Iterable[str]) -> str | None:
     """Return the name nearest to `name`, None if no name is near; see `did_you_mean`."""
-    found, word = sure(name, allowed := list(allowed)), normalised(name)
+    found = sure(name, allowed := list(allowed))
+    word = normalised(name)
     begins = [(normalised(each)[: len(word) + 1], each) for each in allowed if len(word) > 2]
     longer = [each for begin, each in begins if difflib.SequenceMatcher(None, begin, word).ratio() > 0.85]
     if found is None and len(longer) == 1:

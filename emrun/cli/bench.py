@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from emrun.base.types import Json
 from emrun.cli.console import config_arguments, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, users_code
-from emrun.cli.output import only_json, print_json, table, with_json
+from emrun.cli.output import print_json, table, with_json
 
 if TYPE_CHECKING:
     from emrun.diagnosis.stream_bench import Bench, Speed, StreamBench
@@ -43,12 +44,15 @@ def bench(
         from emrun.diagnosis.stream_bench import bench as measure
 
         step = None if step_ms is None else step_ms / 1000
-        with only_json(as_json), users_code():
+        with users_code():
             found = measure(config, overrides, seconds=seconds, step=step, all_streams=all_streams)
-        print_json(_in_json(found)) if as_json else click.echo(_shown(found))
+        if as_json:
+            print_json(_in_json(found))
+        else:
+            click.echo(_shown(found))
 
 
-def _in_json(found: Bench) -> dict[str, Any]:
+def _in_json(found: Bench) -> Json:
     step = found.step
     better = None if step is None else found.streams[0].change(found.present, step)[1]
     return {
@@ -79,7 +83,7 @@ def _in_json(found: Bench) -> dict[str, Any]:
     }
 
 
-def _setting(reading: Speed) -> dict[str, Any]:
+def _setting(reading: Speed) -> Json:
     setting = reading.setting
     others = {"threads": setting.threads, "dtype": setting.dtype}
     named = {key: value for key, value in others.items() if value is not None}
@@ -123,12 +127,15 @@ def _choice(found: Bench) -> str:
     if found.step is None:
         return f"no setting is recommended, because the time of a step is not known: {found.no_step}"
     stream = found.streams[0]
-    first, best = stream.readings[0], stream.chosen(found.step)
+    first = stream.readings[0]
+    best = stream.chosen(found.step)
     waits = f"{stream.waiting(best, found.step):.0%} of its time for stream {stream.name!r}"
     why = f"with a step of {found.step * 1000:.3g} ms, training waits {waits}"
     if best is first:
-        choice = f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not help"
-        return f"{choice}\n{_change(found, stream, found.step)}"
+        return (
+            f"choose neither `buffer` nor `workers`: {why}, and read-ahead does not "
+            f"help\n{_change(found, stream, found.step)}"
+        )
     given = str(best.setting).replace(", ", " main_loop.").replace(": ", "=")
     return (
         f"choose `{best.setting}` (main_loop.{given}): {why}, without read-ahead "
@@ -142,11 +149,11 @@ def _change(found: Bench, stream: StreamBench, step: float) -> str:
     says = f"as the config is ({found.present}), the stream cannot be read"
     if now is not None:
         rate = f"{_rate(1 / now.seconds_per_batch)} batches" if now.seconds_per_batch else "one batch"
-        waits = f"training waits {stream.waiting(now, step):.0%} of its time"
         says = (
-            f"as the config is ({now.setting}), the stream gives {rate}/s, the model takes {_rate(1 / step)}: {waits}"
+            f"as the config is ({now.setting}), the stream gives {rate}/s, the model takes "
+            f"{_rate(1 / step)}: training waits {stream.waiting(now, step):.0%} of its time"
         )
     if better is None:
         return f"{says}, and no other setting that was tried waits less"
-    scaled = "; the model then needs `scale: 255` in `inputs`" * (better.setting.dtype is not None)
+    scaled = "" if better.setting.dtype is None else "; the model then needs `scale: 255` in `inputs`"
     return f"{says}; what helps most is `{better.setting}`: {stream.waiting(better, step):.0%}{scaled}"

@@ -14,10 +14,11 @@ import click
 from emrun.base.censor import hidden
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_line, width
+from emrun.base.types import Json
 from emrun.base.wording import IN_TABLE, few, in_one_line, size_of, span
 from emrun.cli.console import GivenPath, overrides_argument, terminal_log, with_tracebacks
-from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
-from emrun.cli.output import MOST_ROWS, only_json, parameters_table, print_json, so_far, table, with_json
+from emrun.cli.failures import import_torch, print_error, unwound_by_sigterm, users_code
+from emrun.cli.output import MOST_ROWS, parameters_table, print_json, so_far, table, with_json
 from emrun.config.config import Config, load_config
 from emrun.config.interpolation import unread_vars
 from emrun.config.plan import check_statically, with_statistics
@@ -82,21 +83,16 @@ def check(
         raise click.UsageError(f"--static imports nothing, as --{given[1]} does; leave out one of the two")
     with terminal_log(quiet=True):
         sys.dont_write_bytecode = True
-        try:
-            with only_json(as_json), unwound_by_sigterm():
-                loaded = load_config(config, overrides)
-                contract = _check(loaded, static, 1 if numerics else nproc)
-                looked = _look(loaded, with_bar=not as_json) if data else None
-                rows = None
-                if numerics:
-                    from emrun.diagnosis.numerics.proof import prove
+        so_far()["contract"] = None
+        with unwound_by_sigterm(), users_code():
+            loaded = load_config(config, overrides)
+            contract = _check(loaded, static, 1 if numerics else nproc)
+            looked = _look(loaded, with_bar=not as_json) if data else None
+            rows = None
+            if numerics:
+                from emrun.diagnosis.numerics.proof import prove
 
-                    rows = prove(with_statistics(loaded), nproc)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the user's code may also have called sys.exit
-            so_far()["contract"] = None
-            return fail(error)
+                rows = prove(with_statistics(loaded), nproc)
     is_wrong = bool(looked and looked["findings"]) or any(each["result"] == "differs" for each in rows or ())
     if as_json:
         more = {name: each for name, each in {"data": looked, "numerics": rows}.items() if each is not None}
@@ -139,7 +135,7 @@ def _check_environment(as_json: bool) -> int:
     return 1 if found.problems else 0
 
 
-def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
+def _look(config: Config, *, with_bar: bool) -> Json:
     """Read all data, with a bar on a terminal for each stream."""
     from tqdm import tqdm
 
@@ -147,7 +143,7 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
 
     @contextmanager
     def bar(stream: str, batches: int | None) -> Iterator[Callable[[], Any]]:
-        is_shown = with_bar and sys.stderr.isatty()
+        is_shown = with_bar and width(sys.stderr) is not None
         with tqdm(
             total=batches, desc=in_one_line(stream, 40), unit=" batches", leave=False, disable=not is_shown
         ) as bar:
@@ -156,7 +152,7 @@ def _look(config: Config, *, with_bar: bool) -> dict[str, Any]:
     return look_at_data(config, bar)
 
 
-def _data(looked: dict[str, Any]) -> Iterator[str]:
+def _data(looked: Json) -> Iterator[str]:
     """Yield how many examples and which labels the streams have, and what was found."""
     streams = looked["streams"]
     rows = [
@@ -170,10 +166,11 @@ def _data(looked: dict[str, Any]) -> Iterator[str]:
         yield "\n" + "\n".join(f"found: {hidden(each['message'])}" for each in looked["findings"])
 
 
-def _numerics(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _numerics(rows: list[Json]) -> Iterator[str]:
     """Yield what was compared, and the results."""
-    cells = [[each["what"], each["result"], hidden(each["text"])] for each in rows]
-    yield "\n" + table(cells, ["numerics", "result", ""])
+    yield "\n" + table(
+        [[each["what"], each["result"], hidden(each["text"])] for each in rows], ["numerics", "result", ""]
+    )
 
 
 def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
@@ -191,7 +188,7 @@ def _label_table(source: str, labels: dict[str, dict[str, int] | None]) -> str:
     return table(rows, [in_one_line(source, 40), *shares], ("left", *("right" for _ in shares)))
 
 
-def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
+def _check(config: Config, static: bool, ranks: int) -> Json | None:
     check_statically(config, evaluations=True)
     if ranks > 1 and ((strategy := config.tree.get("model", "strategy")) is None or strategy.value is None):
         raise UsageError(
@@ -207,7 +204,7 @@ def _check(config: Config, static: bool, ranks: int) -> dict[str, Any] | None:
     return None
 
 
-def _contract(contract: dict[str, Any]) -> Iterator[str]:
+def _contract(contract: Json) -> Iterator[str]:
     """Yield what the dataset and the model agree on, as tables and lines."""
     rows = []
     for name, stream in contract["streams"].items():
@@ -255,7 +252,7 @@ def _contract(contract: dict[str, Any]) -> Iterator[str]:
     yield "\n" + table(rows, ["forecast", "", "how it is known"])
 
 
-def _group(group: dict[str, Any]) -> list[str]:
+def _group(group: Json) -> list[str]:
     """Return the row of a group of parameters."""
     numbers = ["" if group[key] is None else f"{group[key]:g}" for key in ("lr", "weight_decay")]
     names = few(group["parameters"], IN_TABLE)

@@ -14,6 +14,7 @@ import click
 from emrun.base.arguments import expanded, resolved
 from emrun.base.errors import UsageError
 from emrun.base.tables import folded_command, width
+from emrun.base.types import Json
 from emrun.base.wording import counted, few, from_here, listed, short
 from emrun.cli.console import Directory, with_terminal_log
 from emrun.cli.failures import end_by_signal, print_error, tell_json
@@ -111,8 +112,7 @@ def compare(
 
     sources = names[0], names[-1]
     a = load_config(sources[0], shared).without("sweep")
-    seed = f"seed={a.get('seed') or 0}"
-    overrides = shared, [*shared, *changes, seed]
+    overrides = shared, [*shared, *changes, f"seed={a.get('seed') or 0}"]
     b = load_config(sources[1], overrides[1]).without("sweep")
     for each in (a, b):
         check_statically(each, evaluations=True)
@@ -126,7 +126,7 @@ def compare(
     sides = [Trials(each, (), settings, directory) for each in (a, b)]
     pairs_ = pairs_of(sides, finished_runs(sources, output_root))
     commands = [["train", source, *own] for source, own in zip(sources, overrides, strict=True)]
-    with only_json(as_json):
+    with only_json():
         ending, pairs_, results, verdict = _train(sides, pairs_, commands, settings, pairs[0], by)
     if ending is not None:
         print_error(ending.text.strip())
@@ -137,7 +137,10 @@ def compare(
         return int(ending.exit_status)
     found = _as_dict(directory, pairs_, results, verdict, settings, by)
     found = {"status": "finished", "exit_status": 0, **found, "seconds": time.monotonic() - began}
-    print_json(found) if as_json else _show(found)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
     return 0
 
 
@@ -169,12 +172,13 @@ def _train(
     settings: Sweep,
     least: int,
     by: float,
-) -> tuple[Any, list[Pair], list[list[Result]], dict[str, Any] | None]:
+) -> tuple[Any, list[Pair], list[list[Result]], Json | None]:
     """Train pair after pair until there is a verdict; PyTorch is imported for all of them here.
 
     Returns:
         How the runs have ended, if that ends the comparison, else None; the pairs; the results of A and B; the verdict.
     """
+    before: set[Path] = set()
     for trial in (trial for pair in every for trial in pair.trials):
         found = whole(result_of(trial, settings, sides[0].code), trial)
         other = f"code (changed: {listed(found.changed)})" if found.changed else "values, by a resume"
@@ -182,6 +186,8 @@ def _train(
             raise UsageError(
                 f"{from_here(trial.directory)} was trained with other {other}; remove it, or use another --output-dir"
             )
+        if found.status == "finished":
+            before.add(trial.directory)
     jobs, threads = prepared(settings, *(each.config_of(every[0].trials[i]) for i, each in enumerate(sides)))
     results: list[list[Result]] = [[], []]
     verdict = None
@@ -189,17 +195,22 @@ def _train(
     pairs = list(every)
     while len(results[0]) < len(pairs):
         pair = pairs[len(results[0])]
-        finished = [each.directory for each in pair.trials if result_of(each, settings).status == "finished"]
         of = {trial.directory: command for trial, command in zip(pair.trials, commands, strict=True)}
 
         def started_with(trial: Trial, ends: Path, of: dict[Path, list[str]] = of) -> list[str]:
-            command = command_of(of[trial.directory], trial)
-            return arguments(command, trial.directory, settings.objective, "--metric", ends, records=False)
+            return arguments(
+                command_of(of[trial.directory], trial),
+                trial.directory,
+                settings.objective,
+                "--metric",
+                ends,
+                records=False,
+            )
 
         ending = SweepLoop(pair, of_pair, jobs, started_with, threads, None).run()
         if ending.exit_status not in (0, 1):
             return ending, pairs, results, verdict
-        again = pair.with_same_data(finished)
+        again = pair.with_same_data(before)
         if again is not None:
             pairs[len(results[0])] = again
             continue
@@ -220,7 +231,7 @@ def _as_dict(
     verdict: Any,
     settings: Sweep,
     by: float,
-) -> dict[str, Any]:
+) -> Json:
     runs = [
         {
             "seed": pair.trials[0].seed,
@@ -249,12 +260,14 @@ def _as_dict(
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Json) -> None:
     """Print a comparison for people."""
     for which in "ab":
         if bad := sum(not has_value(each[which]["value"]) for each in found["runs"]):
-            told = f"warning: {counted(bad, 'run')} of {which.upper()} failed or diverged"
-            click.echo(f"{told}; such a run counts as worse than all others")
+            click.echo(
+                f"warning: {counted(bad, 'run')} of {which.upper()} failed or diverged; such a run counts as "
+                "worse than all others"
+            )
     words = {
         "a": "A is better",
         "b": "B is better",

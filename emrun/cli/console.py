@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from emrun.base.arguments import expanded
 from emrun.base.tables import Table, folded_line, width
-from emrun.base.terminal import kept_on, outlived
+from emrun.base.terminal import OUTPUT, kept_on, outlived, restore_output
 from emrun.ranks.group import rank_of
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
     if quiet or not progress or is_follower():
         os.environ["TQDM_DISABLE"] = "1"
     sys.stdout = outlived(sys.stdout)
+    OUTPUT.update(stdout=sys.stdout, stderr=sys.stderr)
     root = logging.getLogger()
     handler = _TerminalHandler(sys.stderr)
     handler.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
@@ -222,6 +223,8 @@ def terminal_log(*, verbose: bool = False, quiet: bool = False, progress: bool =
             yield
     finally:
         root.setLevel(level)
+        restore_output()
+        OUTPUT.clear()  # what is not flushed is flushed when nothing refers to it
 
 
 @contextmanager

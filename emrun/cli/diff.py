@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from emrun.base.arguments import expanded
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.output import print_json, table, with_json
@@ -37,15 +37,20 @@ def diff(a: Path, b: Path, as_json: bool) -> int:
     Exit status, as that of diff: 0 the runs are equal, 1 they differ, 2 wrong usage, 74 a directory cannot be read.
     """
     found = compare(find_run(expanded(a)), find_run(expanded(b)))
-    print_json(found) if as_json else click.echo("\n".join(_report(found)))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(_report(found)))
     return 0 if found["equal"] else 1
 
 
-def _report(found: Mapping[str, Any]) -> Iterator[str]:
+def _report(found: Json) -> Iterator[str]:
     """Yield the lines of the report; all text of a run is made printable."""
     for name, run in zip("ab", found["runs"], strict=True):
-        done = f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')}"
-        yield f"{name}: {in_one_line(run['directory'])} ({run['status']}, {done})"
+        yield (
+            f"{name}: {in_one_line(run['directory'])} ({run['status']}, "
+            f"{counted(run['epochs_done'], 'epoch')}, {counted(run['iterations_done'], 'iteration')})"
+        )
     was_long = True
     parts = {
         "config": _config,
@@ -68,7 +73,7 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     yield "the runs are equal" if found["equal"] else "the runs differ"
 
 
-def _config(found: Mapping[str, Any]) -> Iterator[str]:
+def _config(found: Json) -> Iterator[str]:
     rows = [[each["key"], *(_side(each[name]) for name in "ab"), _origin(each)] for each in found["config"]]
     order = found["hooks_order"]
     if order is not None:
@@ -76,42 +81,45 @@ def _config(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _table("config", rows, ["key", "a", "b", "from"])
 
 
-def _side(value: Mapping[str, Any] | None) -> str:
+def _side(value: Json | None) -> str:
     if value is None:
         return "(not there)"
     found = value["value"]
     return in_one_line(found if isinstance(found, str) else json.dumps(found, default=str), _LONGEST)
 
 
-def _origin(row: Mapping[str, Any]) -> str:
+def _origin(row: Json) -> str:
     origins = {name: row[name]["origin"] for name in "ab" if row[name] is not None}
     if len(set(origins.values())) == 1:
         return str(next(iter(origins.values())))
     return "; ".join(f"{name}: {origin}" for name, origin in origins.items())
 
 
-def _packages(found: Mapping[str, Any]) -> Iterator[str]:
+def _packages(found: Json) -> Iterator[str]:
     versions = [["Python", found["python"]["a"], found["python"]["b"]]] if found["python"] else []
     versions += [[each["name"], each["a"], each["b"]] for each in found["packages"]]
-    rows = [["(not there)" if cell is None else cell for cell in row] for row in versions]
-    yield from _table("packages", rows, ["package", "a", "b"])
+    yield from _table(
+        "packages",
+        [["(not there)" if cell is None else cell for cell in row] for row in versions],
+        ["package", "a", "b"],
+    )
     if found["repositories"] is not None:
         for name in "ab":
             yield f"git {name}: {listed([_repository(each) for each in found['repositories'][name]])}"
 
 
-def _device(found: Mapping[str, Any]) -> Iterator[str]:
+def _device(found: Json) -> Iterator[str]:
     pair = found["device"]
     yield "device: " + ("equal" if pair is None else " and ".join(in_one_line(pair[name]) for name in "ab"))
 
 
-def _repository(entry: Mapping[str, Any]) -> str:
+def _repository(entry: Json) -> str:
     commit = "no commit" if entry["commit"] is None else f"commit {in_one_line(entry['commit'][:12])}"
     changes = "" if entry["changes"] is None else f" with changes {in_one_line(entry['changes'][:12])}"
     return f"{in_one_line(entry['directory'])} {commit}{changes}"
 
 
-def _modules(found: Mapping[str, Any]) -> Iterator[str]:
+def _modules(found: Json) -> Iterator[str]:
     modules = found["modules"]
     yield from _table("code", [[each["name"], each["change"]] for each in modules], ["module", ""])
     left = _MOST_LINES
@@ -123,17 +131,21 @@ def _modules(found: Mapping[str, Any]) -> Iterator[str]:
         left = max(0, left - len(lines))
 
 
-def _data(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [[each["stream"], str(each["pass"]), listed(each["sources"])] for each in found["data"]]
-    yield from _table("data", rows, ["stream", "pass", "sources that differ in its first batch"])
+def _data(found: Json) -> Iterator[str]:
+    yield from _table(
+        "data",
+        [[each["stream"], str(each["pass"]), listed(each["sources"])] for each in found["data"]],
+        ["stream", "pass", "sources that differ in its first batch"],
+    )
 
 
-def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
+def _statistics(found: Json) -> Iterator[str]:
     if found["epochs"] is None:
         yield "statistics: equal"
     else:
         epochs = found["epochs"]
-        counts = f" (the last is {epochs['a']} in a and {epochs['b']} in b)" * (epochs["a"] != epochs["b"])
+        differ = epochs["a"] != epochs["b"]
+        counts = f" (the last is {epochs['a']} in a and {epochs['b']} in b)" if differ else ""
         yield f"statistics: they differ from epoch {epochs['first']} on{counts}"
         columns = [(which, side) for which in ("last", "lowest", "highest") for side in "ab"]
         rows = [
@@ -145,20 +157,21 @@ def _statistics(found: Mapping[str, Any]) -> Iterator[str]:
             yield from _cut(rows, ["statistic (epoch)", *(f"{which} {side}" for which, side in columns)])
 
 
-def _entry(summary: Mapping[str, Any] | None, which: str) -> str:
+def _entry(summary: Json | None, which: str) -> str:
     return "" if summary is None else f"{summary[which][0]:.6g} ({summary[which][1]})"
 
 
-def _steps(found: Mapping[str, Any]) -> Iterator[str]:
+def _steps(found: Json) -> Iterator[str]:
     steps = found["steps"]
     last = [each and f"{each:,}" for each in steps["last"]]
-    first, count = steps["first"], f"{steps['compared']:,}"
+    first = steps["first"]
+    count = f"{steps['compared']:,}"
     if None in last:
         whose = " and ".join(name for name, each in zip("ab", last, strict=True) if each is None)
         yield f"steps: not compared: {whose} recorded none"
     elif first is not None:
         values = "; ".join(
-            f"{'the ' * (name == 'loss')}{in_one_line(name)} differs: {_pair(*pair)}"
+            f"{'the loss' if name == 'loss' else in_one_line(name)} differs: {_pair(*pair)}"
             for name, pair in first["values"].items()
         )
         thinned = f" (every {first['every']:,}th iteration is recorded)" if first["every"] > 1 else ""

@@ -11,7 +11,7 @@ from emrun.base.arguments import expanded
 from emrun.base.wording import listed
 from emrun.cli.console import Directory, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
-from emrun.cli.output import only_json, print_json, results, so_far
+from emrun.cli.output import print_json, results, so_far
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_config
 from emrun.config.override_keys import streams_of
@@ -65,7 +65,7 @@ def evaluate(
     found = {}
     try:
         for stream in streams:
-            with only_json(as_json), unwound_by_sigterm(), users_code():
+            with unwound_by_sigterm(), users_code():
                 found.update(evaluate_stream(directory, stream, overrides, config, checkpoint, sys.argv, output_dir))
     except Interrupted as error:
         end_interrupted(f"{error.reason}; the evaluation is not complete", error.signal)

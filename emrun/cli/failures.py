@@ -19,10 +19,10 @@ import emrun
 from emrun.base.errors import ConfigError, EmrunError, Problem, StorageError, exit_status, reason_of
 from emrun.base.signals import handled, is_main_thread, unless_ignored
 from emrun.base.slow_start import NamedWhenSlow
-from emrun.base.terminal import leave_closed_terminal
+from emrun.base.terminal import leave_closed_terminal, restore_output
 from emrun.base.wording import from_here
 from emrun.cli.console import VERBOSE, has_colours, is_follower
-from emrun.cli.output import print_json, so_far, wants_json
+from emrun.cli.output import only_json, print_json, so_far, wants_json
 from emrun.cli.problems import problems_of
 from emrun.config.import_finder import instead_of
 from emrun.ranks.group import meeting_place, misses_others, number_of_ranks
@@ -38,14 +38,20 @@ class UsersCodeFailed(Exception):
 
 
 @contextmanager
-def users_code() -> Iterator[None]:
+def users_code(*, keeps_output: bool = False) -> Iterator[None]:
     """Replace exceptions with which click ends the process silently: in this block they are failures.
+
+    What the block prints goes to standard error if the result is JSON; see `only_json`.
+
+    Args:
+        keeps_output: whether what the block has put in the place of standard output and error stays there.
 
     Raises:
         UsersCodeFailed: with such an exception.
     """
     try:
-        yield
+        with only_json(keeps_output=keeps_output):
+            yield
     except (click.ClickException, click.exceptions.Exit, click.Abort, EOFError, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and error.errno != errno.EPIPE:
             raise
@@ -239,13 +245,14 @@ def import_torch() -> None:
 
 def report_and_end_by_signal(number: int) -> NoReturn:
     """Say on standard error which signal interrupted the command, and end the process by it."""
+    restore_output()
     print_error(f"interrupted by {signal.Signals(number).name}")
     end_by_signal(number)
 
 
 def end_by_signal(number: int) -> NoReturn:
     """End the process by a signal, so that its parent, such as a loop in a shell, stops too."""
-    with suppress(OSError, ValueError):  # the terminal is closed
+    with suppress(OSError, ValueError, AttributeError):  # the terminal is closed
         sys.stdout.flush()
         sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

@@ -75,8 +75,7 @@ def init(directory: Path, sample: str) -> None:
         raise click.UsageError(f"{target} is not a directory")
     there = sorted(path.name for path in target.iterdir() if path.name != ".git") if target.is_dir() else []
     if there:
-        message = f"{target} is not empty (it has {few(there)})"
-        raise click.UsageError(f"{message}; name a new or an empty directory")
+        raise click.UsageError(f"{target} is not empty (it has {few(there)}); name a new or an empty directory")
     files = _files(known[sample])
     try:
         _write(target, files)
@@ -91,8 +90,7 @@ def samples() -> dict[str, Path]:
     """Return the samples: name -> a directory with a `config.yaml`, or a config."""
     found = sorted(_SAMPLES.iterdir())
     projects = {path.name: path for path in found if (path / "config.yaml").is_file()}
-    configs = {path.stem: path for path in found if path.suffix == ".yaml"}
-    return dict(sorted({**projects, **configs}.items()))
+    return dict(sorted({**projects, **{path.stem: path for path in found if path.suffix == ".yaml"}}.items()))
 
 
 def _files(sample: Path) -> dict[str, bytes]:

@@ -25,7 +25,8 @@ def last_lines(training: Training, reason: str, *, keeps: bool) -> Iterator[str]
         reason: why it ended.
         keeps: whether the run directory is kept; otherwise no line names files in it.
     """
-    summaries, shown = Summaries(StoredRun(training.output_dir)), from_here(training.output_dir)
+    summaries = Summaries(StoredRun(training.output_dir))
+    shown = from_here(training.output_dir)
     if (best := summaries.best) is not None:
         which = "lowest" if summaries.watched[1] == "min" else "highest"
         yield f"best: epoch {best[1]}, {which} {'/'.join(named(summaries.watched[0]))} {best[0]:.4g}"
@@ -44,7 +45,8 @@ def _next(training: Training, reason: str) -> tuple[str, str] | None:
     from emrun.dataset import stream_names
     from emrun.training.resume import later_end
 
-    loop, end = training.main_loop, later_end(reason)
+    loop = training.main_loop
+    end = later_end(reason)
     read = loop.train_stream_name, *loop.extra_streams
     unread = [name for name in stream_names(training.dataset) if name not in read]
     if unread:

@@ -12,6 +12,7 @@ import click
 
 from emrun.base.arguments import expanded
 from emrun.base.errors import StorageError
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, size_of
 from emrun.cli.console import GivenPath, complete_runs
 from emrun.cli.failures import print_error
@@ -96,7 +97,9 @@ def _order(key: Column, row: Row) -> tuple[Any, ...]:
 def runs_table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return runs as a table; the statistic of `best` is in the heading if it is the same in all of them."""
     watched = {_watched(row) for row in rows} if any(each.name == "best" for each in columns) else set()
-    headers, align, cells = [], [], []
+    headers = []
+    align = []
+    cells = []
     for each in columns:
         values = [each.of(row) for row in rows]
         texts = [each.text(value) for value in values]
@@ -122,8 +125,9 @@ def _counts(rows: Sequence[Row]) -> str:
     """Return how many runs there are of each model on each dataset."""
     kinds = ("model", "dataset")
     pairs = Counter(tuple(FACTS[kind].text(FACTS[kind].of(row)) for kind in kinds) for row in rows)
-    lines = [[*pair, str(count)] for pair, count in sorted(pairs.items())]
-    return table(lines, [*kinds, "runs"], ["left", "left", "right"])
+    return table(
+        [[*pair, str(count)] for pair, count in sorted(pairs.items())], [*kinds, "runs"], ["left", "left", "right"]
+    )
 
 
 def _contents(row: Row) -> str:
@@ -141,13 +145,13 @@ def _contents(row: Row) -> str:
     return f"{config}\n\n{table(lines, align=['left', 'left', 'right'])}"
 
 
-def _in_json(row: Row, names: Sequence[str]) -> dict[str, Any]:
+def _in_json(row: Row, names: Sequence[str]) -> Json:
     """Return all facts about a run for programs, and what was asked for by name; null for what is missing."""
     address, which = row.summaries.watched
     best = row.summaries.best
     units = {"age": "age_seconds", "duration": "duration_seconds", "size": "size_bytes"}
     others = {name: each for name, each in FACTS.items() if name not in ("best", "best_epoch")}
-    said: dict[str, Any] = {units.get(name, name): _plain(each.of(row)) for name, each in others.items()}
+    said: Json = {units.get(name, name): _plain(each.of(row)) for name, each in others.items()}
     said["best"] = best and {"statistic": address, "condition": which, "value": _plain(best[0]), "epoch": best[1]}
     said["columns"] = {name: _plain(column(name).of(row)) for name in names}
     return {"directory": str(row.run.directory), **said, "problems": row.run.problems}

@@ -7,8 +7,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from emrun.base.tables import Table, width
+from emrun.base.terminal import restore_output
+from emrun.base.types import Json
 from emrun.base.wording import few
 from emrun.epoch_data import as_float, brief_statistics, is_rate
 
@@ -42,7 +44,7 @@ errors_as_json = click.option(
 """Adds the option to a command whose result is a file."""
 
 
-def arguments() -> dict[str, Any] | None:
+def arguments() -> Json | None:
     """Return the arguments of the command by the names of their parameters; None if it is not to print JSON."""
     context = click.get_current_context(silent=True)
     return context.meta.get(AS_JSON) if context is not None else None
@@ -53,10 +55,10 @@ def wants_json() -> bool:
     return arguments() is not None
 
 
-def so_far() -> dict[str, Any]:
+def so_far() -> Json:
     """Return what the command knows by now, which is also part of the object that it prints if it fails."""
     context = click.get_current_context(silent=True)
-    found: dict[str, Any] = {} if context is None else context.meta.setdefault(f"{AS_JSON}.so_far", {})
+    found: Json = {} if context is None else context.meta.setdefault(f"{AS_JSON}.so_far", {})
     return found
 
 
@@ -70,9 +72,21 @@ def in_json(result: Any) -> str:
     return json.dumps(plain(result), indent=2, allow_nan=False)
 
 
-def only_json(as_json: bool) -> AbstractContextManager[Any]:
-    """Return a context in which what the user's code prints goes to standard error, if the result is JSON."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
+@contextmanager
+def only_json(*, keeps_output: bool = False) -> Iterator[None]:
+    """Let what the user's code prints in a block go to standard error, if the result is JSON.
+
+    After the block, standard output and error are emrun's again, although the block has replaced them.
+
+    Args:
+        keeps_output: whether what the block has put in their place stays, because more of the user's code follows.
+    """
+    try:
+        with redirect_stdout(sys.stderr) if wants_json() else nullcontext():
+            yield
+    finally:
+        if not keeps_output:
+            restore_output()
 
 
 def plain(value: Any) -> Any:
@@ -90,7 +104,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def run_as_json(directory: Path, training: Training | None = None) -> dict[str, Any]:
+def run_as_json(directory: Path, training: Training | None = None) -> Json:
     """Return a run: how it stands, its best and its last statistics, and how to resume it.
 
     Args:
@@ -121,13 +135,12 @@ def run_as_json(directory: Path, training: Training | None = None) -> dict[str, 
     }
 
 
-def _measured(training: Training) -> dict[str, Any]:
+def _measured(training: Training) -> Json:
     """Return what this process has measured."""
     used = training.main_loop.time
     unit = 1 if sys.platform == "darwin" else 1024
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and torch.cuda.is_initialized()
-    hooks = training.main_loop.hooks
     return {
         "seconds": {"training": used.seconds, "rest": time.monotonic() - _BEGAN - used.seconds},
         "examples_per_second": used.examples / used.seconds if used.examples and used.seconds else None,
@@ -135,7 +148,7 @@ def _measured(training: Training) -> dict[str, Any]:
             "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
             "gpu": torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
         },
-        "verdicts": [each for hook in hooks for each in getattr(hook, "verdicts", ())],
+        "verdicts": [each for hook in training.main_loop.hooks for each in getattr(hook, "verdicts", ())],
     }
 
 
@@ -185,7 +198,7 @@ def results(epoch_data: Mapping[str, Mapping[str, Any]]) -> str:
     return table(rows, ["stream", "variable", "value"])
 
 
-def parameters_table(parameters: Sequence[Mapping[str, Any]]) -> str:
+def parameters_table(parameters: Sequence[Json]) -> str:
     """Return a table of the parameters of a module, from the rows of `model_facts.parameters`."""
     rows: list[list[str]] = []
     for part in parameters:
@@ -198,8 +211,9 @@ def parameters_table(parameters: Sequence[Mapping[str, Any]]) -> str:
         rows[half:-half] = [[f"{len(rows) - 2 * half} more", "", "(emrun check --json lists all)", f"{count:,}", ""]]
     total = sum(part["count"] for part in parameters)
     rows.append(["all", "", "", f"{total:,}", f"{sum(part['trained'] for part in parameters):,}"])
-    headers = ["module", "class", "shapes", "parameters", "trained"]
-    return table(rows, headers, ("left", "left", "left", "right", "right"))
+    return table(
+        rows, ["module", "class", "shapes", "parameters", "trained"], ("left", "left", "left", "right", "right")
+    )
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ from emrun.base.arguments import expanded
 from emrun.base.wording import counted, progress
 from emrun.cli.console import GivenPath, complete_streams, is_follower, run_argument
 from emrun.cli.failures import import_torch, unwound_by_sigterm, users_code
-from emrun.cli.output import only_json, print_json
+from emrun.cli.output import print_json
 from emrun.cli.ranks import end_interrupted, evaluates_run, run_ranks, starts_ranks
 from emrun.config.config import read_config
 from emrun.config.overrides import check_streams_of_eval
@@ -60,7 +60,7 @@ def predict(
 
     names = None if variables is None else [name.strip() for name in variables.split(",")]
     try:
-        with only_json(as_json), unwound_by_sigterm(), users_code():
+        with unwound_by_sigterm(), users_code():
             made = predict_stream(
                 directory, stream, output, overrides, config, checkpoint, names, classes=classes, overwrite=overwrite
             )  # fmt: skip
@@ -70,13 +70,12 @@ def predict(
     if is_follower():
         return 0
     if as_json:
-        at = {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration}
         print_json(
             {
                 "file": expanded(output),
                 "rows": made.rows,
                 "columns": made.columns,
-                "checkpoint": at,
+                "checkpoint": {"directory": made.checkpoint, "epoch": made.epoch, "iteration": made.iteration},
                 "order": made.order,
             }
         )

@@ -12,6 +12,7 @@ import click
 
 from emrun.base.censor import hidden
 from emrun.base.errors import ConfigError, EmrunError, Position, Problem, reason_of
+from emrun.base.types import Json
 from emrun.cli.output import arguments
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _BY_NAME = ("config.unknown-key", "config.unknown-class", "config.unknown-stream
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 
 
-def problems_of(error: BaseException) -> list[dict[str, Any]]:
+def problems_of(error: BaseException) -> list[Json]:
     """Return an error as the list of its problems: code, file, line, column, key, message, fix and retry.
 
     A `fix` is `{"overrides": [...]}`, to be added at the end of the command, or `{"command": [...]}`, or None.
@@ -41,7 +42,7 @@ def problems_of(error: BaseException) -> list[dict[str, Any]]:
     return [_in_json(each, fix_of(each, tree), retries) for each in problems]
 
 
-def _in_json(problem: Problem, fix: Any, retries: bool) -> dict[str, Any]:
+def _in_json(problem: Problem, fix: Any, retries: bool) -> Json:
     place = problem.position or Position("")
     return {
         "code": problem.code,
@@ -129,8 +130,7 @@ def _by_name(path: tuple[Any, ...], node: Node, wrong: str, meant: str) -> list[
     for key, child in node.entries():
         if key == wrong or (child.value == wrong and isinstance(key, int)):
             return _by_name((*path, key), child, wrong, meant)
-    name = str(path[-1])
-    if (corrected := _corrected(name, wrong, meant)) is not None:
+    if (corrected := _corrected(str(path[-1]), wrong, meant)) is not None:
         if path[0] == "hooks" and len(path) == 3:
             return _hook_at_end(path[1], corrected, node)
         return [f"~{_key(path)}", f"{_key((*path[:-1], corrected))}={_yaml(node)}"]

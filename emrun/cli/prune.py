@@ -75,7 +75,8 @@ def prune(
     if not (yes or _agrees()):
         print_error("nothing was removed")
         return 0
-    removed, failures = 0, []
+    removed = 0
+    failures = []
     for row, removal in going:
         try:
             size = removal.size

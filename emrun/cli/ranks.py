@@ -111,12 +111,13 @@ def _print(ended: Ended) -> None:
 def _log_options() -> list[str]:
     """Return the options of this command that say how much of the log is shown, and `--json`."""
     given = click.get_current_context().params
-    return (
-        ["--verbose"] * given["verbose"]
-        + ["--quiet"] * given["quiet"]
-        + ["--no-progress"] * (not given["progress"])
-        + ["--json"] * wants_json()
-    )
+    options = {
+        "--verbose": given["verbose"],
+        "--quiet": given["quiet"],
+        "--no-progress": not given["progress"],
+        "--json": wants_json(),
+    }
+    return [name for name, is_given in options.items() if is_given]
 
 
 def tell_directory(directory: Path) -> None:
@@ -148,7 +149,8 @@ def last_words(error: BaseException) -> Iterator[Callable[[], object]]:
         stack.enter_context(redirect_stderr(texts[0]))
         yield lambda: stack.enter_context(redirect_stderr(texts[1]))
     leave(waits=False)
-    cause, survived = (each.getvalue().rstrip("\n") for each in texts)
+    cause = texts[0].getvalue().rstrip("\n")
+    survived = texts[1].getvalue().rstrip("\n")
     if isinstance(error, RankFailed) and not error.is_cause and (meeting_place() or is_follower()):
         cause = ""
     if leave_words(cause, survived, problems_of(error) if cause else ()):
@@ -171,8 +173,10 @@ def leave_words(cause: str = "", survived: str = "", problems: Sequence[Any] = (
     if place is not None:
         words = place / f"{rank_of()}.json"
         with suppress(OSError):
-            text = json.dumps({"cause": cause, "survived": survived, "problems": problems, "time": time()})
-            words.with_suffix(".part").write_text(text, encoding="utf-8")
+            words.with_suffix(".part").write_text(
+                json.dumps({"cause": cause, "survived": survived, "problems": problems, "time": time()}),
+                encoding="utf-8",
+            )
             words.with_suffix(".part").rename(words)  # this rank may be killed while it writes
             return True
     return False

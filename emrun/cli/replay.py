@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from emrun.base.censor import hidden
 from emrun.base.errors import exit_status
+from emrun.base.types import Json
 from emrun.base.wording import counted
 from emrun.cli.console import run_argument, terminal_log, with_tracebacks
 from emrun.cli.failures import import_torch, print_failure, users_code
-from emrun.cli.output import in_json, only_json, with_json
+from emrun.cli.output import in_json, with_json
 from emrun.hook import UpdateSkipped
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
         import_torch()
         from emrun.diagnosis.replay import replay as do_again
 
-        with only_json(as_json), users_code():
+        with users_code():
             found = do_again(directory, device, anomaly)
 
         if found.error is not None and exit_status(found.error) == 1 and not isinstance(found.error, UpdateSkipped):
@@ -48,7 +49,7 @@ def replay(directory: Path, device: str | None, anomaly: bool, as_json: bool) ->
     return 0 if found.reproduced else 1
 
 
-def _in_json(found: Replay) -> dict[str, Any]:
+def _in_json(found: Replay) -> Json:
     capsule = found.capsule
     step = capsule.step
     return {
@@ -70,7 +71,8 @@ def _in_json(found: Replay) -> dict[str, Any]:
 
 def report(found: Replay) -> str:
     """Return the report of a replay: where the step failed, what happens now, and the causes."""
-    capsule, step = found.capsule, found.capsule.step
+    capsule = found.capsule
+    step = found.capsule.step
     doing = "training" if step.train else "evaluation"
     exact = ", ".join(capsule.facts["random_before_step"])
     lines = [

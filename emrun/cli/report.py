@@ -51,7 +51,8 @@ def write_report(
     file = places[0] / REPORT if output is None else expanded(output)
     is_sweep = len(places) == 1 and len(first) > 1
     title = in_one_line(places[0].absolute().name, 80) if is_sweep else None
-    for found, is_running in followed(find) if follow else [(first, False)]:
+    passes = followed(find) if follow else [(first, False)]
+    for found, is_running in passes:
         size = write_page(file, found, overwrites=overwrite, title=title, by=by, reloads=is_running)
     problems = sum(len(run.problems) for run in found)
     more = f"; {counted(problems, 'problem')} of what could not be read" if problems else ""

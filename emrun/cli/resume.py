@@ -86,6 +86,8 @@ def ranks_before(directory: Path, advice: Callable[[int], str]) -> int:
     import torch
 
     if count > torch.cuda.device_count():
-        has = f"{counted(cores(), 'core')} and {counted(torch.cuda.device_count(), 'GPU')}"
-        raise UsageError(f"{directory} was trained by {count} processes, but this machine has {has}; {advice(count)}")
+        raise UsageError(
+            f"{directory} was trained by {count} processes, but this machine has {counted(cores(), 'core')} "
+            f"and {counted(torch.cuda.device_count(), 'GPU')}; {advice(count)}"
+        )
     return count

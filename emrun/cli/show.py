@@ -9,7 +9,7 @@ import click
 from emrun.base.tables import width
 from emrun.base.user_modules import find_user_modules
 from emrun.base.wording import did_you_mean
-from emrun.cli.console import complete_names, with_tracebacks
+from emrun.cli.console import complete_names, terminal_log, with_tracebacks
 from emrun.cli.failures import users_code
 from emrun.cli.output import print_json, with_json
 from emrun.config.catalogue import PLACES, explained, explanation, listing
@@ -52,10 +52,15 @@ def show(name: str | None, as_json: bool) -> None:
             path = next(filter(None, paths), None)
             if path is None:
                 known = [*PLACES, *(each.rpartition(".")[2] for kind in PLACES for each, _ in listing(kind))]
-                what = "not a hook, dataset, model, optimizer, schedule or metric"
-                raise click.UsageError(f"{name!r} is {what}{did_you_mean(name, known)} (`emrun show` lists them)")
-            with users_code():
+                raise click.UsageError(
+                    f"{name!r} is not a hook, dataset, model, optimizer, schedule or "
+                    f"metric{did_you_mean(name, known)} (`emrun show` lists them)"
+                )
+            with terminal_log(quiet=True), users_code():
                 text = explained(path, locate(path))
         except NotThere as error:
             raise click.UsageError(str(error)) from error
-    print_json({"name": name, "text": text}) if as_json else click.echo(text)
+    if as_json:
+        print_json({"name": name, "text": text})
+    else:
+        click.echo(text)

@@ -83,7 +83,8 @@ def sweep(
     if expanded(config).is_dir() and not (expanded(config) / "config.yaml").exists():
         how = "emrun sweep CONFIG --status --output-dir {0}, with the config of the sweep; its runs: emrun ls {0}"
         raise UsageError(f"{config} has no config.yaml; if it is a sweep: {how.format(shlex.quote(str(config)))}")
-    more = [f"sweep.repeats={repeats}"] * (repeats is not None) + [f"sweep.jobs={jobs}"] * (jobs is not None)
+    counts = {"repeats": repeats, "jobs": jobs}
+    more = [f"sweep.{key}={value}" for key, value in counts.items() if value is not None]
     loaded = load_config(config, (*overrides, *more))
     if not expanded(config).is_file() and not expanded(config).is_dir():
         raise UsageError(f"{config} can be read only once, but each trial reads the config; give a file")
@@ -101,7 +102,7 @@ def sweep(
         return _print_commands(trials, search, command, place, as_json=as_json)
     ending = None
     if not shows_status:
-        with only_json(as_json):
+        with only_json():
             ending = _run(trials, search, command, place)
         if ending.exit_status == 2:  # nothing was trained
             print_error(ending.text.strip())
@@ -144,8 +145,10 @@ def _parameters(loaded: Config, given: Sequence[str], settings: Sweep) -> list[A
                 raise ConfigError(Problem(place, each.name, message))
         counts = [len(each.choices) if each.span is None else each.span.count for each in parameters]
         if (runs := math.prod(counts) * settings.runs_per_experiment) > _MOST_RUNS:
-            few = f"at most {_MOST_RUNS:,} are tried; use fewer values, larger steps, or sweep.method: random or tpe"
-            raise UsageError(f"the grid has {runs:,} runs, repeats and folds included; {few}")
+            raise UsageError(
+                f"the grid has {runs:,} runs, repeats and folds included; at most {_MOST_RUNS:,} are tried; "
+                "use fewer values, larger steps, or sweep.method: random or tpe"
+            )
     return parameters
 
 
@@ -183,7 +186,8 @@ def _print_commands(trials: Trials, search: Search | None, command: Sequence[str
     left = [command_of(command, replace(trial, directory=from_here(trial.directory))) for trial in missing]
     if as_json:
         print_json({"commands": [["emrun", *each] for each in left]})
-    for each in () if as_json else left:
+        return 0
+    for each in left:
         click.echo(f"{before}emrun {shlex.join(each)}")
     return 0
 
@@ -233,8 +237,10 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
     settings = trials.settings
     other = [each for _, results in experiments for each in results if each.changed]
     if other:
-        text = f"{counted(len(other), 'trial')} of other code than there is now (changed: {listed(_changed(other))})"
-        print_error(f"warning: {text}; delete their directories to train them again")
+        print_error(
+            f"warning: {counted(len(other), 'trial')} of other code than there is now (changed: "
+            f"{listed(_changed(other))}); delete their directories to train them again"
+        )
     if as_json:
         rows = [as_dict(*each, trials.parameters) for each in experiments]
         whole = {

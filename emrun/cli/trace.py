@@ -77,7 +77,8 @@ def trace(
 def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind: str) -> None:
     """Print the rows of a run as they are recorded."""
     place = resolved(place)
-    printed, has_begun = 0, False
+    printed = 0
+    has_begun = False
     for (run,), is_running in followed(lambda: [find_run(place)]):
         if is_running and not any(True for _ in Records({"": run}, asked[0]).rows([])):
             continue  # nothing is recorded yet
@@ -87,7 +88,8 @@ def _follow(place: Path, asked: tuple[Any, ...], names: Mapping[str, str], kind:
         printed = printed if printed <= len(rows) else 0
         _print(rows[printed:], names, kind, with_heading=not has_begun)
         sys.stdout.flush()
-        printed, has_begun = len(rows), True
+        printed = len(rows)
+        has_begun = True
 
 
 def _named(runs: Sequence[Any]) -> Mapping[str, Any]:

@@ -122,7 +122,7 @@ def train(
         how = f"to resume it, use `emrun resume {shlex.quote(str(config))}`"
         print_error(f"{config} is a run; a new run begins with its config ({how})")
     try:
-        with only_json(as_json), unwound_by_sigterm(), users_code():
+        with unwound_by_sigterm(), users_code(keeps_output=True):
             training = create_training(
                 with_statistics(loaded),
                 output_root,
@@ -176,7 +176,7 @@ def resume_run(directory: Path, overrides: Sequence[str] = (), checkpoint: str |
     """Resume a run, see `resume_training`; return the exit status. Of a finished run, print what is wanted as JSON."""
     from emrun.training.resume import resume_training
 
-    with only_json(wants_json()), unwound_by_sigterm(), users_code():
+    with unwound_by_sigterm(), users_code(keeps_output=True):
         training = resume_training(directory, overrides, checkpoint, command=sys.argv, added_hooks=DISPLAY)
     if training is not None:
         return run(training)
@@ -198,7 +198,7 @@ def run(training: Training, *, keeps: bool = True) -> int:
     tell_directory(training.output_dir)
     training.main_loop.time.counts_examples = wants_json()
     try:
-        with only_json(wants_json()):
+        with only_json():
             outcome = training.main_loop.run_training()
     except KeyboardInterrupt:
         raise

@@ -77,8 +77,10 @@ def check_objective(training: Training, objective: str | None, place: str) -> No
     """
     loop = training.main_loop
     try:
-        streams = [loop.train_stream_name, *loop.extra_streams]
-        check_monitors([*loop.hooks, training.model, *([Sweep(objective)] if objective is not None else [])], streams)
+        check_monitors(
+            [*loop.hooks, training.model, *([Sweep(objective)] if objective is not None else [])],
+            [loop.train_stream_name, *loop.extra_streams],
+        )
     except HookError as error:
         raise UsageError(f"{place}: {error}") from error
 

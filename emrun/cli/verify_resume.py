@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
+from emrun.base.types import Json
 from emrun.base.wording import counted
 from emrun.cli.console import config_arguments, terminal_log
-from emrun.cli.failures import fail, import_torch, print_error, unwound_by_sigterm
+from emrun.cli.failures import import_torch, print_error, unwound_by_sigterm
 from emrun.cli.output import print_json, table, with_json
 from emrun.config.config import load_config
 from emrun.config.plan import check_statically
@@ -67,14 +67,25 @@ def verify_resume(
 
         try:
             with unwound_by_sigterm(), _bar() as tell:
-                how: dict[str, Any] = {"ranks": nproc[0], "resumed_on": nproc[1:], "full_epochs": full_epochs}
-                found = verify(config, overrides, kill=kill, at=at, tell=tell, **how)
+                found = verify(
+                    config,
+                    overrides,
+                    kill=kill,
+                    at=at,
+                    tell=tell,
+                    ranks=nproc[0],
+                    resumed_on=nproc[1:],
+                    full_epochs=full_epochs,
+                )
         except VerificationFailed as error:
             if error.exit_status == 1:
                 print_error(str(error).rstrip())
                 return error.exit_status
-            return fail(error)
-    print_json(found) if as_json else _show(found)
+            raise
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
     return 0 if found["exact"] else 1
 
 
@@ -94,16 +105,16 @@ def _bar() -> Iterator[Callable[[int, int], object]]:
     with tqdm(unit=" runs", leave=False, disable="TQDM_DISABLE" in os.environ or not sys.stderr.isatty()) as bar:
 
         def tell(done: int, most: int) -> None:
-            bar.total, bar.n = most, done
+            bar.total = most
+            bar.n = done
             bar.refresh()
 
         yield tell
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Json) -> None:
     rows = found["rows"]
-    headers = ["interrupted at", "iteration", "by", "resumed at", "result"]
-    click.echo(table(map(_cells, rows), headers))
+    click.echo(table(map(_cells, rows), ["interrupted at", "iteration", "by", "resumed at", "result"]))
     for cause in dict.fromkeys(row["likely_cause"] for row in rows if row["likely_cause"]):
         click.echo(f"\nlikely cause: {cause}")
     for note in found["notes"]:
@@ -118,7 +129,7 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("\nnot exact")
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Json) -> list[str]:
     where = row["interrupted_at"] or "(not interrupted, the same run again)"
     numbers = ["" if row[key] is None else str(row[key]) for key in ("iteration", "resumed_at")]
     same = "exact"

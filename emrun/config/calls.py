@@ -62,8 +62,10 @@ def check_call(
             cls = node.get("class")
             is_left_over = cls is not None and not cls.position.line and value.position.line
             if is_left_over and sure(name, allowed) is None:
-                what = f"{node.value['class'].shown()} has no argument {name!r}"
-                message = f"{what}, which was written for another class; delete it with ~{key}.{name}"
+                message = (
+                    f"{node.value['class'].shown()} has no argument {name!r}, which was written for another "
+                    f"class; delete it with ~{key}.{name}"
+                )
                 yield Problem(value.key_position, key, message, "config.unknown-key", "delete")
             else:
                 yield unknown(value, key, name, allowed)

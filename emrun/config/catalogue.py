@@ -89,7 +89,8 @@ def _named(kind: str) -> Mapping[str, str]:
 def argument_texts(source: Any) -> Mapping[str, str]:
     """Return name -> description of the arguments in the docstrings of a class and its bases."""
     found: dict[str, str] = {}
-    for each in inspect.getmro(source) if inspect.isclass(source) else ():
+    classes = inspect.getmro(source) if inspect.isclass(source) else ()
+    for each in classes:
         section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(each.__doc__ or ""), re.MULTILINE)
         entries = re.split(r"^ {4}(\w+)(?: \(.*\))?:", section[1] if section else "", flags=re.MULTILINE)
         for name, text in zip(entries[1::2], entries[2::2], strict=True):

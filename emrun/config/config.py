@@ -166,9 +166,13 @@ def _not_plain(tree: Node) -> Iterator[Problem]:
         if kind not in (str, int, float, bool, NoneType, dict, list) and not kind.__module__.startswith("ruamel."):
             key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
             what = "a text, a whole number, a float, a boolean, None, a list or a mapping"
-            advice = "convert it, or write {class: ...} or {import: ...}"
-            message = f"{reprlib.repr(node.value)} is a {kind.__name__}, not {what}; {advice}"
-            yield Problem(node.position, key, message, "config.type")
+            yield Problem(
+                node.position,
+                key,
+                f"{reprlib.repr(node.value)} is a {kind.__name__}, not {what}; convert it, or write {{class: "
+                f"...}} or {{import: ...}}",
+                "config.type",
+            )
 
 
 def _read_text(path: Path, name: str | None = None) -> tuple[Path, str]:
@@ -220,14 +224,18 @@ def _extended(node: Node, path: Path, known: dict[Path, Node], readers: tuple[Pa
     node = replace(node, value={key: value for key, value in node.value.items() if key != "extends"})
     below: Node | None = None
     readers = (*readers, path.resolve())
-    for name in extends.value if isinstance(extends.value, list) else [extends]:
+    names = extends.value if isinstance(extends.value, list) else [extends]
+    for name in names:
         other = _extended_file(name, path)
         if other in readers:
             circle = " -> ".join(str(from_here(each)) for each in (*readers[readers.index(other) :], other))
             raise name.error(f"{name.value} extends itself: {circle}", "extends", "config.extends")
         if len(readers) > _MAX_EXTENDS:
-            message = f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {from_here(other)}"
-            raise name.error(message, "extends", "config.extends")
+            raise name.error(
+                f"more than {_MAX_EXTENDS} files extend each other in a chain, up to {from_here(other)}",
+                "extends",
+                "config.extends",
+            )
         if other not in known:
             shown = str(from_here(other))
             known[other] = _extended(parse(_read_text(other, shown)[1], shown), other, known, readers)

@@ -37,10 +37,9 @@ class Imported:
 
     def classes(self, package: str) -> list[str] | None:
         """Return the names of the classes that a package defines, None where only an import of it could find them."""
-        members = vars(importlib.import_module(package))
         return [
             name
-            for name, each in members.items()
+            for name, each in vars(importlib.import_module(package)).items()
             if inspect.isclass(each) and not name.startswith("_") and f"{each.__module__}.".startswith(f"{package}.")
         ]
 
@@ -61,8 +60,10 @@ class Imported:
             return f"{_called(target)} is not a subclass of emrun.AbstractModel"
         is_configured = kind == "dataset" and inspect.isclass(target) and hasattr(target, _CONFIGURE)
         if is_configured and parameters_of(target) == parameters_of(object) and _CONFIGURE not in _names_of(target):
-            hint = "which emrun does not call; rename it to __init__, with the same parameters"
-            return f"{_called(target)} has {_CONFIGURE}, {hint}"
+            return (
+                f"{_called(target)} has {_CONFIGURE}, which emrun does not call; rename it to __init__, with "
+                "the same parameters"
+            )
         return None
 
     def streams(self, target: Any) -> list[str] | None:
@@ -125,8 +126,10 @@ _PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow", "cv2": "opencv-python",
 def not_installed(error: ModuleNotFoundError, path: str) -> str:
     """Return what to do if a module that a dotted path names imports one that does not exist."""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{from_here(Path(place.filename))}:{place.lineno}"
-    return f"{path} imports {error.name!r} in {where}, which is {instead_of(error)}"
+    return (
+        f"{path} imports {error.name!r} in {from_here(Path(place.filename))}:{place.lineno}, which is "
+        f"{instead_of(error)}"
+    )
 
 
 def instead_of(error: ModuleNotFoundError) -> str:

@@ -138,7 +138,7 @@ class _Writer:
             "sweep": self._arguments(self._find(SWEEP), {}, ("self",)),
         }
         for name, kind in SECTIONS.items():
-            allowed = [_TYPES[kind], *["null"] * (name not in REQUIRED)]
+            allowed = [_TYPES[kind]] if name in REQUIRED else [_TYPES[kind], "null"]
             self._definitions[name] = {**_typed(*allowed), **inner.get(name, {})}
         extends: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}, "description": _EXTENDS}
         sections = {name: {**_reference(name), "description": _DESCRIPTIONS[name]} for name in SECTIONS}
@@ -179,8 +179,11 @@ class _Writer:
             source = self._find(name, "hook")
             self._definitions[f"hook.{name}"] = self._arguments(source, {"args": _ARGS}, SUPPLIED["hook"])
             text = inspect.cleandoc(source.__doc__ or "") if inspect.isclass(source) else ""
-            summary = " ".join(text.partition("\n\n")[0].split())
-            known[name] = {**_typed("object", "null"), **_reference(f"hook.{name}"), **_described(summary)}
+            known[name] = {
+                **_typed("object", "null"),
+                **_reference(f"hook.{name}"),
+                **_described(" ".join(text.partition("\n\n")[0].split())),
+            }
         self._definitions["hook"] = {
             "type": ["object", "string"],
             "minProperties": 1,

@@ -42,7 +42,8 @@ def merge(base: Node, over: Node, section: str | None = "") -> Node:
 
 def _is_another_form(base: Node, over: Node) -> bool:
     """Return whether `over` has a `class` or `import` that names something else than the one of `base`."""
-    old, new = _form_of(base), _form_of(over)
+    old = _form_of(base)
+    new = _form_of(over)
     if new is None or old == new:
         return False
     return old is None or old[0] != new[0] or new[0] == "import" or not same_class(old[1], new[1])
@@ -105,8 +106,11 @@ class _Overriding:
         if len(path) > MAX_DEPTH:
             raise self._error("", f"the key has more than {MAX_DEPTH} parts")
         if any(not part or part != part.strip() for part in path):
-            how = "write its parts with one dot between them and no blanks, such as model.optimizer.lr=0.1"
-            raise self._error("", f"{key!r} is not a key; {how}")
+            raise self._error(
+                "",
+                f"{key!r} is not a key; write its parts with one dot between them and no blanks, such as "
+                "model.optimizer.lr=0.1",
+            )
         hooks = self.tree.get("hooks") or Node(None, here, here)
         if new is not None and path[0] == "hooks" and hooks.value is None:
             self.tree = replace(self.tree, value={**self.tree.value, "hooks": replace(hooks, value=[])})
@@ -134,8 +138,9 @@ class _Overriding:
         self._check_dots(base, path, above)
         if not is_list and not isinstance(base.value, dict):
             if new is not None and base.position.source in self._earlier:
-                message = f"{above} is also set to {base.shown()!r} by {base.position}; remove one of the two"
-                raise self._error("", message)
+                raise self._error(
+                    "", f"{above} is also set to {base.shown()!r} by {base.position}; remove one of the two"
+                )
             base = Node({}, self._position, base.key or self._position)
         entries = dict(base.entries())
         key = self._index(base.value, str(part), above, new) if is_list else self._key(entries, part, above, new)
@@ -156,15 +161,18 @@ class _Overriding:
         rest = f"{'.'.join(map(str, path))}."
         meant = next((key for key in base.children() if "." in key and rest.startswith(f"{key}.")), None)
         if meant is not None and len(path) > 1:
-            mapping = f"{above}={{{json.dumps(meant)}: VALUE}}"
-            message = f"the key {meant!r} has a dot, which separates keys; write {mapping}, or change the file"
-            raise self._error(above, message)
+            raise self._error(
+                above,
+                f"the key {meant!r} has a dot, which separates keys; write {above}={{{json.dumps(meant)}: "
+                f"VALUE}}, or change the file",
+            )
 
     def _hook(self, entry: Node, path: Sequence[Any], new: Node | None, where: str) -> Node:
         """Return an entry of the list of hooks, a name or a mapping name -> arguments, with changed arguments."""
         if not path and new is not None and not isinstance(new.value, dict):
-            message = f"must be a mapping of the hook's arguments, not {new.plain()!r}; write {where}.ARGUMENT=VALUE"
-            raise self._error(where, message)
+            raise self._error(
+                where, f"must be a mapping of the hook's arguments, not {new.plain()!r}; write {where}.ARGUMENT=VALUE"
+            )
         name, arguments = hook_entry(entry)
         if name is None:  # reported when the hooks are built
             return entry if new is not None else self._changed(entry, path, new, where)
@@ -199,8 +207,11 @@ class _Overriding:
         if part in map(str, range(len(items))):
             return int(part)
         if where != "hooks" or part.isdecimal():
-            holds = f"the list has length {len(items)}, and indices begin at 0"
-            raise self._error(where, f"there is no item {part!r}; {holds}; to replace the list, write {where}=...")
+            raise self._error(
+                where,
+                f"there is no item {part!r}; the list has length {len(items)}, and indices begin at 0; to "
+                f"replace the list, write {where}=...",
+            )
         names = [str(hook_entry(item)[0]) for item in items]
         indices, _, _ = hooks_at([part], names)
         if len(indices) > 1:
@@ -270,10 +281,12 @@ def copies_left(before: Node, after: Node, *, unread: Sequence[str] = ("vars",))
         after: the config with the overrides.
         unread: sections in which an unchanged copy does not matter.
     """
-    there, left = _by_position(before), _by_position(after)
+    there = _by_position(before)
+    left = _by_position(after)
     reported: list[tuple[Any, ...]] = []
     for path, node, _ in before.places():
-        copies, same = there.get(node.position, {}), left.get(node.position, {})
+        copies = there.get(node.position, {})
+        same = left.get(node.position, {})
         kept = [other for other in copies if other in same and other[0] not in unread]
         is_below = any(path[: len(other)] == other for other in reported)
         is_there = after.get(*path[:-1]) is not None  # otherwise the mapping around the value was deleted too

@@ -46,7 +46,8 @@ class Plan:
             ConfigError: the config has mistakes.
             BaseException: the error that importing a module raises.
         """
-        tree, finder = config.tree, finder or Imported()
+        tree = config.tree
+        finder = finder or Imported()
         find_user_modules(*code_directories(tree))
         planner = Planner(finder)
         planner.problems += check_sections(tree)
@@ -63,8 +64,7 @@ class Plan:
         """Check a config for training as `of` does, alone and with each of its sections under `eval` merged over it."""
         problems: list[Problem] = []
         plans: list[Plan] = []
-        streams = mapping_in(config.root.get("eval"))
-        for stream in (None, *(each for each in streams if isinstance(each, str))):
+        for stream in (None, *(each for each in mapping_in(config.root.get("eval")) if isinstance(each, str))):
             laid_over = config if stream is None else config.overlaid(stream)
             try:
                 plans.append(cls.of(laid_over, finder))
@@ -89,13 +89,21 @@ class Plan:
             ConfigError: it is.
         """
         if self.is_made_of_runs:
-            kind, place = self.model.target.__name__, self.model.node.value["class"].position
-            message = f"{kind} is made of finished runs and cannot be trained; use emrun eval or emrun predict"
-            raise ConfigError(Problem(place, "model", message, "config.wrong-class"))
+            kind = self.model.target.__name__
+            place = self.model.node.value["class"].position
+            raise ConfigError(
+                Problem(
+                    place,
+                    "model",
+                    f"{kind} is made of finished runs and cannot be trained; use emrun eval or emrun predict",
+                    "config.wrong-class",
+                )
+            )
 
     def _without_optimizer(self) -> list[Problem]:
         """Return the problem of a `TorchModel` that has no optimizer and that no hook gets, which could set one."""
-        optimizer, model = self.config.get("model", "optimizer"), self.model
+        optimizer = self.config.get("model", "optimizer")
+        model = self.model
         is_set = optimizer is not None and optimizer.value is not None
         may_be_set = any(hook is None or hook.wants("model") for hook in self.hooks)
         is_unknown = model is None or not same_class(model.node.value["class"].value, DEFAULT_MODEL)
@@ -154,7 +162,8 @@ def with_statistics(config: Config) -> Config:
     The hook comes first, so that the others find what it computes. A class of one's own, which may have no loss, is
     left alone.
     """
-    hooks, model = config.root.get("hooks"), config.root.get("model", "class")
+    hooks = config.root.get("hooks")
+    model = config.root.get("model", "class")
     entries = [] if hooks is None or hooks.value is None else hooks.value
     is_plain = model is None or any(same_class(model.value, each) for each in (DEFAULT_MODEL, "Ensemble", "Sequence"))
     if not (is_plain and isinstance(entries, list)) or _lists(entries, "ComputeStats"):
@@ -179,8 +188,14 @@ def _missing_directory(config: Node, lacks_module: bool) -> list[Problem]:
         return []
     if not lacks_module and os.path.isfile(Path(node.position.source).with_name("trace.yaml")):  # noqa: PTH113
         return []
-    message = f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory"
-    return [Problem(node.position, "code_directory", message, "config.file")]
+    return [
+        Problem(
+            node.position,
+            "code_directory",
+            f"there is no directory {node.shown()!r}, in which the modules are looked for first; set code_directory",
+            "config.file",
+        )
+    ]
 
 
 def named_streams(config: Node) -> list[tuple[str, Node]]:

@@ -75,12 +75,18 @@ class Planner:
         self.check_circle(made["dataset"], made["model"])
         if "hooks" not in made:
             made["hooks"] = self.hooks(hooks)
-        policy, dataset = tree.get("main_loop", "on_bad_example"), made["dataset"]
+        policy = tree.get("main_loop", "on_bad_example")
+        dataset = made["dataset"]
         leaves_out = policy is not None and policy.value in ("warn", "ignore")
         if policy is not None and leaves_out and dataset is not None and not dataset.wants("on_bad_example"):
             name = getattr(dataset.target, "__name__", dataset.target)
-            message = f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples"
-            self._problem(policy, "main_loop.on_bad_example", message, "config.no-effect", "delete")
+            self._problem(
+                policy,
+                "main_loop.on_bad_example",
+                f"has no effect: {name} has no parameter 'on_bad_example', so it does not leave out examples",
+                "config.no-effect",
+                "delete",
+            )
         return made
 
     def check_circle(self, dataset: Recipe | None, model: Recipe | None) -> None:
@@ -133,8 +139,13 @@ class Planner:
         entries = dict(mapping_in(arguments))
         for argument in ("class", "import"):
             if argument in entries:
-                message = f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`"
-                self._problem(entries.pop(argument), key, message, "config.unknown-key", "delete")
+                self._problem(
+                    entries.pop(argument),
+                    key,
+                    f"unknown argument {argument!r}; the class is the key: `- {name}: {{...}}`",
+                    "config.unknown-key",
+                    "delete",
+                )
         position = arguments.key_position if arguments is not None else entry.position
         node = Node({"class": Node(name, position, position), **entries}, position, position)
         return self._with_events(self._whole(node, key, "hook"), node, key)
@@ -171,12 +182,12 @@ class Planner:
         if hint is UNREAD:
             return None
         form = form_in(hint)
-        for name, child in mapping_in(node).items() if form is not None and not node.is_form else ():
-            if isinstance(child.value, str) and sure(str(name), ["class"]):
-                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
-                return None
         if node.is_form:
             return self._call(node, key, "", supplied, form, outer if form is None else None)
+        for name, child in mapping_in(node).items():
+            if form is not None and isinstance(child.value, str) and sure(str(name), ["class"]):
+                self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
+                return None
         has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
         may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
         if isinstance(node.value, dict) and may_be_forms:
@@ -192,8 +203,7 @@ class Planner:
             what = f"with 'class'; write {how}"
             if all(sort == "mapping" or kind is type(None) for sort, kind, _ in alternatives(hint)):
                 what = "from names to objects; write {NAME: {import: emrun.metrics.accuracy, inputs: [NAME, ...]}}"
-            message = f"{node.shown()!r} is not a mapping {what}"
-            self._problem(node, key, message, "config.structure")
+            self._problem(node, key, f"{node.shown()!r} is not a mapping {what}", "config.structure")
             return None
         if isinstance(node.value, list):
             return [
@@ -212,8 +222,12 @@ class Planner:
     ) -> Recipe | None:
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
-            message = "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled"
-            self._problem(node, key, message, "config.structure")
+            self._problem(
+                node,
+                key,
+                "has both 'class' and 'import'; keep 'class' to call the object, or 'import' to pass it uncalled",
+                "config.structure",
+            )
         target = self._find(node.value["import" if is_import else "class"], key, kind, form or outer)
         if target is None:
             return None
@@ -233,21 +247,29 @@ class Planner:
             rest = {k: with_texts(v, parameters.hint(k)) for k, v in rest.items()}
         if is_import:
             for name, child in rest.items():
-                message = f"unknown argument {name!r}; 'import' names an object that is not called"
-                self._problem(child, key, message, "config.unknown-key", "delete")
+                self._problem(
+                    child,
+                    key,
+                    f"unknown argument {name!r}; 'import' names an object that is not called",
+                    "config.unknown-key",
+                    "delete",
+                )
             return Recipe(target, node, key, True, form=form, options=options)
         args = rest.pop("args", None)
         given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
         if args is not None and given is None:
             self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
         first = form.supplied if form else 0
-        hidden, inner, is_known = supplied, None, False
+        hidden = supplied
+        inner = None
+        is_known = False
         if form is not None and form.shared:
             if form.shared in rest:
                 self._supplied(rest[form.shared], key, form.shared)
                 return None
             if form.is_by_name(named):
-                first, hidden = 0, (*supplied, form.shared)
+                first = 0
+                hidden = (*supplied, form.shared)
             inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
@@ -268,11 +290,15 @@ class Planner:
 
         takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
         is_told = any((each.key, each.code) == (key, "config.supplied-key") for each in self.problems)
-        for name in () if is_told else sorted(takes & {"model", "dataset"}):
-            if takes_text(named[name]):
+        for name in sorted(takes & {"model", "dataset"}):
+            if takes_text(named[name]) and not is_told:
                 other = "" if kind else f", or write {key}.{name}: TEXT"
-                message = f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it"
-                self._problem(node.value["class"], key, message + other, "config.supplied-key")
+                self._problem(
+                    node.value["class"],
+                    key,
+                    f"its parameter {name!r} is for a text, but emrun supplies the {name} of the run; rename it{other}",
+                    "config.supplied-key",
+                )
 
         def hint(name: str) -> Any:
             found = parameters.hint(name) if parameters is not None else None
@@ -336,8 +362,9 @@ class Planner:
             raise NotThere(f"emrun has no hook {text!r}: {advice}")
         names = short_names(kind)
         if not kind:
-            how = f"write its dotted path, such as torch.nn.{text} or my_module.{text}"
-            raise NotThere(f"unknown class {text!r}; {how}")
+            raise NotThere(
+                f"unknown class {text!r}; write its dotted path, such as torch.nn.{text} or my_module.{text}"
+            )
         hint = did_you_mean(text, names) or f"; built-in: {listed(names)}."
         raise NotThere(f"unknown {kind} {text!r}{hint} For your own class, write its dotted path: my_module.{text}")
 

@@ -45,7 +45,8 @@ class Recipe:
         if self.is_import and self.form is None:
             return self.target
         args = build(self.args, supplied)
-        kwargs = {**build(self.kwargs, supplied), **{name: supplied[name] for name in self.takes if name in supplied}}
+        kwargs = build(self.kwargs, supplied)
+        kwargs |= {name: supplied[name] for name in self.takes if name in supplied}
         if self.form is None:
             return self.call(*args, **kwargs)
         options = build(self.options, supplied)
@@ -84,8 +85,14 @@ class Recipe:
             raise
         if getattr(type(made), "_set_by_init", None) not in (None, *getattr(made, "__dict__", ())):
             base = next(each.__name__ for each in type(made).__mro__ if each.__module__.startswith("emrun."))
-            what = f"does not call super().__init__(), which sets what {base} needs; call it first"
-            raise ConfigError(Problem(self.node.key_position, self.key, f"{type(made).__name__}.__init__ {what}"))
+            raise ConfigError(
+                Problem(
+                    self.node.key_position,
+                    self.key,
+                    f"{type(made).__name__}.__init__ does not call super().__init__(), which sets what {base} "
+                    "needs; call it first",
+                )
+            )
         return made
 
     def problem(self, error: ArgumentError) -> Problem:
@@ -112,8 +119,7 @@ class Recipe:
         if name in named:
             return None
         hint = did_you_mean(name, [each for each in named if each not in self.takes])
-        message = f"unknown argument {name!r}{hint} ({error})"
-        return Problem(node.key_position, self.key, message, "config.unknown-key")
+        return Problem(node.key_position, self.key, f"unknown argument {name!r}{hint} ({error})", "config.unknown-key")
 
 
 def build(value: Any, supplied: Mapping[str, Any]) -> Any:
@@ -128,5 +134,6 @@ def _recipes(value: Any) -> Iterator[Recipe]:
     if isinstance(value, Recipe):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for child in value.values() if isinstance(value, dict) else value:
+        children = value.values() if isinstance(value, dict) else value
+        for child in children:
             yield from _recipes(child)

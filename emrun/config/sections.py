@@ -65,8 +65,12 @@ def check_sections(config: Node) -> Iterator[Problem]:
             yield from _check_kinds(overlay, f"eval.{stream}", OVERLAY)
             yield from check_hooks(overlay.get("hooks"), f"eval.{stream}.hooks")
         elif overlay.value is not None:
-            message = f"{overlay.shown()!r} is not a mapping of sections"
-            yield Problem(overlay.position, f"eval.{stream}", message, "config.structure")
+            yield Problem(
+                overlay.position,
+                f"eval.{stream}",
+                f"{overlay.shown()!r} is not a mapping of sections",
+                "config.structure",
+            )
 
 
 def check_main_loop(section: Node | None, main_loop: Parameters | None, name: str = "main_loop") -> Iterator[Problem]:
@@ -85,8 +89,12 @@ def check_main_loop(section: Node | None, main_loop: Parameters | None, name: st
     for key, node in section.value.items():
         if key in allowed:
             if node.is_form:
-                message = f"{name} does not build objects; write the value without 'class' or 'import'"
-                yield Problem(node.position, f"{name}.{key}", message, "config.type")
+                yield Problem(
+                    node.position,
+                    f"{name}.{key}",
+                    f"{name} does not build objects; write the value without 'class' or 'import'",
+                    "config.type",
+                )
             else:
                 wrong = check_type(node, main_loop.named[key], f"{name}.{key}")
                 yield from wrong or (_check_extra_streams(section, node) if key == "extra_streams" else [])
@@ -134,5 +142,6 @@ def check_hooks(hooks: Node | None, where: str) -> Iterator[Problem]:
         name, arguments = hook_entry(entry)
         is_mapping = arguments is None or isinstance(arguments.value, dict | None)
         if name in (None, "class") or not is_mapping or " {" in str(name):
-            message = f"{entry.shown()!r} is not a hook; {_A_HOOK}"
-            yield Problem(entry.position, f"{where}[{index}]", message, "config.structure")
+            yield Problem(
+                entry.position, f"{where}[{index}]", f"{entry.shown()!r} is not a hook; {_A_HOOK}", "config.structure"
+            )

@@ -101,8 +101,8 @@ def parameters_of(target: Callable[..., Any]) -> Parameters | None:
     first = receivers[0][1]
     for _, signature, share in receivers:
         default = None if share is Share.ALL else UNREAD
-        for each in signature.parameters.values() if share is not Share.NONE else ():
-            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+        for each in signature.parameters.values():
+            if share is not Share.NONE and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
                 typed = each.replace(annotation=hints.get(each.name))
                 behind = typed.replace(kind=each.KEYWORD_ONLY, default=default)  # the function before may set it
                 named.setdefault(each.name, typed if signature is first else behind)
@@ -124,7 +124,8 @@ def _receivers(target: Any, share: Share = Share.ALL) -> Iterator[tuple[Any, ins
     Raises:
         TypeError, ValueError: a function is written in C and has no signature.
     """
-    for owner, outermost, supplied in _construction(target) if inspect.isclass(target) else [_called(target)]:
+    called = _construction(target) if inspect.isclass(target) else [_called(target)]
+    for owner, outermost, supplied in called:
         for function in _layers(outermost):
             if function is not outermost and not inspect.isfunction(function):  # a class that a function wraps
                 yield from _receivers(function, share)
@@ -190,8 +191,8 @@ def _accepted(function: Any, supplied: int) -> inspect.Signature:
     if function is object.__init__:
         return inspect.Signature()
     if inspect.isfunction(function):  # a copy has neither `__wrapped__` nor `__signature__`
-        code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
-        copied = FunctionType(code, {}, function.__name__, defaults, closure)
+        code = function.__code__
+        copied = FunctionType(code, {}, function.__name__, function.__defaults__, function.__closure__)
         copied.__kwdefaults__ = function.__kwdefaults__
         function = copied
     signature = inspect.signature(function, follow_wrapped=False)

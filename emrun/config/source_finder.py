@@ -253,8 +253,9 @@ class Unimported(Imported):
                     raise TypeError("a string has no operator |")
                 return self._type(left, module) | self._type(right, module)
             case ast.Call(func=called, args=args, keywords=keywords) if (mark := self._type(called, module)) in _MARKS:
-                options = {str(each.arg): ast.literal_eval(each.value) for each in keywords}
-                return mark(*map(ast.literal_eval, args), **options)
+                return mark(
+                    *map(ast.literal_eval, args), **{str(each.arg): ast.literal_eval(each.value) for each in keywords}
+                )
             case ast.Subscript(value=owner, slice=index):
                 outer = self._type(owner, module)
                 if outer is typing.Literal:

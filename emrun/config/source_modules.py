@@ -108,7 +108,9 @@ class SourceModules:
             return module
         for node in ast.walk(tree):
             names = node.names if isinstance(node, ast.Global) else []
-            for each in [node.target.id] if isinstance(node, ast.NamedExpr) else names:
+            if isinstance(node, ast.NamedExpr):
+                names = [node.target.id]
+            for each in names:
                 module.bound.setdefault(each, []).append(None)
         if not self.may_find_more and not _is_installed(top):
             self.may_find_more = any(each in _IMPORTERS or not _is_installed(each) for each in _imported(tree, top))

@@ -43,7 +43,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         default: the parameter's default; a hint that contradicts the default is ignored.
         name: the name of the parameter, for advice.
     """
-    value, units = node.value, _mark_in(hint, Units)
+    value = node.value
+    units = _mark_in(hint, Units)
     if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             Interval.parse("", value, units.allowed)
@@ -118,11 +119,14 @@ def alternatives(hint: Any) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
     The sorts are `literal`, `scalar`, `path`, `mapping`, `tuple` (of a fixed length), `sequence`, `no text` (a class
     that accepts no string, such as a tensor) and `anything`.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     kind = origin or hint
-    cls, sort = kind if inspect.isclass(kind) else object, "anything"
+    cls = kind if inspect.isclass(kind) else object
+    sort = "anything"
     if origin is typing.Annotated or origin in (typing.Union, types.UnionType):
-        for each in arguments[:1] if origin is typing.Annotated else arguments:
+        hints = arguments[:1] if origin is typing.Annotated else arguments
+        for each in hints:
             yield from alternatives(each)
         return
     if origin is typing.Literal:
@@ -210,7 +214,8 @@ def values_of_mapping(hint: Any) -> Any:
 
 def _mark_in(hint: Any, kind: type[Mark]) -> Mark | None:
     """Return the mark of a kind in an annotated hint, e.g. the units of an interval; None if there is none."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is typing.Annotated:
         return next((each for each in hint.__metadata__ if isinstance(each, kind)), None)
     if origin in (typing.Union, types.UnionType):

@@ -69,7 +69,8 @@ class Slip:
         above = self._line_above()
         if above is None:
             return None
-        own, other = _indent(self._text), _indent(self._lines[above])
+        own = _indent(self._text)
+        other = _indent(self._lines[above])
         if ": " in f"{self._lines[above].partition('#')[0].rstrip()} ".lstrip("- ") and own > other:
             return self._line, own, f"{key!r} is indented further than the key above, which already has a value"
         return self._of_no_key(above)
@@ -109,8 +110,10 @@ class Slip:
             return "this list entry is among keys; write all entries of a list with a dash, in one column"
         above = self._line_above()
         column = _indent(self._lines[above]) if above is not None else 0
-        advice = "lines that belong together must begin in the same column"
-        return f"is indented by {self._column}, the line above by {column}; {advice}"
+        return (
+            f"is indented by {self._column}, the line above by {column}; lines that belong together must "
+            "begin in the same column"
+        )
 
     def _quotes_needed(self) -> str:
         start = self._text[self._column :]
@@ -120,8 +123,12 @@ class Slip:
     def _escape(self) -> tuple[int, int, str]:
         column = self._text.rfind("\\", 0, self._column + 1)
         word = self._text[column : column + 2]
-        hint = "use single quotes, in which \\ has no special meaning"
-        return self._line, column, f"{word} is not an escape sequence that YAML allows in double quotes; {hint}"
+        return (
+            self._line,
+            column,
+            f"{word} is not an escape sequence that YAML allows in double quotes; use single quotes, in "
+            "which \\ has no special meaning",
+        )
 
     def _in_brackets(self) -> str | tuple[int, int, str]:
         """Explain a token that cannot follow inside [] or {}."""
@@ -131,8 +138,10 @@ class Slip:
         bracket = self._lines[line][column : column + 1]
         if "<stream end>" in self._problem:
             return line, column, f"this {bracket!r} is never closed"
-        opened = f"the {bracket!r} of line {line + 1}, column {column + 1} is never closed"
-        return f"a comma or a colon is missing here, a string with ': ' needs quotes, or {opened}"
+        return (
+            f"a comma or a colon is missing here, a string with ': ' needs quotes, or the {bracket!r} of "
+            f"line {line + 1}, column {column + 1} is never closed"
+        )
 
     def _no_value(self) -> str:
         character = self._text[self._column : self._column + 1]

@@ -52,7 +52,8 @@ def _escaped(plain: Any) -> Any:
 
 def _with_new_parts(node: Node, template: str) -> str:
     """Return the template with what is not from a file: keys at the end, and first items of lists."""
-    new, lines = {}, template.rstrip().splitlines(keepends=True)
+    new = {}
+    lines = template.rstrip().splitlines(keepends=True)
     for path, child, _ in node.places():
         if not child.position.line and len(path) == 1:
             new[path[0]] = child.plain()

@@ -209,7 +209,8 @@ class _Parser:
 
     def _node(self, event: events.Event, rest: Iterator[events.Event], key: Position | None, depth: int) -> Node:
         """Return the value that begins with an event; it is `depth` levels deep."""
-        position, anchor = self._position(event), getattr(event, "anchor", None)
+        position = self._position(event)
+        anchor = getattr(event, "anchor", None)
         if isinstance(event, events.AliasEvent):
             return self._alias(str(anchor), position, key, depth)
         if getattr(event, "tag", None) is not None:
@@ -255,7 +256,8 @@ class _Parser:
     def _merged(self, child: Node) -> dict[Any, Node]:
         """Return the entries that a `<<` key adds; of several mappings the first has priority."""
         merged: dict[Any, Node] = {}
-        for each in child.value if isinstance(child.value, list) else [child]:
+        mappings = child.value if isinstance(child.value, list) else [child]
+        for each in mappings:
             if not isinstance(each.value, dict):
                 raise self._error(child.position, "the value of '<<' must be a mapping or a list of mappings")
             copies = each.value if each.alias is None else of_each(each.value, partial(replace, alias=each.alias))
@@ -264,8 +266,9 @@ class _Parser:
 
     def _alias(self, anchor: str, position: Position, key: Position | None, depth: int) -> Node:
         if anchor not in self._anchors:
-            hint = f"for a string, use quotes: '*{anchor}'"
-            raise self._error(position, f"alias *{anchor} has no anchor &{anchor} before it; {hint}")
+            raise self._error(
+                position, f"alias *{anchor} has no anchor &{anchor} before it; for a string, use quotes: '*{anchor}'"
+            )
         node = self._anchors[anchor]
         if node is None:
             raise self._error(position, f"alias *{anchor} contains itself")

@@ -17,7 +17,7 @@ from emrun.base.errors import StreamError
 from emrun.base.randomness import preserved_randomness
 from emrun.base.sources import ID, POSITION, is_nested, length, parts
 from emrun.base.temporary import temporary_folder
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import Config
 from emrun.dataset import stream_function, stream_lengths, stream_names
@@ -57,7 +57,7 @@ class _Stream:
     sources: dict[str, _Source] = field(default_factory=dict)
 
 
-def look_at_data(config: Config, bar: Bar) -> dict[str, Any]:
+def look_at_data(config: Config, bar: Bar) -> Json:
     """Read every stream of the dataset once, as an evaluation does, and find what is wrong with the data.
 
     Two examples are the same if what the model reads of them is, bit for bit: the sources under `model.inputs`, or all
@@ -104,10 +104,10 @@ class _Look:
         self._targets = _names_below(_plain(config, "model", "loss"))
         self._train = _plain(config, "main_loop", "train_stream_name") or "train"
         self._streams: dict[str, _Stream] = {}
-        self._findings: list[dict[str, Any]] = []
+        self._findings: list[Json] = []
         self.store = store
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Json:
         """Read all streams; see `look_at_data`."""
         names = stream_names(self._dataset)
         names.sort(key=lambda name: name != self._train)
@@ -193,8 +193,10 @@ class _Look:
     def _judge_sources(self, name: str) -> None:
         for source, seen in self._streams[name].sources.items():
             shown = in_one_line(source, 60)
-            where = f"{counted(seen.not_finite, 'example')} with values that are not finite: {listed(seen.ids)}"
-            text = f"stream {name!r}, source {shown!r}: {where}"
+            text = (
+                f"stream {name!r}, source {shown!r}: {counted(seen.not_finite, 'example')} with values that "
+                f"are not finite: {listed(seen.ids)}"
+            )
             self._note("not_finite", [name], source, seen.not_finite, [[each] for each in seen.ids], text)
             if seen.is_constant and seen.examples >= _FEWEST:
                 text = f"stream {name!r}, source {shown!r}: the same value in all {seen.examples:,} examples"
@@ -203,14 +205,22 @@ class _Look:
     def _judge_labels(self, names: Sequence[str]) -> None:
         for source in dict.fromkeys(source for name in names for source in self._labels(name)):
             having = [name for name in names if source in self._labels(name)]
-            for name in having if len(having) > 1 else ():
+            if len(having) == 1:
+                continue
+            for name in having:
                 others = {value for other in having if other != name for value in self._labels(other)[source]}
                 alone = {value: n for value, n in self._labels(name)[source].items() if value not in others}
                 shown = [f"{_label(value)} ({counted(n, 'example')})" for value, n in list(alone.items())[:_SHOWN]]
                 more = f" and {len(alone) - _SHOWN} more" if len(alone) > _SHOWN else ""
-                only = f"{counted(len(alone), 'value')} only in stream {name!r}"
-                text = f"source {in_one_line(source, 60)!r}: {only}: {', '.join(shown)}{more}"
-                self._note("label_in_one_stream", [name], source, len(alone), [], text)
+                self._note(
+                    "label_in_one_stream",
+                    [name],
+                    source,
+                    len(alone),
+                    [],
+                    f"source {in_one_line(source, 60)!r}: {counted(len(alone), 'value')} only in stream "
+                    f"{name!r}: {', '.join(shown)}{more}",
+                )
 
     def _judge_order(self) -> None:
         """Read pass 1 of the train stream until the labels are mixed."""
@@ -220,7 +230,8 @@ class _Look:
         done = 0
         limit = None if self._streams[self._train].is_whole else self._streams[self._train].batches
         with self._wrapped(self._train, limit, training=True) as batches:
-            for batch in batches if runs else ():
+            wanted = batches if runs else ()
+            for batch in wanted:
                 values = dict(parts(batch))
                 done += length(next(iter(values.values()), ()))
                 for source, before in list(runs.items()):
@@ -246,7 +257,7 @@ class _Look:
             if source != ID and each and 2 * len(each) <= stream.examples
         }
 
-    def _shown(self, name: str) -> dict[str, Any]:
+    def _shown(self, name: str) -> Json:
         stream = self._streams[name]
         labels = {
             source: {_label(value): count for value, count in sorted(each.items(), key=lambda pair: str(pair[0]))}
@@ -257,8 +268,9 @@ class _Look:
 
     def _note(self, kind: str, streams: list[str], source: str | None, count: int, ids: list[Any], text: str) -> None:
         """Add a finding, unless it counts nothing."""
-        where = {"kind": kind, "streams": streams, "source": source}
-        self._findings += [{**where, "count": count, "examples": ids, "message": text}] * bool(count)
+        if count:
+            where = {"kind": kind, "streams": streams, "source": source}
+            self._findings.append({**where, "count": count, "examples": ids, "message": text})
 
 
 def _look_at(seen: _Source, values: Any, rows: Sequence[bytes], ids: Sequence[str]) -> None:
@@ -288,7 +300,8 @@ def _rows(values: Any) -> Sequence[bytes]:
     """Return the bytes of each example of a source: its values with their dtype and shape."""
     array = array_of(values)
     if array is not None and array.dtype.kind in "US":
-        values, array = array.tolist(), None  # the dtype has the length of the longest text of the batch
+        values = array.tolist()  # the dtype has the length of the longest text of the batch
+        array = None
     if array is None:
         return [digest(each).encode() for each in (values.unbind() if is_nested(values) else values)]
     head = f"{array.dtype}{array.shape[1:]}".encode()

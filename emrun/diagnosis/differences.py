@@ -108,7 +108,8 @@ def _at_the_end(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield part, name and both values of what differs in the final states."""
     for part in parts:
-        one, two = straight.final[part], other.final.get(part, {})
+        one = straight.final[part]
+        two = other.final.get(part, {})
         names = [name for name in varying(one, two) if name not in vary.get(part, ())]
         yield from ((part, name, one.get(name), two.get(name)) for name in names)
 
@@ -139,26 +140,32 @@ def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Diff
 
 
 def _compare_batches(one: Event, other: Event) -> Difference | None:
-    expected, found = _values_of(one), _values_of(other)
+    expected = _values_of(one)
+    found = _values_of(other)
     for part, detail, what in varying(expected, found)[:1]:
         values = (each.get((part, detail, what), ("", None))[1] for each in (expected, found))
         return Difference(f"{_told(other)}: {what}{_both(*values)}", part, detail)
     return None
 
 
+def _attributes(recording: Recording) -> dict[str, str]:
+    found: dict[str, str] = recording.one("private").get("attributes", {})
+    return found
+
+
+def _of_random(states: Mapping[str, str], when: str) -> dict[tuple[str, str, str], tuple[Any, str | None]]:
+    return {("random", name, f"random state of {name} {when} the batch"): (each, None) for name, each in states.items()}
+
+
 def _values_of(event: Event) -> dict[tuple[str, str, str], tuple[Any, str | None]]:
     """Return part, name and description of each value of a batch -> the value and its text, in the order of time."""
     outputs = sorted(event["outputs"].items(), key=lambda pair: pair[0] != "loss")
-    before, after = (
-        {("random", name, f"random state of {name} {when} the batch"): (state, None) for name, state in states.items()}
-        for when, states in (("before", event["random_before"]), ("after", event["random"]))
-    )
     return {
         ("batch", event["stream"], "the batch differs"): (event["batch"], None),
-        **before,
+        **_of_random(event["random_before"], "before"),
         **{("outputs", name, f"output {name}"): (value, event["shown"][name]) for name, value in outputs},
         ("rates", "", "learning rate"): (event["rates"], ", ".join(event["rates"])),
-        **after,
+        **_of_random(event["random"], "after"),
     }
 
 
@@ -222,8 +229,9 @@ class Causes:
 
     def _of_state(self, found: Difference, other: Recording) -> str | None:
         """Name the attributes that are saved in no checkpoint and differ."""
-        recordings = (self.straight, self.again, other)
-        kept, repeated, now = (each.one("private").get("attributes", {}) for each in recordings)
+        kept = _attributes(self.straight)
+        repeated = _attributes(self.again)
+        now = _attributes(other)
         names = {*varying(kept, now)} - {*varying(kept, repeated)} if now else ()
         first = {"batch": "dataset", "rates": "hook"}.get(found.part, "module")
         different = sorted(names, key=lambda name: (not name.startswith(first), name))

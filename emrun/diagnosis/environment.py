@@ -60,7 +60,8 @@ def _inspect_versions(found: Environment) -> None:
     for requirement, _, marker in (line.partition(";") for line in metadata.requires("emrun") or ()):
         extra = marker.partition('"')[2].rstrip('"')
         if extra and extra not in _FOR_DEVELOPERS:
-            versions, name = extras.setdefault(extra, {}), requirement.partition(">=")[0].strip()
+            versions = extras.setdefault(extra, {})
+            name = requirement.partition(">=")[0].strip()
             try:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
@@ -74,7 +75,8 @@ def inspect_devices() -> tuple[list[dict[str, str]], list[str]]:
     """Return a row for each device, heading -> value, and what is wrong with the devices."""
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if _has_cuda()[0] else 0)]
     names = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
-    rows, problems = [], []
+    rows = []
+    problems = []
     for name in names:
         row = {"device": name, "name": "", "memory": ""}
         rows.append(row)

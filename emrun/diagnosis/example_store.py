@@ -108,5 +108,5 @@ class ExampleStore:
 
 def in_words(alike: Alike, other: str = "") -> str:
     """Return the first groups for a message: `3 (train 17, 20), 9 (train 4)`."""
-    shown = [f"{first} ({other}{' ' * bool(other)}{', '.join(others)})" for first, *others in alike.groups]
-    return ", ".join(shown)
+    before = f"{other} " if other else ""
+    return ", ".join([f"{first} ({before}{', '.join(others)})" for first, *others in alike.groups])

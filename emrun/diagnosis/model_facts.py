@@ -15,11 +15,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.model import AbstractModel
 
 
-def parameters(model: AbstractModel) -> Iterator[dict[str, Any]]:
+def parameters(model: AbstractModel) -> Iterator[Json]:
     """Yield a row for each submodule that has its own parameters; a shared parameter counts once."""
     module = getattr(model, "module", None)
     if not isinstance(module, torch.nn.Module):
@@ -49,7 +49,7 @@ def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
     }
 
 
-def parameter_groups(model: AbstractModel) -> Iterator[dict[str, Any]]:
+def parameter_groups(model: AbstractModel) -> Iterator[Json]:
     """Yield a row for each parameter group of each optimizer: its rate (unscheduled), weight decay, what it trains."""
     module = getattr(model, "module", None)
     names = {id(each): name for name, each in module.named_parameters()} if isinstance(module, torch.nn.Module) else {}
@@ -93,7 +93,7 @@ def memory(model: AbstractModel) -> dict[str, int]:
     return found
 
 
-def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[str, dict[str, Any]]:
+def memory_per_rank(model: Any, ranks: int, forward: tuple[int, int]) -> dict[str, Json]:
     """Return the memory that the first of several ranks needs, which has most: what -> {`bytes`, `how` it is known}.
 
     Args:
@@ -136,7 +136,8 @@ class StepMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        size = storage.nbytes()
         if key in self._living:  # a view of a tensor that an operation keeps for itself
             return
 

@@ -77,12 +77,14 @@ def _kept(what: str, whole: Any) -> Iterator[tuple[str, Any]]:
         what: the word for the object in the yielded names, such as `hook`.
         whole: the object.
     """
-    for name, owner in whole.named_modules() if isinstance(whole, torch.nn.Module) else [("", whole)]:
+    owners = whole.named_modules() if isinstance(whole, torch.nn.Module) else [("", whole)]
+    for name, owner in owners:
         place = f"{what} {name!r} ({_kind(owner)})" if name else f"{what} {_kind(owner)}"
         if not type(owner).__module__.startswith(_TRUSTED):
             own = list(getattr(owner, "__dict__", {}).items())
             yield from ((f"{place}, attribute {key!r}", value) for key, value in own if key not in _OF_MODULES)
-        for key, each in owner.named_buffers(recurse=False) if isinstance(owner, torch.nn.Module) else ():
+        buffers = owner.named_buffers(recurse=False) if isinstance(owner, torch.nn.Module) else ()
+        for key, each in buffers:
             if what not in _SAVED:
                 yield f"{place}, buffer {key!r}", each
             elif key in owner._non_persistent_buffers_set:

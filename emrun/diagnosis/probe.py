@@ -23,7 +23,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from emrun.base.encoding import GENERATORS, Rows, digest, random_state
 from emrun.base.errors import exit_status
 from emrun.base.randomness import preserved_randomness
-from emrun.base.types import Batch, EpochData
+from emrun.base.types import Batch, EpochData, Json
 from emrun.config.config import load_config
 from emrun.config.plan import with_statistics
 from emrun.dataset import open_stream, stream_lengths
@@ -94,8 +94,17 @@ def main(given: Sequence[str]) -> int:
 
 def _run(job: Job, record: _Record) -> None:
     if job.checkpoint is not None:
-        how: dict[str, Any] = {"checkpoint_name": job.checkpoint, "output_dir": job.directory, "as_trained": True}
-        found = {each: numbers(evaluate(job.config, each, job.overrides, **how)[each]) for each in job.streams}
+        found = {}
+        for each in job.streams:
+            given = evaluate(
+                job.config,
+                each,
+                job.overrides,
+                checkpoint_name=job.checkpoint,
+                output_dir=job.directory,
+                as_trained=True,
+            )
+            found[each] = numbers(given[each])
         record("final", statistics=found)
         return
     if job.measures:
@@ -105,8 +114,11 @@ def _run(job: Job, record: _Record) -> None:
     if job.resume:
         training = resume_training(job.directory)
     else:
-        config = with_statistics(load_config(job.config, job.overrides))
-        training = create_training(config, output_dir=job.directory, checks_schedule=not job.is_shortened)
+        training = create_training(
+            with_statistics(load_config(job.config, job.overrides)),
+            output_dir=job.directory,
+            checks_schedule=not job.is_shortened,
+        )
     if training is None:  # a hook had ended the run, not the signal
         _record_end(job, record)
         return
@@ -127,8 +139,12 @@ def _run(job: Job, record: _Record) -> None:
     loop.change_hooks([*hooks, probe])
     record("outcome", status=train(training).status)
     if not probe.is_too_long:
-        attributes = private_state(training.model, hooks, training.dataset)
-        record("private", attributes=attributes, draws=_draws(training), forgetful=forgetful(hooks))
+        record(
+            "private",
+            attributes=private_state(training.model, hooks, training.dataset),
+            draws=_draws(training),
+            forgetful=forgetful(hooks),
+        )
         _record_end(job, record)
 
 
@@ -164,8 +180,13 @@ class Probe(AbstractHook):
     def before_training(self) -> None:
         """Record where the run begins."""
         loop = self.main_loop
-        known = {"window": loop.model.iterations_per_update, "buffer": loop.reading_ahead["buffer"]}
-        self._record("begin", iteration=loop.iterations_done, epochs=loop.training_epochs_done, **known)
+        self._record(
+            "begin",
+            iteration=loop.iterations_done,
+            epochs=loop.training_epochs_done,
+            window=loop.model.iterations_per_update,
+            buffer=loop.reading_ahead["buffer"],
+        )
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
@@ -181,21 +202,22 @@ class Probe(AbstractHook):
         loop = self.main_loop
         self._batch += 1
         sources = self._before.pop("sources")
-        entry = {
-            "training": loop.training,
-            "iteration": loop.iterations_done,
-            "stream": stream_name,
-            "number": None if loop.training else self._batch,
+        number = None if loop.training else self._batch
+        passes = {"pass": loop.get_stream(stream_name).position.pass_number} if loop.training else {}
+        self._record(
+            "batch",
+            training=loop.training,
+            iteration=loop.iterations_done,
+            stream=stream_name,
+            number=number,
             **self._before,
-            "outputs": {name: digest(value) for name, value in batch_data.items() if name not in sources},
-            "shown": {name: _shown(value) for name, value in batch_data.items() if name not in sources},
-            "rates": _learning_rates(loop.model),
-            "random": _digests(random_state()),
-        }
-        if loop.training:
-            entry["pass"] = loop.get_stream(stream_name).position.pass_number
-        self._record("batch", **entry)
-        self._act(stream_name, entry["number"])
+            outputs={name: digest(value) for name, value in batch_data.items() if name not in sources},
+            shown={name: _shown(value) for name, value in batch_data.items() if name not in sources},
+            rates=_learning_rates(loop.model),
+            random=_digests(random_state()),
+            **passes,
+        )
+        self._act(stream_name, number)
 
     def after_stream(self, stream_name: str) -> None:
         """Start counting batches for the next stream."""
@@ -209,7 +231,9 @@ class Probe(AbstractHook):
         self._record("epoch", epoch=loop.training_epochs_done, iteration=loop.iterations_done)
 
     def _act(self, stream_name: str, number: int | None) -> None:
-        loop, job, point = self.main_loop, self._job, self._job.point
+        loop = self.main_loop
+        job = self._job
+        point = self._job.point
         done = loop.iterations_done
         if point is not None:
             if loop.training and job.by == signal.SIGKILL and done == point.iteration - _BEFORE_KILL:
@@ -234,7 +258,9 @@ def _not_restored(model: Any, place: Path) -> list[str]:
     if not hasattr(model, "module"):
         return []
     saved = read_tensors(place, TRAINED if has_tensors(place, TRAINED) else WEIGHTS)
-    now, state, of_model = model.module.state_dict(), load_state(place)["model"], model.state_dict()
+    now = model.module.state_dict()
+    state = load_state(place)["model"]
+    of_model = model.state_dict()
     pairs = [({name: now.get(name) for name in saved}, saved)]
     pairs += [(of_model[key], state[key]) for key in ("optimizer", "optimizers") if key in state]
     found = []
@@ -244,7 +270,8 @@ def _not_restored(model: Any, place: Path) -> list[str]:
             rows: Any = rows_of(value)
             expected = there.get(path)
             if isinstance(rows, Rows) and expected is not None:
-                rows, expected = rows.values, expected[rows.begin : rows.begin + len(rows.values)]
+                expected = expected[rows.begin : rows.begin + len(rows.values)]
+                rows = rows.values
             if digest(rows) != digest(whole_of(expected)):
                 found.append(keystr(path))
     return found
@@ -266,7 +293,7 @@ def _learning_rates(model: Any) -> list[str]:
     return [repr(float(group["lr"])) for group in groups if "lr" in group]
 
 
-def _final(directory: Path) -> dict[str, Any]:
+def _final(directory: Path) -> Json:
     """Return the final state of the run: the newest checkpoint, metrics and steps, as strings under their names."""
     place = directory / CHECKPOINTS / "latest"
     state = load_state(place)
@@ -319,7 +346,8 @@ def _flat(value: Any, key: str) -> dict[str, str]:
 
 def _draws(training: Training) -> dict[str, list[str]]:
     """Return the global random generators that each stream draws from after its first batch."""
-    loop, found = training.main_loop, {}
+    loop = training.main_loop
+    found = {}
     for name in loop.streams.sources:
         context = StreamContext(name, seed=loop.seed, epoch=int(name == loop.train_stream_name))
         seen: dict[str, set[str]] = {each: set() for each in GENERATORS}

@@ -142,7 +142,8 @@ class Job:
 
     def record(self, rank: int = 0) -> Path:
         """Return the file of the recorded events of a rank: each line is an event as JSON."""
-        return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}{f'-{rank}' * bool(rank)}.jsonl")
+        of_rank = f"-{rank}" if rank else ""
+        return Path(self.place, f"{self.name}-{'resumed' if self.resume else 'begun'}{of_rank}.jsonl")
 
     def run(self, forks: Jobs | None = None) -> Recording:
         """Run the process and return its recording.

@@ -69,8 +69,9 @@ def train_shortly(loop: MainLoop, lengths: Mapping[str, int], *, after_epoch: bo
 def _call_alone(loop: MainLoop) -> None:
     """Let `Loop.is_alone` be true in events of the hooks that several ranks call on rank 0 only."""
     for hook in loop.hooks:
-        for event in () if runs_on_every_rank(hook) else EVENTS:
-            if (call := listener(hook, event)) is not None:
+        for event in EVENTS:
+            call = None if runs_on_every_rank(hook) else listener(hook, event)
+            if call is not None:
                 setattr(hook, event, loop.parts.requests.alone()(call))
 
 

@@ -20,6 +20,7 @@ from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import is_nested, length as length_of, parts
 from emrun.base.temporary import temporary_folder
 from emrun.base.types import Batch
+from emrun.base.wording import counted
 from emrun.config.config import read_config
 from emrun.config.import_finder import Imported
 from emrun.config.plan import Plan
@@ -121,7 +122,8 @@ class _Attempt:
         self._supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
         self._supplied |= {"dataset": None, "load_model": partial(load_model, self._supplied, [])}
         wanted = any(each is not None and each.wants("dataset") for each in (plan.model, recipe))
-        for what in ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model"):  # as trained
+        order = ("model", "dataset") if plan.dataset.wants("model") else ("dataset", "model")
+        for what in order:  # as trained
             if what == "model" or wanted:
                 seed_everything(self._seed, what)
                 self._supplied[what] = getattr(plan, what).build(self._supplied)
@@ -273,7 +275,8 @@ class _WentThroughError(Exception):
 
 def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
     """Yield the known differences from the original step."""
-    facts, step = capsule.facts, capsule.step
+    facts = capsule.facts
+    step = capsule.step
     stored = capsule.place / CONFIG
     now = read_regular(capsule.run_directory / CONFIG, _LARGEST)
     if stored.exists() and read_regular(stored, _LARGEST, depth=3) != now:
@@ -284,7 +287,7 @@ def _differences(capsule: Capsule, plan: Plan) -> Iterator[str]:
         before = "there is no checkpoint before it"
         if saved is not None:
             count = step.iteration - saved["iteration"]
-            before = f"{saved['name']} was saved {count} iteration{'s' * (count != 1)} before the step"
+            before = f"{saved['name']} was saved {counted(count, 'iteration')} before the step"
         when = "are" if is_known else "may be"
         yield f"the weights {when} those after the step's update; {before}"
     for name, reason in facts["left_out"].items():

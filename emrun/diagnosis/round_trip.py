@@ -121,8 +121,8 @@ class RoundTrip:
 
     def _suspects(self) -> list[str]:
         """Return the names of state that has changed in training and differs in the loaded model."""
-        one, other = unsaved_state(self.other), unsaved_state(self.trained)
-        names = sorted({*self._changed()} & {*varying(one, other)})
+        one = unsaved_state(self.other)
+        names = sorted({*self._changed()} & {*varying(one, unsaved_state(self.trained))})
         # of the model itself, only numbers and strings: its tensors differ whenever anything else does
         return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
 
@@ -136,8 +136,7 @@ def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -
 
 def _evaluated(model: AbstractModel, batch: Batch, stream: str) -> dict[str, Any]:
     """Return copies of the outputs of a model for a copy of a batch, and its statistics of the batch as a stream."""
-    outputs = run_alike(model, copied(batch), stream, train=False)
-    return {**copied(outputs), **statistics_of(model, stream)}
+    return {**copied(run_alike(model, copied(batch), stream, train=False)), **statistics_of(model, stream)}
 
 
 def copied(values: Mapping[str, Any]) -> dict[str, Any]:

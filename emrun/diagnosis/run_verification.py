@@ -13,6 +13,7 @@ from typing import Any
 
 from emrun.base.errors import EmrunError
 from emrun.base.temporary import temporary_folder
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, listed
 from emrun.config.config import read_config
 from emrun.config.interpolation import escaped
@@ -28,12 +29,15 @@ from emrun.storage.checkpoints.manifest import verify
 from emrun.storage.run import CHECKPOINTS, CONFIG
 from emrun.training.evaluate import name_of_checkpoint
 
-DECIDES, MAY_CHANGE, HARDLY = "decides the results", "may change the results", "hardly matters"
+DECIDES = "decides the results"
+MAY_CHANGE = "may change the results"
+HARDLY = "hardly matters"
 """How severe a difference is."""
 _STEPS = 20
 _FRAMES = re.compile(r"\ATraceback.*\n +[^\n]*\n", re.DOTALL)  # of a traceback, before its error
 _COMPUTING = ("torch", "numpy", "emrun")
-_AGAIN, _FIRST_CONFIG = "again", "config-1.yaml"  # the latter was the config until the first resume that changed it
+_AGAIN = "again"
+_FIRST_CONFIG = "config-1.yaml"  # the config until the first resume that changed it
 _MODULES = {"changed": "has changed", "only in a": "is not imported now", "only in b": "is new"}
 _UNKNOWN = (
     "unknown: nothing that emrun has recorded differs; a kernel is not deterministic (set `deterministic: true`), or "
@@ -42,7 +46,7 @@ _UNKNOWN = (
 _Part = tuple[str, str, Mapping[str, Any]]  # `same`, `differs` or `left out`; how much, or why; the values that differ
 
 
-def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
+def verify_run(run: StoredRun, overrides: list[str]) -> Json:
     """Evaluate the checkpoint `best`, or else `latest`, of a run again, train its first steps again, and compare.
 
     Each part has processes of its own, as many as the run had ranks, and writes into a temporary directory; the run
@@ -61,12 +65,14 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: the config of the run cannot be read, or an override cannot be applied.
     """
-    config, own = read_config(run.directory), run.directory.absolute()
+    config = read_config(run.directory)
+    own = run.directory.absolute()
     if not all(Path(each).is_dir() for each in code_directories(config.root)):
         modules = own / "code" / "modules"  # not there if the run has no code of its own
         overrides = [f"code_directory={json.dumps(escaped(str(modules if modules.is_dir() else own)))}", *overrides]
     config = config.overridden(overrides)
-    ranks, forks = int(run.trace.get("ranks") or 1), None
+    ranks = int(run.trace.get("ranks") or 1)
+    forks = None
     with suppress(Exception):  # the processes will say what is wrong with the code
         forks = forks_for(config) if ranks == 1 else None
     rows: list[dict[str, str]] = []
@@ -77,7 +83,8 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
             try:
                 result, text, values = part(run, own, partial(Job, str(place), overrides=overrides, ranks=ranks), forks)
             except EmrunError as error:
-                result, text = "left out", without_frames(error)
+                result = "left out"
+                text = without_frames(error)
             rows.append({"what": what, "result": result, "text": in_one_line(text)})
         if (place / _AGAIN / CONFIG).exists():
             found = compare(run, StoredRun(place / _AGAIN))
@@ -96,7 +103,8 @@ def verify_run(run: StoredRun, overrides: list[str]) -> dict[str, Any]:
 
 def evaluated(run: StoredRun, own: Path, job: Callable[..., Job], forks: Jobs | None) -> _Part:
     """Compare the statistics that a checkpoint gives with those of its epoch."""
-    name, trained = name_of_checkpoint(own / CHECKPOINTS, None), run.value("main_loop.train_stream_name")
+    name = name_of_checkpoint(own / CHECKPOINTS, None)
+    trained = run.value("main_loop.train_stream_name")
     done = verify(find(own / CHECKPOINTS, name)).iteration
     lines = [each["streams"] for each in run.epochs() if each["iteration"] == done]
     skipped = "train" if trained is MISSING else trained

@@ -165,7 +165,8 @@ def bench(
     with preserved_randomness():
         dataset = create_dataset(loaded)
         names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
-        seed, method = loaded.get("seed"), whole.get("main_loop", "start_method")
+        seed = loaded.get("seed")
+        method = whole.get("main_loop", "start_method")
         start_method = None if method is None else method.value
         if start_method is not None:
             check_choice("main_loop.start_method", start_method, StartMethod)
@@ -181,28 +182,32 @@ def bench(
         reader = _Reader(seconds, seed if isinstance(seed, int) else 0, start_method, most)
         as_bytes = loaded.overridden(["dataset.dtype=uint8"])
         changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
-        trained, no_step = names[0], None
+        trained = names[0]
+        no_step = None
         streams = [
             reader.read(
-                function, StreamBench(name, name == trained), [(present, function), *changes] * (name == trained)
+                function, StreamBench(name, name == trained), [(present, function), *changes] if name == trained else []
             )
             for name, function in functions.items()
         ]
         if reader.first_batch is None:
-            step, no_step = None, f"stream {trained!r} has no batches"
+            step = None
+            no_step = f"stream {trained!r} has no batches"
         elif step is None and whole.get("model") is None:
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
                 scheduled = whole.get("model", "scheduler") is not None  # which may need the length of the run
                 model = create_model(loaded.overridden(["~model.scheduler"] * scheduled), dataset=dataset)
-                batch = _changed(loaded, model, dataset, reader.first_batch, trained)
-                step = _seconds_of_a_step(model, batch, trained, seconds)
+                step = _seconds_of_a_step(
+                    model, _changed(loaded, model, dataset, reader.first_batch, trained), trained, seconds
+                )
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model may be for another machine, or unfinished
-                reason = f"{type(error).__name__}: {reason_of(error)}"
-                no_step = f"the model cannot be trained here ({reason}); use --step-ms"
+                no_step = (
+                    f"the model cannot be trained here ({type(error).__name__}: {reason_of(error)}); use --step-ms"
+                )
         return Bench(streams, step, no_step, present)
 
 
@@ -291,7 +296,8 @@ class _Reader:
         if stream.trains:
             wrapper.seek(StreamPosition(self.passes + 1, 0))
         firsts: list[float] = []
-        behind, taken = 0, 0.0
+        behind = 0
+        taken = 0.0
         ends_at = math.inf
         each = max(1, setting.workers)  # batches that are not timed: one per worker, while workers start
         with contextlib.closing(wrapper), wrapper:
@@ -311,7 +317,8 @@ class _Reader:
                     return Speed(setting, None, None)
                 firsts.append(times[0] - began)
                 if len(times) > each:
-                    behind, taken = behind + len(times) - each, taken + times[-1] - times[each - 1]
+                    behind += len(times) - each
+                    taken += times[-1] - times[each - 1]
                 if wrapper.epoch_ended:
                     stream.length = len(times)
         return Speed(setting, statistics.median(firsts), taken / behind if behind else None)

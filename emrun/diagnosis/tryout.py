@@ -19,7 +19,7 @@ from emrun.base.errors import ArgumentError, ConfigError, reason_of
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.sources import length, parts
 from emrun.base.temporary import temporary_folder
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Json
 from emrun.base.wording import meant_of
 from emrun.config.config import Config
 from emrun.config.import_finder import Imported
@@ -48,7 +48,7 @@ _MOST_BATCHES = 100  # batches that are read to find two that the loop would run
 _TIMED = 3  # runs of the second batch; the fastest counts
 
 
-def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
+def try_out(config: Config, ranks: int = 1) -> Json:
     """Build the objects of a config and try them out; leave no file and no changed random state behind.
 
     The first two batches of every stream are read. A copy of the model makes a step with each of these batches of
@@ -107,8 +107,11 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
                 call_event(copy, "after_training", success=True)
             switch.after_training(success=True)
         shown = None if schedule is None else schedule.as_dict()
-        report, dataset, lengths = tryout.report(), training.dataset, tryout.lengths
-        done, kept = tryout.done, tryout.most_kept()
+        report = tryout.report()
+        dataset = training.dataset
+        lengths = tryout.lengths
+        done = tryout.done
+        kept = tryout.most_kept()
         if ranks > 1:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
@@ -119,7 +122,7 @@ def try_out(config: Config, ranks: int = 1) -> dict[str, Any]:
         return {**report, "schedule": shown, "initial_weights": initial}
 
 
-def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> dict[str, Any]:
+def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> Json:
     """Return the bytes of a checkpoint and, as far as they are known, of all that are kept, and of the record.
 
     Args:
@@ -128,14 +131,13 @@ def _on_disk(place: Path, done: Mapping[str, float], kept: int | None) -> dict[s
         kept: how many checkpoints the run keeps at most, if this is known.
     """
     size = sum(each.stat().st_size for each in (place / CHECKPOINTS / "latest").resolve().iterdir())
-    found: dict[str, Any] = {"checkpoint": {"bytes": size, "how": "measured"}}
+    found: Json = {"checkpoint": {"bytes": size, "how": "measured"}}
     if kept is not None:
         found["kept checkpoints"] = {"bytes": kept * size, "how": f"at most {kept} of this size"}
     if done:
-        epochs, steps, rows = ((place / name).read_bytes() for name in (METRICS, STEPS, ROWS))
-        lines = epochs.splitlines()
-        per_step = len(steps) / json.loads(lines[-1])["iteration"]
-        per_epoch = len(lines[-1]) + len(rows) / len(lines)
+        lines = (place / METRICS).read_bytes().splitlines()
+        per_step = (place / STEPS).stat().st_size / json.loads(lines[-1])["iteration"]
+        per_epoch = len(lines[-1]) + (place / ROWS).stat().st_size / len(lines)
         size = round((done["epochs"] + 1) * per_epoch + done["iterations"] * per_step)  # also epoch 0
         found["record"] = {"bytes": size, "how": "estimated from the rows of the short epoch"}
     return found
@@ -218,7 +220,7 @@ class Tryout:
         self.lengths: dict[str, int] = {}
         """Stream -> how many batches were read until two of them were usable."""
         self._seconds: dict[str, float] = {}  # for a batch, including reading
-        self._streams: dict[str, Any] = {}
+        self._streams: Json = {}
         self._outputs: dict[str, SourceInfo] = {}
         self._step_memory = None if compiles else StepMemory()
         self.done: dict[str, float] = {}
@@ -242,8 +244,10 @@ class Tryout:
                     if name in own or isinstance(error, KeyboardInterrupt):
                         error.add_note(f"while trying the first batches of stream {name!r}")
                         raise
-                    what = f"{type(error).__name__}: {reason_of(error)}"
-                    self._notes.append(f"stream {name!r}, which main_loop does not run, failed: {what}")
+                    self._notes.append(
+                        f"stream {name!r}, which main_loop does not run, failed: {type(error).__name__}: "
+                        f"{reason_of(error)}"
+                    )
 
     @contextmanager
     def hooks_called(self) -> Iterator[None]:
@@ -362,9 +366,10 @@ class Tryout:
         able = [type(each).__name__ for each in (*self._hooks, self._model) if may_read_anything(each)]
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Json:
         """Return the contract; see `try_out`."""
-        sizes, extra = self._loop.streams.sizes, self._loop.streams.extra
+        sizes = self._loop.streams.sizes
+        extra = self._loop.streams.extra
         lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
@@ -388,9 +393,9 @@ class Tryout:
             "notes": self._notes,
         }
 
-    def _forecast(self, seconds: Mapping[str, float], length: int | None) -> dict[str, Any]:
+    def _forecast(self, seconds: Mapping[str, float], length: int | None) -> Json:
         """Return what a run will take: what -> {`seconds` or `bytes`, `how` it is known}."""
-        found: dict[str, Any] = {}
+        found: Json = {}
         if length:
             window = self._model.iterations_per_update
             iterations = {"epochs": length, "passes": length, "iterations": 1, "updates": window}
@@ -424,7 +429,7 @@ def call_event(listening: Any, event: str, **arguments: Any) -> None:
         raise
 
 
-def _seen(info: SourceInfo) -> dict[str, Any]:
+def _seen(info: SourceInfo) -> Json:
     dtype, shape, span = info.row()
     if info.is_scalar:
         shape = "scalar"

@@ -18,6 +18,7 @@ import torch._dynamo  # noqa: F401 - the first optimizer imports it, which takes
 from emrun.base.errors import UsageError
 from emrun.base.randomness import draw_seed
 from emrun.base.temporary import temporary_folder
+from emrun.base.types import Json
 from emrun.base.wording import duration
 from emrun.config.config import Config, load_config
 from emrun.config.import_finder import Imported
@@ -52,7 +53,7 @@ def verify(
     ranks: int = 1,
     resumed_on: Sequence[int] = (),
     tell: Callable[[int, int], object] = lambda done, most: None,
-) -> dict[str, Any]:
+) -> Json:
     """Train twice without interruption, then once more for each point with an interruption, and compare all batches.
 
     Each run is a few iterations long, has its own process and writes into a temporary directory. The processes are
@@ -136,8 +137,13 @@ def verify(
             name = f"point-{number}"
             first = runs.make(job(name, end=end, point=point, by=by))
             if not first.was_interrupted(kill):
-                missed = f"the run ended at iteration {first.end} and did not reach {point.name}"
-                rows.append(_row(point, by.name, Difference(missed, "order")))
+                rows.append(
+                    _row(
+                        point,
+                        by.name,
+                        Difference(f"the run ended at iteration {first.end} and did not reach {point.name}", "order"),
+                    )
+                )
                 continue
             for size, second in runs.resumed(job(name, end=end, resume=True), numbers):
                 found, share = _compared(first, second, causes, vary, None if size == ranks else rounded)
@@ -152,13 +158,13 @@ def _row(
     resumed_at: int | None = None,
     resumed_on: int | None = None,
     rounding: float | None = None,
-) -> dict[str, Any]:
+) -> Json:
     where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
     told = {"difference": found and found.what, "likely_cause": found and found.cause}
     return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": resumed_on, "rounding": rounding, **told}
 
 
-def _result(straight: Recording, rows: list[dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+def _result(straight: Recording, rows: list[Json], notes: list[str]) -> Json:
     is_exact = all(row["difference"] is None for row in rows)
     return {"exact": is_exact, "iterations": straight.end, "rows": rows, "notes": notes}
 
@@ -228,11 +234,11 @@ def _same_horizon(config: Config, updates: int | None) -> list[str]:
 
 def _usual(straight: Recording) -> Iterator[Point]:
     """Yield the points at which runs are interrupted by default."""
-    ends, window = straight.epoch_ends, straight.one("begin").get("window", 1)
+    ends = straight.epoch_ends
+    window = straight.one("begin").get("window", 1)
     batches = [event for event in straight.of("batch") if event["training"]]
     stream = batches[0]["stream"] if batches else ""
-    pairs = itertools.pairwise(batches)
-    passes = [one["iteration"] for one, next_one in pairs if one["pass"] != next_one["pass"]]
+    passes = [one["iteration"] for one, next_one in itertools.pairwise(batches) if one["pass"] != next_one["pass"]]
     for first, last in ((*ends, straight.end)[:2], (0, ends[0])):
         inside = [iteration for iteration in range(first + 1, last) if iteration not in passes]
         whole = [iteration for iteration in inside if (iteration - first) % window == 0] or inside

@@ -24,6 +24,7 @@ from typing import IO, NoReturn
 
 from emrun.base.cores import SHARE, share_of
 from emrun.base.signals import forget_in_child
+from emrun.base.terminal import PLACES
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -172,8 +173,9 @@ class Jobs:
             os.setpgid(0, 0)  # a Ctrl-C on the terminal reaches the sweep, which passes it on
             end_with(parent, signal.SIGTERM)
             with Path(os.devnull).open("rb") as nothing:
-                for descriptor, file in enumerate((nothing, output, output)):
-                    os.dup2(file.fileno(), descriptor)
+                os.dup2(nothing.fileno(), 0)
+            for place in PLACES:
+                os.dup2(output.fileno(), place)
             device = None if self._devices is None else self._devices[slot % len(self._devices)]
             given = {"CUDA_VISIBLE_DEVICES": device, THREADS: threads, SHARE: self._share}
             os.environ |= {name: str(value) for name, value in given.items() if value is not None}

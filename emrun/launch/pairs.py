@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 
 from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, StorageError, UsageError
+from emrun.base.types import Json
 from emrun.base.wording import from_here, listed
 from emrun.config.plan import with_statistics
 from emrun.config.yaml_tree import Node
@@ -50,44 +51,36 @@ class Pair(Trials):
     Args:
         side: the trials of a config.
         trials: the two trials.
-        own: the same in the directory of the comparison, where `trials` may have a finished run from elsewhere.
+        instead: what to train in place of each if its data are out of date.
     """
 
-    def __init__(self, side: Trials, trials: tuple[Trial, ...], own: tuple[Trial, ...]) -> None:
+    def __init__(self, side: Trials, trials: tuple[Trial, ...], instead: tuple[Trial, ...]) -> None:
         super().__init__(side.config, (), side.settings, side.directory)
         self.trials = trials
-        self._own = own
+        self._instead = instead
 
     def grid(self) -> Iterator[Experiment]:
         """Yield the experiment; the two trials of a config that is compared with itself are one."""
         yield Experiment({}, tuple(dict.fromkeys(self.trials)))
 
-    def with_same_data(self, finished: Container[Path]) -> Pair | None:
-        """Return the pair in which a run that may have other data than its partner is trained again; None for none.
+    def with_same_data(self, before: Container[Path]) -> Pair | None:
+        """Return the pair in which runs that may have other data than their partners are trained again; None for none.
 
-        The first batches of both must show that a run from elsewhere has the same data. Those of a run of the
-        comparison may differ, as random numbers can make the data; but then it must not be older than its partner.
+        These are runs from before, unless the first batches of both are the same. Those of two runs of the comparison
+        may differ, as random numbers can make the data.
 
         Args:
-            finished: the directories of the runs that were finished before their partners were trained.
+            before: the directories of the runs that were finished before the comparison began or continued.
         """
-        a, b = self.trials
-        first = recorded_batches(a.directory / "code")
-        second = recorded_batches(b.directory / "code")
+        first, second = [recorded_batches(each.directory / "code") for each in self.trials]
         common = first.keys() & second.keys()
-        if a == b or (common and all(first[key] == second[key] for key in common)):
-            return None
-        older = [each for each in self.trials if each.directory in finished]
-        found = []
-        for trial, own in zip(self.trials, self._own, strict=True):
-            if trial != own:
-                found.append(own)
-            else:
-                found.append(_again(own) if older == [own] else own)
-        if tuple(found) == self.trials:
+        older = [each for each in self.trials if each.directory in before]
+        were_compared = len(older) == 2 and all(each.directory.parent == self.directory for each in older)
+        if not older or were_compared or (common and all(first[key] == second[key] for key in common)):
             return None
         _LOG.info("a pair is trained again, as the data may have changed since %s", from_here(older[0].directory))
-        return Pair(self, tuple(found), tuple(found))
+        found = tuple(new if trial in older else trial for trial, new in zip(self.trials, self._instead, strict=True))
+        return Pair(self, found, found)
 
 
 def _again(trial: Trial) -> Trial:
@@ -102,26 +95,23 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
         sides: the trials of each config.
         finished: digest of a config -> the directory of a finished run.
     """
-    own = [[_newest(each) for each in side.experiment({}).trials] for side in sides]
-    trials = [[_known(side, each, finished) for each in every] for side, every in zip(sides, own, strict=True)]
-    return [Pair(sides[0], *pair) for pair in zip(zip(*trials, strict=True), zip(*own, strict=True), strict=True)]
+    both = [[_known(side, each, finished) for each in side.experiment({}).trials] for side in sides]
+    return [Pair(sides[0], *zip(*pair, strict=True)) for pair in zip(*both, strict=True)]
 
 
-def _newest(trial: Trial) -> Trial:
+def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> tuple[Trial, Trial]:
+    """Return a trial, or the finished run that takes its place, and what is trained if its data are out of date."""
     again = _again(trial)
-    return again if again.directory.exists() else trial
-
-
-def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> Trial:
+    if again.directory.exists():
+        trial = again
     place = finished.get(identity(with_statistics(side.config_of(trial))))
-    if place is None or trial.directory.exists():
-        return trial
-    known = replace(trial, directory=place)
-    found = result_of(known, side.settings, side.code)
-    if found.status != "finished" or found.value is None or found.changed is None or found.changed:
-        return trial
-    _LOG.info("the run %s has the config and the seed of a pair, and is not trained again", from_here(place))
-    return known
+    if place is not None and not trial.directory.exists():
+        known = replace(trial, directory=place)
+        found = result_of(known, side.settings, side.code)
+        if found.value is not None and found.changed is not None and not found.changed:
+            _LOG.info("the run %s has the config and the seed of a pair, and is not trained again", from_here(place))
+            return known, trial
+    return trial, _again(trial)
 
 
 def whole(result: Result, trial: Trial) -> Result:
@@ -185,7 +175,7 @@ def direction_of(variable: str) -> Condition | None:
     )
 
 
-def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> dict[str, Any]:
+def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> Json:
     """Return what the values of two configs on the same seeds tell, with an error of 5 % at most.
 
     Args:
@@ -202,7 +192,8 @@ def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: floa
     """
     differences_ = [right - left for left, right in zip(a, b, strict=True)]
     half = half_width(differences_, resolution((*a, *b))) if any(differences_) else 0.0
-    low, high = fmean(differences_) - half, fmean(differences_) + half
+    low = fmean(differences_) - half
+    high = fmean(differences_) + half
     word = "undecided"
     if -by <= low and high <= by:
         word = "none"
@@ -266,7 +257,7 @@ def worst_for_missing(sides: Sequence[Sequence[float | None]], condition: Condit
     return [[each if has_value(each) else worst for each in side] for side in sides]
 
 
-def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str) -> dict[str, Any] | None:
+def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str) -> Json | None:
     """Return the examples of a stream that B gets right and A does not, and the other way round, in most pairs of runs.
 
     Args:

@@ -69,8 +69,11 @@ class Span:
                 "high", f"high - low is too large for a number; high is {self.high}, and low {self.low}"
             )
         if self.step is not None and (self.log or not 0 < self.step <= width < self.step * _MOST_STEPS):
-            message = "must be greater than 0 and at most high - low, no tiny part of it, and a range with log has none"
-            raise ArgumentError("step", f"{message}; it is {self.step}")
+            raise ArgumentError(
+                "step",
+                "must be greater than 0 and at most high - low, no tiny part of it, and a range with log "
+                f"has none; it is {self.step}",
+            )
 
     @property
     def is_whole(self) -> bool:
@@ -206,8 +209,11 @@ def _parameter(name: str, node: Node) -> Parameter:
     if isinstance(node.value, dict):
         return Parameter(name, (), _span(name, node), ({name: node.position},))
     if not isinstance(node.value, list):
-        message = f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}"
-        raise _wrong(node.position, name, message)
+        raise _wrong(
+            node.position,
+            name,
+            f"{node.shown()!r} is neither a list of values nor a range {{low: 1.0e-5, high: 1.0e-2, log: true}}",
+        )
     if not node.value:
         raise _wrong(node.position, name, "the list of values is empty")
     if is_key:

@@ -23,6 +23,7 @@ from emrun.base.cores import SHARE, share_of
 from emrun.base.errors import reason_of
 from emrun.base.signals import Signals, unless_ignored
 from emrun.base.temporary import temporary_folder
+from emrun.base.types import Json
 from emrun.launch.jobs import THREADS, end_with, threads_per_job
 from emrun.ranks.group import KEY, cannot_meet, meet_in
 
@@ -72,8 +73,7 @@ def launch(count: int, arguments: Sequence[str]) -> Ended:
         StorageError: the directory for temporary files is full, or its files cannot be locked.
     """
     with ranks_directory() as place:
-        found = run_processes(count, _COMMAND, arguments, place, passed_on=unless_ignored(_PASSED_ON))
-        return _explained(found, place)
+        return _explained(run_processes(count, _COMMAND, arguments, place, passed_on=unless_ignored(_PASSED_ON)), place)
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _miss_another(codes: Mapping[int, int], place: Path) -> bool:
     return all(rank in said and not said[rank]["cause"] for rank, code in codes.items() if code)
 
 
-def _words(place: Path) -> dict[int, dict[str, Any]]:
+def _words(place: Path) -> dict[int, Json]:
     """Return rank -> its last words."""
     return {int(each.stem): json.loads(each.read_text(encoding="utf-8")) for each in sorted(place.glob("*.json"))}
 
@@ -223,7 +223,8 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     rank = min(failures, key=order)
     code = failures[rank]
     is_asked = -code in _ASKING
-    lines, problems = [], []
+    lines = []
+    problems = []
     if causes:
         speaker = min(causes, key=lambda each: (each > 0, causes[each]["time"]))  # if all fail alike, rank 0 speaks
         problems = causes[speaker]["problems"]

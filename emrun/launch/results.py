@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.base.types import Json
 from emrun.base.wording import from_here
 from emrun.epoch_data import numbers
 from emrun.launch.parameters import Parameter
@@ -113,7 +114,7 @@ def value_of(values: Sequence[tuple[int, float]], settings: Sweep) -> float | No
     return best(numbers) if numbers else (math.nan if trained else None)
 
 
-def summary_of(values: Iterable[float | None]) -> dict[str, Any]:
+def summary_of(values: Iterable[float | None]) -> Json:
     """Return a summary of the values of an experiment's runs; None stands for a run without a value.
 
     Returns:
@@ -122,7 +123,8 @@ def summary_of(values: Iterable[float | None]) -> dict[str, Any]:
         degrees of freedom; both None for fewer than two values, or if one is not finite.
     """
     found = [each for each in values if each is not None]
-    count, is_finite = len(found), all(map(math.isfinite, found))
+    count = len(found)
+    is_finite = all(map(math.isfinite, found))
     mean = statistics.fmean(found) if found and is_finite else sum(found) / count if found else None
     deviation = statistics.stdev(found) if count > 1 and is_finite else None
     interval = None if deviation is None else t_quantile(count - 1) * deviation / math.sqrt(count)
@@ -133,8 +135,8 @@ def t_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution, to four digits."""
     if degrees <= len(_T):
         return _T[degrees - 1]
-    z, n = _Z, degrees  # Abramowitz and Stegun, 26.7.5
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    z = _Z  # Abramowitz and Stegun, 26.7.5
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 Ranked = tuple[Experiment, list[Result]]
@@ -157,7 +159,7 @@ def ranked(experiments: Sequence[Ranked], settings: Sweep) -> list[Ranked]:
     return sorted(experiments, key=place)
 
 
-def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> dict[str, Any]:
+def as_dict(experiment: Experiment, results: Sequence[Result], parameters: Sequence[Parameter]) -> Json:
     """Return an experiment and its results as plain values, for JSON."""
     found = summary_of(each.value for each in results)
     settings = {each.name: each.setting(experiment.values[each.name]) for each in parameters}

@@ -41,7 +41,8 @@ class Search:
         self._seed = seed
         self._distributions = {each.name: _distribution(each) for each in parameters}
         self._parameters = parameters
-        name, arguments = settings.pruner, settings.pruner_arguments
+        name = settings.pruner
+        arguments = settings.pruner_arguments
         self._study = optuna.create_study(
             sampler=self._sampler(0),
             pruner=_built("pruner", optuna.pruners, "Pruner", name, arguments) if name else optuna.pruners.NopPruner(),

@@ -154,11 +154,11 @@ class SweepLoop:
 
     def _handle(self, number: int) -> None:
         """End the sweep: the first signal lets trials save checkpoints, the second one kills them."""
-        is_second, self._is_interrupted = self._is_interrupted, True
+        is_second = self._is_interrupted
+        self._is_interrupted = True
         self._ending = self._ending or Ending(128 + number, number)
         if self._running and not is_second:
-            name = signal.Signals(number).name
-            _LOG.info("%s: running trials save checkpoints; a second signal kills them", name)
+            _LOG.info("%s: running trials save checkpoints; a second signal kills them", signal.Signals(number).name)
         for each in self._running:
             if is_second:
                 each.job.send(signal.SIGKILL)
@@ -240,8 +240,10 @@ class SweepLoop:
 
     def _end(self, ended: _Running) -> None:
         """Note how the process of a trial ended."""
-        status, place = ended.job.poll(), ended.trial.directory
-        seconds, text = time.monotonic() - ended.job.began, ended.job.output()
+        status = ended.job.poll()
+        place = ended.trial.directory
+        seconds = time.monotonic() - ended.job.began
+        text = ended.job.output()
         assert status is not None
         is_named = writer_of(place) not in (None, ANOTHER)
         if status == _IN_USE and (is_named or place not in self._refused):
@@ -293,7 +295,8 @@ class SweepLoop:
 
     def _progress(self) -> str:
         """Return how many trials are done, and of how many, such as `3 of 12`."""
-        parameters, settings = self._trials.parameters, self._settings
+        parameters = self._trials.parameters
+        settings = self._settings
         experiments = settings.trials or math.prod(len(each.values) for each in parameters)
         return f"{len(self._done)} of {experiments * settings.runs_per_experiment}"
 

@@ -183,12 +183,14 @@ class Trials:
         changed = *overrides, *more
         name = identity(config.overridden(more))
         shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]))
-        place = self.directory / f"{_PREFIX}{shown}{'-' * bool(shown)}{name}"
+        place = self.directory / f"{_PREFIX}{f'{shown}-' if shown else ''}{name}"
         if not place.exists():  # but perhaps as a trial of other parameters
             place = next(self.directory.glob(f"{_PREFIX}*{name}"), place)
         if place.is_symlink():
-            message = "is a link, and the directory of a trial is its own; remove the link, or use another --output-dir"
-            raise UsageError(f"{from_here(place)} {message}")
+            raise UsageError(
+                f"{from_here(place)} is a link, and the directory of a trial is its own; remove the link, or "
+                "use another --output-dir"
+            )
         return Trial(changed, place, seed, fold)
 
 
@@ -235,8 +237,14 @@ def _ordered(value: Any) -> Any:
 def _check_fold(config: Config) -> None:
     """Check that the config uses the free value that tells the folds apart."""
     if any(path == ("vars", "fold") for path, _ in unread_values(config.overridden([f"{_FOLD}=0"]).root)):
-        message = f"no value of the config is ${{{_FOLD}}}, which the folds set to 0, 1, ..."
-        raise ConfigError(Problem(None, "sweep.folds", message, "config.sweep"))
+        raise ConfigError(
+            Problem(
+                None,
+                "sweep.folds",
+                f"no value of the config is ${{{_FOLD}}}, which the folds set to 0, 1, ...",
+                "config.sweep",
+            )
+        )
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 
-from torch import Tensor, uint8
+from torch import uint8
 
 from emrun.base.errors import DifferentRanks
+from emrun.models.modes import Tensors
 from emrun.ranks.group import Ranks
 
 
-def check_alike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
+def check_alike(parameters: Tensors, ranks: Ranks) -> None:
     """Check that parameters have the same values on all ranks, bit for bit.
 
     Raises:
@@ -30,7 +30,7 @@ def check_alike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
                 )
 
 
-def copy_from_first(tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
+def copy_from_first(tensors: Tensors, ranks: Ranks) -> None:
     """Replace tensors by those of rank 0, such as the running statistics of BatchNorm, which each rank has its own."""
     for name in sorted(tensors):
         if tensors[name].numel():

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
+from emrun.models.modes import Tensors
 
 _KEY = "compile"
 _NOTE = (
@@ -36,7 +38,7 @@ class Compilation:
         ArgumentError: the argument is neither, torch refuses it, or the module is compiled already.
     """
 
-    def __init__(self, value: object, module: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, value: object, module: Module, device: torch.device) -> None:
         if value is not True and not isinstance(value, Mapping):
             message = f"{value!r} is neither true nor arguments of torch.compile, such as {{dynamic: true}}"
             raise ArgumentError(_KEY, message)
@@ -54,12 +56,12 @@ class Compilation:
         has_option = (self._options.get("options") or {}).get("triton.cudagraphs", False)
         self._copies = device.type == "cuda" and (self._options.get("mode") in _GRAPHS or has_option)
 
-    def begin(self, module: torch.nn.Module) -> None:
+    def begin(self, module: Module) -> None:
         """Compile a module in place when it is called the next time, unless it is compiled already."""
         if not _is_compiled(module):
             module._compiled_call_impl = torch.compile(_calling(module._call_impl), **self._options)
 
-    def call(self, call: Callable[..., Any], module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+    def call(self, call: Callable[..., Any], module: Module, tensors: Tensors) -> Any:
         """Call a module with its sources.
 
         Args:
@@ -85,9 +87,9 @@ class Compilation:
             error.add_note(_NOTE)
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
+def _is_compiled(module: Module) -> bool:
     """Return whether a module was compiled, in place or by torch.compile."""
-    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def _calling(call: Callable[..., Any]) -> Callable[..., Any]:

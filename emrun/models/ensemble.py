@@ -13,13 +13,14 @@ from torch import Tensor
 
 from emrun.base.arguments import check_choice, expanded
 from emrun.base.errors import ArgumentError, StateError, UsageError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import listed
 from emrun.model import AbstractModel
 from emrun.models.module_model import ModuleModel
-from emrun.models.torch_model import LossForm, MetricForm
+from emrun.models.torch_model import LossForms, MetricForms
 from emrun.storage.trace import TRACE
 
+Runs = str | Sequence[str | Mapping[str, str | Sequence[str]]]
 LoadModel = Callable[..., AbstractModel]
 """Called with a run directory, the name of a checkpoint and overrides, returns the model of the run."""
 
@@ -32,10 +33,10 @@ class MadeOfRuns(ModuleModel):
     def __init__(
         self,
         load_model: LoadModel,
-        runs: str | Sequence[str | Mapping[str, str | Sequence[str]]],
+        runs: Runs,
         outputs: Sequence[str] | None = None,
-        loss: LossForm | Mapping[str, LossForm] | None = None,
-        metrics: Mapping[str, MetricForm] | None = None,
+        loss: LossForms | None = None,
+        metrics: MetricForms | None = None,
     ) -> None:
         self.members = [_loaded(place, load_model, entry) for place, entry in _entries(runs)]
         """The runs in their order, each with its model; a run may be there twice, with two checkpoints."""
@@ -56,7 +57,7 @@ class MadeOfRuns(ModuleModel):
     def returned(self, batch: Batch, stream: str) -> dict[str, Any]:
         """Return the outputs for a batch, before losses and metrics."""
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+    def run(self, batch: Batch, train: bool, stream: str) -> Values:
         """Run the members on a batch; calculate losses and metrics.
 
         Raises:
@@ -110,10 +111,10 @@ class Ensemble(MadeOfRuns):
     def __init__(
         self,
         load_model: LoadModel,
-        runs: str | Sequence[str | Mapping[str, str | Sequence[str]]],
+        runs: Runs,
         outputs: Sequence[str] | None = None,
-        loss: LossForm | Mapping[str, LossForm] | None = None,
-        metrics: Mapping[str, MetricForm] | None = None,
+        loss: LossForms | None = None,
+        metrics: MetricForms | None = None,
         aggregation: Literal["mean", "major_vote"] = "mean",
     ) -> None:
         check_choice("aggregation", aggregation, Literal["mean", "major_vote"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-import torch
+from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -15,8 +15,8 @@ _LOG = logging.getLogger(__name__)
 class FrozenParts:
     """Knows the outermost parts of a new module that are in evaluation mode and whose parameters are all frozen."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._parts: dict[str, torch.nn.Module] = {}
+    def __init__(self, module: Module) -> None:
+        self._parts: dict[str, Module] = {}
         for name, part in module.named_modules():
             parameters = list(part.parameters())
             is_inside = any(name.startswith(f"{each}.") for each in self._parts)
@@ -39,6 +39,6 @@ class FrozenParts:
         self._parts = {}
 
 
-def _training(part: torch.nn.Module, kind: type[torch.nn.Module]) -> list[torch.nn.Module]:
+def _training(part: Module, kind: type[Module]) -> list[Module]:
     found = (each for each in part.modules() if isinstance(each, kind) and each.training)
     return [each for each in found if getattr(each, "track_running_stats", True) and getattr(each, "p", 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 
 Name = Literal["channels_last", "channels_last_3d"]
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
@@ -49,7 +49,7 @@ class MemoryFormat:
         for each in found:
             each.data = each.data.contiguous(memory_format=self._format)
 
-    def tensors(self, read: Callable[[Batch], Mapping[str, Any]], batch: Batch) -> dict[str, Any]:
+    def tensors(self, read: Callable[[Batch], Values], batch: Batch) -> dict[str, Any]:
         """Return the tensors of a batch, those with as many dimensions as the format in this format.
 
         Args:

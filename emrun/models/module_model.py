@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Prefetch
+from emrun.base.types import Batch, Prefetch, State, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel
 from emrun.models.alike import copy_from_first
@@ -20,7 +19,7 @@ from emrun.models.compilation import Compilation
 from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
 from emrun.models.memory_format import MemoryFormat
-from emrun.models.modes import modes, set_modes
+from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.outputs import Outputs
 from emrun.models.precision import Autocast, Precision, in_float32, use_tf32
 from emrun.models.prefetching import Prefetcher, can_prefetch
@@ -30,10 +29,13 @@ from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms
-from emrun.models.weights.saving import extra_state, own_memory
+from emrun.models.weights.saving import extra_state, own_memory, tensors_of
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
 from emrun.ranks.shares import rows_in
+
+Read = Callable[[Batch], dict[str, Any]]
+"""Returns source -> tensor, or a mapping or list of them."""
 
 
 class ModuleModel(AbstractModel):
@@ -48,7 +50,7 @@ class ModuleModel(AbstractModel):
 
     def __init__(
         self,
-        module: torch.nn.Module,
+        module: Module,
         inputs: InputsForm | None,
         outputs: Sequence[str] | None,
         loss: Any,
@@ -62,7 +64,7 @@ class ModuleModel(AbstractModel):
         sync_batch_norm: bool = False,
         strategy: Any = None,
     ) -> None:
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, Module):
             raise ArgumentError(
                 "module", f"{type(module).__name__} is not a torch.nn.Module; write module: {{class: ...}}"
             )
@@ -96,7 +98,7 @@ class ModuleModel(AbstractModel):
         self._inputs = Inputs(module, names, others, self.device, of_losses)
         self._prefetcher: Prefetcher | None = None
         self._tensors = self._formatted(self._inputs.tensors)
-        self._call: Callable[[torch.nn.Module, Mapping[str, Tensor]], Any] = self._inputs.passing.call
+        self._call: Callable[[Module, Tensors], Any] = self._inputs.passing.call
         self._compilation: Compilation | None = None
         if compile is not None and compile is not False:
             self._compilation = Compilation(compile, module, self.device)
@@ -165,15 +167,14 @@ class ModuleModel(AbstractModel):
         """Entry of `model.metrics` -> its `streams`, if it has some."""
         return self._outputs.only_in
 
-    def stream_values(self, stream: str) -> Mapping[str, Any]:
+    def stream_values(self, stream: str) -> Values:
         """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
         metrics = self._stream_metrics.values(stream) if self._stream_metrics is not None else {}
         return {**metrics, **self._skipped.values(stream)}
 
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
-        tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-        whole = {name: each for name, each in tensors if not is_in_pieces(each)}
+        whole = {name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}
         copy_from_first(whole, ranks())
 
     def before_training(self) -> None:
@@ -212,11 +213,11 @@ class ModuleModel(AbstractModel):
         self._inputs.predict_only(self.module, [])
 
     @property
-    def losses(self) -> Mapping[str, Any]:
+    def losses(self) -> Values:
         """Key in the model's section -> the object that calculates a loss; checkpoints do not have these objects."""
         return {term.key: term.function for term in self._outputs.terms.values()}
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def forward(self, inputs: Tensors) -> dict[str, Any]:
         """Run the module and calculate losses and metrics.
 
         Args:
@@ -233,29 +234,29 @@ class ModuleModel(AbstractModel):
             return self._outputs.of(in_float32(returned), inputs)
 
     @property
-    def _in_precision(self) -> Callable[[Mapping[str, Tensor]], Mapping[str, Any]]:
+    def _in_precision(self) -> Callable[[Tensors], Values]:
         """`forward`; that of a subclass runs in 16 bits as a whole."""
         if self._autocast is None or type(self).forward is ModuleModel.forward:
             return self.forward
         return partial(self._autocast.call, self.forward)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the module's extra state, which is not in its tensors, the modes of its parts, and the metrics."""
         metrics = self._stream_metrics.state_dict() if self._stream_metrics is not None else None
         return {"extra": extra_state(self.module), "modes": modes(self.module), "stream_metrics": metrics}
 
-    def of_rank(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def of_rank(self, state: Values) -> State:
         """Return the states of the metrics of whole streams."""
         return {"stream_metrics": state["stream_metrics"]}
 
-    def of_new_rank(self, states: Sequence[Mapping[str, Any]], *, is_first: bool) -> dict[str, Any]:
+    def of_new_rank(self, states: Sequence[Values], *, is_first: bool) -> State:
         """Return merged states of the metrics of whole streams, or empty ones."""
         found = [each["stream_metrics"] for each in states if each["stream_metrics"] is not None]
         if self._stream_metrics is None or not found:
             return {}
         return {"stream_metrics": self._stream_metrics.merged(found if is_first else found[:1], empty=not is_first)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the modes of the module's parts, and the metrics."""
         set_modes(self.module, state["modes"])
         if self._stream_metrics is not None and state["stream_metrics"] is not None:
@@ -264,9 +265,7 @@ class ModuleModel(AbstractModel):
     def list_work(self) -> None:
         """Note what is done before and after a batch."""
 
-    def _measure(
-        self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch
-    ) -> None:
+    def _measure(self, outputs: Values, inputs: Tensors, train: bool, stream: str, batch: Batch) -> None:
         """Add a batch to the metrics of its stream, unless a hook runs the model on a batch of its own.
 
         Without rows, the batch has none of this rank, but its metrics are computed with those of the others.
@@ -283,7 +282,7 @@ class ModuleModel(AbstractModel):
     def _evaluates(self) -> bool:
         return self._main_loop is not None and self._main_loop.evaluating
 
-    def _formatted(self, tensors: Callable[[Batch], dict[str, Any]]) -> Callable[[Batch], dict[str, Any]]:
+    def _formatted(self, tensors: Read) -> Read:
         """Return a function that also changes the memory format of what a function makes of a batch."""
         return tensors if self._memory_format is None else partial(self._memory_format.tensors, tensors)
 
@@ -297,7 +296,7 @@ class ModuleModel(AbstractModel):
         return self._prefetcher.pin
 
 
-def _refuse_lazy(module: torch.nn.Module) -> None:
+def _refuse_lazy(module: Module) -> None:
     """Refuse a module of which a part has no shapes before its first batch.
 
     Raises:

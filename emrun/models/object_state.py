@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from emrun.base.encoding import decode, encode
+from emrun.base.types import State, Values
 
 
 class ObjectState:
@@ -35,7 +35,7 @@ class ObjectState:
         self.is_kept = bool(self._parts) or all(map(callable, own))
         """Whether checkpoints have a state of the metric."""
 
-    def take(self) -> dict[str, Any] | None:
+    def take(self) -> State | None:
         """Return a copy of the state, in plain types and tensors; None if there is none.
 
         Raises:
@@ -43,18 +43,24 @@ class ObjectState:
         """
         if not self.is_kept:
             return None
-        values = self._of_parts() if self._parts else self._thing.state_dict()
+        if self._parts:
+            for each in self._thing.modules():
+                if isinstance(each, torch.nn.ModuleDict):
+                    each.values()  # of a MetricCollection, which updates only one of several that have the same state
+            values = [{**part.metric_state, "_update_count": part._update_count} for part in self._parts]
+        else:
+            values = self._thing.state_dict()
         return {
             "built": self._built(),
             "values": encode(values, f"{self._key}.state_dict()", copied=True),
             "of_cpu": [each.is_cpu for each in tree_leaves(values) if isinstance(each, Tensor)],
         }
 
-    def fits(self, state: Mapping[str, Any] | None) -> bool:
+    def fits(self, state: Values | None) -> bool:
         """Return whether there is a state, of a metric of this class with states of the same shapes."""
         return state is not None and state["built"] == self._built()
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Values) -> None:
         """Restore what `take` returned, if it fits."""
         of_cpu = iter(state["of_cpu"])
         values = tree_map_only(
@@ -66,12 +72,6 @@ class ObjectState:
             self._thing.load_state_dict(values)
         for part, kept in zip(self._parts, values if self._parts else (), strict=True):
             vars(part).update(kept, _computed=None)
-
-    def _of_parts(self) -> list[dict[str, Any]]:
-        for each in self._thing.modules():
-            if isinstance(each, torch.nn.ModuleDict):
-                each.values()  # of a MetricCollection, which updates only one of several that have the same state
-        return [{**part.metric_state, "_update_count": part._update_count} for part in self._parts]
 
     def _built(self) -> list[Any]:
         """Return what must be equal for a state to fit."""

@@ -14,25 +14,27 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_map, tree_map_only
 
 from emrun.base.encoding import digest
 from emrun.base.errors import ArgumentError, EmrunError, StateError
 from emrun.base.fields import FieldError
-from emrun.base.types import Factory
+from emrun.base.types import Factory, State, Values
 from emrun.base.wording import listed
-from emrun.models.parameter_groups import parameter_groups
+from emrun.models.parameter_groups import Group, parameter_groups
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
 from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
 
 _rate_of = itemgetter("lr")
 _are_floats = frozenset((float,)).issuperset
-_WRAPPER = torch.optim.Optimizer.profile_hook_step(torch.optim.Optimizer.step).__code__
+_WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
-def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str = "optimizer") -> torch.optim.Optimizer:
+def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimizer") -> Optimizer:
     """Build an optimizer of a module's parameters.
 
     Args:
@@ -43,7 +45,7 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
     Raises:
         ArgumentError: see `parameter_groups`; or torch refuses an argument.
     """
-    options: Mapping[str, Any] = getattr(form, "options", {})
+    options: Values = getattr(form, "options", {})
     groups = parameter_groups(module, options, key)
     try:
         optimizer = form(groups if len(groups) > 1 or len(groups[0]) > 1 else groups[0]["params"])
@@ -55,7 +57,7 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
         is_meant = (name for name, value in given if text.endswith(f": {value}") or f"`{name}" in text)
         refused = next((f".{name}" for name in is_meant), "")
         raise ArgumentError(f"{key}{refused}", text) from error
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, Optimizer):
         raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     kind, defaults = type(optimizer).__name__, getattr(optimizer, "defaults", {})
     if options.get("no_decay") is not None and "weight_decay" not in defaults:
@@ -75,7 +77,7 @@ def build_optimizer(module: torch.nn.Module, form: Callable[..., Any], key: str 
     return optimizer
 
 
-def check_steps_alone(optimizer: torch.optim.Optimizer, key: str) -> None:
+def check_steps_alone(optimizer: Optimizer, key: str) -> None:
     """Check that an optimizer makes its update without a function that calculates the loss.
 
     Raises:
@@ -90,19 +92,24 @@ def check_steps_alone(optimizer: torch.optim.Optimizer, key: str) -> None:
         )
 
 
-def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
+def parameters_of(optimizer: Optimizer | None) -> list[torch.nn.Parameter]:
     """Return the parameters of an optimizer, in their order."""
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
-def configured_arguments(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def names_of(module: Module) -> dict[int, str]:
+    """Return the id of each parameter of a module -> its name."""
+    return {id(each): name for name, each in module.named_parameters()}
+
+
+def configured_arguments(module: Module, optimizer: Optimizer) -> list[Group]:
     """Return the arguments of each parameter group as the config sets them, with the names of its parameters.
 
     Args:
         module: the module to train.
         optimizer: a new optimizer, whose scheduler is built already: some schedulers store arguments in the groups.
     """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = names_of(module)
     return [
         {key: [names.get(id(p)) for p in value] if key == "params" else _number(value) for key, value in group.items()}
         for group in optimizer.param_groups
@@ -118,7 +125,7 @@ class Step:
         hooks: the hooks that the wrapper calls. If there is one, or a profiler, call `optimizer.step` instead.
     """
 
-    call: Callable[[torch.optim.Optimizer], Any]
+    call: Callable[[Optimizer], Any]
     hooks: tuple[Any, ...]
 
     @classmethod
@@ -131,7 +138,7 @@ class Step:
         return cls(step.__wrapped__, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
-def learning_rates(optimizer: torch.optim.Optimizer) -> list[float | torch.Tensor]:
+def learning_rates(optimizer: Optimizer) -> list[float | torch.Tensor]:
     """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
     try:
         rates = [*map(_rate_of, optimizer.param_groups)]
@@ -152,7 +159,7 @@ def _number(value: Any) -> Any:
     return value.item() if is_number else copy.deepcopy(value)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str, Any]]) -> dict[str, Any]:
+def optimizer_state(optimizer: Optimizer, configured: list[State]) -> State:
     """Return an optimizer's state with its class and configured arguments, which a resume compares with the config.
 
     Of tensors that lie on several ranks, it has the `Rows` of this one.
@@ -166,9 +173,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, configured: list[dict[str,
     }
 
 
-def load_optimizer_state(
-    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], configured: list[dict[str, Any]]
-) -> None:
+def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: list[Group]) -> None:
     """Load what `optimizer_state` returned; arguments that the config has changed since then replace the saved ones.
 
     A new learning rate scales the current rate, which a scheduler may have changed.
@@ -196,7 +201,7 @@ def load_optimizer_state(
                 group[key] = value
 
 
-def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
+def _load(optimizer: Optimizer, state: Any) -> None:
     """Load a state into an optimizer; say what differs and what to do if the optimizer refuses it."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     if isinstance(groups, list) and len(groups) != len(optimizer.param_groups):
@@ -209,7 +214,7 @@ def _load(optimizer: torch.optim.Optimizer, state: Any) -> None:
         optimizer.load_state_dict(state)
 
 
-def _as_held(optimizer: torch.optim.Optimizer, state: Any) -> Any:
+def _as_held(optimizer: Optimizer, state: Any) -> Any:
     """Return a state in which the tensors of the shape of a sharded parameter are sharded as it is, others whole."""
     parameters = parameters_of(optimizer)
     if not any(map(is_in_pieces, parameters)):
@@ -228,13 +233,13 @@ def _as_held(optimizer: torch.optim.Optimizer, state: Any) -> Any:
     return {**state, "state": {index: held(index, values) for index, values in state["state"].items()}}
 
 
-def _dtypes(optimizer: torch.optim.Optimizer) -> list[str]:
+def _dtypes(optimizer: Optimizer) -> list[str]:
     return [str(each.dtype) for each in parameters_of(optimizer)]
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def _undo_casts(optimizer: Optimizer, state: Values) -> None:
     """Undo that torch has cast a loaded state to the dtypes of the parameters, which loses digits, and cast strings."""
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return
     indices = [index for group in state["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, parameters_of(optimizer), strict=True):
@@ -263,21 +268,21 @@ def refusals(key: str, loader: Any) -> Iterator[None]:
         raise FieldError(key, refused, "the state of the same model, arguments and versions of packages") from error
 
 
-def on_shapes(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+def on_shapes(optimizer: Optimizer) -> Optimizer | None:
     """Return an optimizer with the same groups and no state, whose parameters have shapes but no memory.
 
     Returns:
         The optimizer; None if the class has a `load_state_dict` of its own, which may need more than the shapes.
     """
-    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return None
-    found: torch.optim.Optimizer = object.__new__(type(optimizer))
+    found: Optimizer = object.__new__(type(optimizer))
     groups = [{**group, "params": [_shape_of(each) for each in group["params"]]} for group in optimizer.param_groups]
     vars(found).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
     return found
 
 
-def check_loadable(optimizer: torch.optim.Optimizer, empty: torch.optim.Optimizer | None) -> None:
+def check_loadable(optimizer: Optimizer, empty: Optimizer | None) -> None:
     """Check that the state can be saved and read back, and that the optimizer of a resume does not refuse it.
 
     Args:
@@ -300,7 +305,7 @@ def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
-def check_class(saved: Mapping[str, Any], key: str, kind: str) -> None:
+def check_class(saved: Values, key: str, kind: str) -> None:
     """Check that a saved optimizer or scheduler has the class that the config has now.
 
     Raises:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, State, Values
 from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.models.scheduled_optimizer import check_apart, optimizers_of
 from emrun.models.schedules.closed_form import ClosedForm
@@ -50,7 +50,7 @@ class Optimizers:
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
         self._untrained: set[str] = set()  # the names of parameters that no optimizer has, and that a warning has named
 
-    def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def replace(self, optimizer: Optimizer | None) -> None:
         """Take another optimizer than the only one.
 
         Raises:
@@ -63,7 +63,7 @@ class Optimizers:
         self.has_modes = self.only.has_modes
 
     @property
-    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+    def optimizers(self) -> dict[str, Optimizer]:
         """Name -> optimizer; the only one is named `optimizer`."""
         return {each.name or "optimizer": each.optimizer for each in self.members if each.optimizer is not None}
 
@@ -103,7 +103,7 @@ class Optimizers:
             for each in trained:
                 each.set_mode(train=True)
 
-    def named(self, optimizer: torch.optim.Optimizer | str | None) -> torch.optim.Optimizer:
+    def named(self, optimizer: Optimizer | str | None) -> Optimizer:
         """Return an optimizer by its name, or as it is.
 
         Raises:
@@ -132,10 +132,11 @@ class Optimizers:
             The rates of the groups of the only optimizer, None if there is none; of several: name -> rate, with
             a number after the names of further groups (`generator`, `generator_1`).
         """
+        loop = self._model._main_loop
         if (only := self.only) is not None:
             has_next = only.rates is None and only.optimizer is not None
-            return only.next_rates(self._model._main_loop) if has_next else only.rates
-        loop, found = self._model._main_loop, dict[str, float | Tensor]()
+            return only.next_rates(loop) if has_next else only.rates
+        found: dict[str, float | Tensor] = {}
         for each in self.members:
             rates = each.next_rates(loop) if each.rates is None or of_next else each.rates
             found |= {f"{each.name}_{index}" if index else each.name: rate for index, rate in enumerate(rates)}
@@ -155,14 +156,14 @@ class Optimizers:
         first, *others = [replace(plan, optimizer=name) for name, plan, _ in found]
         return replace(first, others=others)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizers and schedulers, and the last learning rates."""
         if self.only is not None:
             return self.only.state_dict()
         several = {each.name: each.state_dict() for each in self.members}
         return {"optimizer": None, "scheduler": None, "rates": None, "optimizers": several}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
+from emrun.models.modes import Tensors
 from emrun.ranks.parts import loss_weights, weighted
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class Outputs:
         loss: Any,
         metrics: Any,
         device: torch.device,
-        module: torch.nn.Module | None = None,
+        module: Module | None = None,
     ) -> None:
         if names is not None:
             check_names("outputs", names)
@@ -106,7 +108,7 @@ class Outputs:
         used = (*self.terms.values(), *self.of_batches.values(), *self.of_streams.values())
         return next((f"model.{each.key}" for each in used if source in each.inputs), None)
 
-    def of(self, returned: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    def of(self, returned: Any, inputs: Tensors) -> dict[str, Any]:
         """Return the outputs of a batch.
 
         Args:
@@ -145,9 +147,7 @@ class Outputs:
                 torch.set_grad_enabled(with_gradients)
         return outputs
 
-    def _add(
-        self, outputs: dict[str, Any], calculations: Calculations, inputs: Mapping[str, Tensor], argument: str
-    ) -> None:
+    def _add(self, outputs: dict[str, Any], calculations: Calculations, inputs: Tensors, argument: str) -> None:
         """Calculate losses or metrics from outputs and sources, and add them to the outputs."""
         made = {}
         for name, calculation in calculations.items():
@@ -159,7 +159,7 @@ class Outputs:
                 raise ArgumentError(argument, f"there is an output {twice} already; rename one of the two")
         outputs.update(made)
 
-    def _lacks(self, calculation: Calculation, there: Mapping[str, Any]) -> bool:
+    def _lacks(self, calculation: Calculation, there: Values) -> bool:
         """Return whether a loss or metric needs what is not there; log this once."""
         missing = [name for name in calculation.inputs if name not in there]
         if missing and self._left_out is not None and calculation.key not in self._left_out:
@@ -203,11 +203,11 @@ class Calculation:
         ArgumentError: the loss or metric cannot be calculated.
     """
 
-    def __init__(self, key: str, form: Any, device: torch.device, module: torch.nn.Module | None = None) -> None:
+    def __init__(self, key: str, form: Any, device: torch.device, module: Module | None = None) -> None:
         self.key = key
         if not callable(form):
             raise ArgumentError(key, f"{form!r} is not a class or function; write {{class: ..., inputs: [...]}}")
-        options: Mapping[str, Any] = getattr(form, "options", {})
+        options: Values = getattr(form, "options", {})
         self.inputs: Sequence[str] = options.get("inputs", ())
         self.scale = options.get("scale", 1.0)
         self.streams: Sequence[str] | None = options.get("streams")
@@ -227,7 +227,7 @@ class Calculation:
             if callable(getattr(function, "to", None)):
                 function.to(device)
             function = function.update
-        elif isinstance(function, torch.nn.Module):
+        elif isinstance(function, Module):
             function = function.to(device)
             if any(parameter.requires_grad for parameter in function.parameters()):
                 raise ArgumentError(
@@ -254,7 +254,8 @@ class Calculation:
         """Calculate a loss for the first time; its first two inputs may not be compared each with each as they are.
 
         Raises:
-            ArgumentError: a function of torch gets both, and would repeat both, as (B, 1) and (B,) to (B, B).
+            ArgumentError: a function of torch gets both, or what was calculated of them in the same shapes, and would
+                repeat both, as (B, 1) and (B,) to (B, B).
         """
         self._call = call
         tensors = [each for each in arguments[:2] if isinstance(each, Tensor) and not each.is_nested]
@@ -281,7 +282,7 @@ class Calculation:
         """Return whether it is calculated in a stream."""
         return self.streams is None or stream in self.streams
 
-    def __call__(self, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Any:
+    def __call__(self, outputs: Values, inputs: Tensors) -> Any:
         """Return the loss or metric; an error in it gets a note with its inputs."""
         try:
             arguments = self._values({**inputs, **outputs})
@@ -298,7 +299,7 @@ class Calculation:
 
 
 class _Together(TorchFunctionMode):
-    """Finds whether a function of torch is called with several tensors, as they are.
+    """Finds whether a function of torch is called with tensors, or with others of their shapes that are no views.
 
     Args:
         tensors: the tensors.
@@ -306,19 +307,20 @@ class _Together(TorchFunctionMode):
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         super().__init__()
-        self._wanted = set(map(id, tensors))
+        self._ids = set(map(id, tensors))
+        self._shapes = {each.shape for each in tensors}
         self.is_found = False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
-        given = {*map(id, args), *map(id, (kwargs or {}).values())}
-        self.is_found |= self._wanted <= given
+        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
+        self.is_found |= self._shapes <= {each.shape for each in given if id(each) in self._ids or not each._is_view()}
         return function(*args, **(kwargs or {}))
 
 
 def _place_of_module(function: Any) -> int | None:
     """Return the index of the parameter `module` of a loss; None if it has no such parameter."""
-    called = function.forward if isinstance(function, torch.nn.Module) else function
+    called = function.forward if isinstance(function, Module) else function
     try:
         names = list(inspect.signature(called).parameters)
     except (TypeError, ValueError):  # some functions of torch have no signature
@@ -335,7 +337,7 @@ Calculations = Mapping[str, Calculation]
 """The losses or metrics by their names."""
 
 
-def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Module | None = None) -> Calculations:
+def calculations(key: str, forms: Any, device: torch.device, module: Module | None = None) -> Calculations:
     """Return the losses or metrics by their names.
 
     Args:
@@ -358,7 +360,7 @@ def calculations(key: str, forms: Any, device: torch.device, module: torch.nn.Mo
     return {name: Calculation(f"{key}.{name}", form, device, module) for name, form in forms.items()}
 
 
-def mean_loss(outputs: Mapping[str, Any]) -> Tensor:
+def mean_loss(outputs: Values) -> Tensor:
     """Return the mean of the output `loss` over the examples.
 
     Raises:

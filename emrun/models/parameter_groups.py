@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
 from emrun.base.errors import ArgumentError
 from emrun.base.patterns import check_matches, patterns
+from emrun.base.types import Values
 from emrun.base.wording import few
 
 _BIASES_AND_NORMS = "biases_and_norms"
@@ -18,8 +19,11 @@ _BIAS = re.compile(r"(^|_)bias(_|$)")  # also `in_proj_bias` and `bias_hh_l0`
 
 Named = dict[str, Parameter]
 
+Group = dict[str, Any]
+"""A parameter group of an optimizer, as torch has it."""
 
-def parameter_groups(module: torch.nn.Module, options: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+
+def parameter_groups(module: Module, options: Values, key: str) -> list[Group]:
     """Return the parameter groups of an optimizer, none of them empty.
 
     The first group has the parameters without arguments of their own, if there are any. The groups of `groups` follow
@@ -62,23 +66,23 @@ def _once(parameters: Named) -> list[Parameter]:
     return list({id(each): each for each in parameters.values()}.values())
 
 
-def _configured(parameters: Named, groups: object, key: str) -> list[dict[str, Any]]:
+def _configured(parameters: Named, groups: object, key: str) -> list[Group]:
     """Return the groups that a config lists."""
     if not isinstance(groups, list) or not all(isinstance(each, Mapping) and "match" in each for each in groups):
         either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
         raise ArgumentError(key, f"{groups!r} is {either}")
-    found: list[dict[str, Any]] = []
+    found: list[Group] = []
     for index, group in enumerate(groups):
         own = _matching(parameters, group["match"], f"{key}[{index}].match")
         found.append({"params": _once(own), **{k: v for k, v in group.items() if k != "match"}})
     return found
 
 
-def _returned(module: torch.nn.Module, make: Any, key: str) -> list[dict[str, Any]]:
+def _returned(module: Module, make: Any, key: str) -> list[Group]:
     """Return the groups that a callable makes of a module, with lists of parameters."""
     made = make(module)
     groups = made if isinstance(made, Iterable) else [made]
-    found: list[dict[str, Any]] = []
+    found: list[Group] = []
     for group in groups:
         if not isinstance(group, Mapping) or "params" not in group:
             form = "{'params': [...], 'argument': value}"
@@ -90,7 +94,7 @@ def _returned(module: torch.nn.Module, make: Any, key: str) -> list[dict[str, An
     return found
 
 
-def _check_apart(groups: list[dict[str, Any]], parameters: Named, key: str) -> None:
+def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
     """Check that each group has parameters, all of them selected, and in no other group."""
     names = {id(each): name for name, each in parameters.items()}
     owners: dict[int, int] = {}
@@ -113,7 +117,7 @@ def _kind(value: object) -> str:
     return f"{value!r:.60}"
 
 
-def _without_decay(module: torch.nn.Module, kind: object, argument: str) -> set[int]:
+def _without_decay(module: Module, kind: object, argument: str) -> set[int]:
     """Return the ids of the parameters that `no_decay` names."""
     if kind != _BIASES_AND_NORMS:
         raise ArgumentError(argument, f"{kind!r} is not {_BIASES_AND_NORMS}; for other parameters, use groups")
@@ -125,7 +129,7 @@ def _without_decay(module: torch.nn.Module, kind: object, argument: str) -> set[
     return found
 
 
-def _split(groups: list[dict[str, Any]], ids: set[int], key: str) -> list[dict[str, Any]]:
+def _split(groups: list[Group], ids: set[int], key: str) -> list[Group]:
     """Return groups, then the parts of these that get no weight decay; a group keeps a `weight_decay` of its own."""
     if not any(id(each) in ids for group in groups for each in group["params"]):
         raise ArgumentError(f"{key}.no_decay", "matches nothing: there are neither biases nor layers of normalisation")

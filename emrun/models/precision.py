@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from emrun.base.arguments import check_choice
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed
+from emrun.base.types import Values
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Autocast:
         """Return the context in which operations run in the dtype of their inputs."""
         return torch.autocast(self._device, enabled=False)
 
-    def call(self, function: Callable[[Any], Mapping[str, Any]], inputs: Any) -> Mapping[str, Any]:
+    def call(self, function: Callable[[Any], Values], inputs: Any) -> Values:
         """Call a function in 16 bits; return the outputs in float32."""
         with self.on():
             outputs = function(inputs)
@@ -77,11 +78,11 @@ class Autocast:
 
 def in_float32(value: Any) -> Any:
     """Return a tensor of 16 bits in float32, also in mappings, lists and tuples; other values are unchanged."""
-    return changed(value, _widened)
 
+    def widened(each: Any) -> Any:
+        return each.float() if isinstance(each, Tensor) and each.dtype in _DTYPES.values() else each
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _DTYPES.values() else value
+    return changed(value, widened)
 
 
 def use_tf32(device: torch.device) -> str:

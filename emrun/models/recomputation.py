@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.utils.checkpoint import checkpoint
 
 from emrun.base.arguments import check_keys
@@ -20,7 +21,7 @@ _OF_INSTANCE = "_forward_before_recompute"  # the attribute of a part whose forw
 _IS_CHECKED = "_keeps_buffers"  # the attribute of a part whose first forward has changed no buffer
 
 
-def recompute(module: torch.nn.Module, value: object) -> list[str]:
+def recompute(module: Module, value: object) -> list[str]:
     """Make the parts of a module that match compute their activations again, instead of keeping them for the gradients.
 
     This is `torch.utils.checkpoint`. Of parts within each other, only the outermost ones do so. Evaluations are not
@@ -50,7 +51,7 @@ def recompute(module: torch.nn.Module, value: object) -> list[str]:
     return list(chosen)
 
 
-def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dict[str, torch.nn.Module]:
+def matching_parts(module: Module, argument: str, value: object) -> dict[str, Module]:
     """Return name -> part, of the parts of a module that have a forward and match; a part after those that it is in.
 
     Args:
@@ -64,18 +65,22 @@ def matching_parts(module: torch.nn.Module, argument: str, value: object) -> dic
     found = patterns(argument, value)
     if not found:
         raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
-    parts = {name: part for name, part in module.named_modules(remove_duplicate=False) if name and _has_forward(part)}
+    parts = {
+        name: part
+        for name, part in module.named_modules(remove_duplicate=False)
+        if name and ("forward" in part.__dict__ or type(part).forward is not Module.forward)
+    }
     check_matches(argument, found, parts, f"the parts of {type(module).__name__},")
     return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
 
 
-def recomputed(module: torch.nn.Module) -> list[torch.nn.Module]:
+def recomputed(module: Module) -> list[Module]:
     """Return the parts of a module that compute their activations again."""
     return [part for part in module.modules() if getattr(part.__dict__.get("forward"), "__func__", None) is _forward]
 
 
 @contextmanager
-def keeps_activations(module: torch.nn.Module) -> Iterator[None]:
+def keeps_activations(module: Module) -> Iterator[None]:
     """Let these parts keep their activations in the block."""
     parts = recomputed(module)
     for part in parts:
@@ -87,12 +92,7 @@ def keeps_activations(module: torch.nn.Module) -> Iterator[None]:
             part.forward = MethodType(_forward, part)
 
 
-def _has_forward(part: torch.nn.Module) -> bool:
-    """Return whether a part is called, other than a `ModuleList`."""
-    return "forward" in part.__dict__ or type(part).forward is not torch.nn.Module.forward
-
-
-def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
+def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
     """Call the forward of a part; its activations are computed again for the gradients.
 
     Raises:
@@ -113,10 +113,10 @@ def _forward(self: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
     return outputs
 
 
-def _own_forward(part: torch.nn.Module) -> Any:
+def _own_forward(part: Module) -> Any:
     return part.__dict__[_OF_INSTANCE] or type(part).forward.__get__(part)
 
 
-def _buffers(part: torch.nn.Module) -> dict[str, str]:
+def _buffers(part: Module) -> dict[str, str]:
     """Return name of a buffer -> a checksum; BatchNorm changes some without a new version of the tensor."""
     return {name: digest(buffer) for name, buffer in part.named_buffers()}

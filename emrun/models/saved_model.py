@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from emrun.base.encoding import decode
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
-from emrun.base.types import Batch
+from emrun.base.types import Batch, State
 from emrun.base.wording import listed
 from emrun.hook import Loop
+from emrun.models.modes import Tensors
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers import Optimizers
 from emrun.models.sharding import Sharding
@@ -25,7 +25,7 @@ from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
 from emrun.models.weights.loadable import Loadable
-from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put
+from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put, tensors_of
 from emrun.ranks.group import ranks
 from emrun.storage.checkpoints.manifest import TRAINED
 from emrun.storage.checkpoints.shards import has_tensors, write_shard
@@ -43,7 +43,7 @@ class SavedModel(ModuleModel):
     _evaluation_weights: EvaluationWeights | None = None
     _loaded_from: Path | None = None
     _restores_averages = True  # False once it is known that no hook takes them
-    restored_weights: Mapping[str, Tensor] | None = None
+    restored_weights: Tensors | None = None
     """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
 
     def register_mainloop(self, main_loop: Loop) -> None:
@@ -64,6 +64,10 @@ class SavedModel(ModuleModel):
     def after_stream(self, stream_name: str) -> None:
         """End the stream, and run with the weights that are trained."""
         super().after_stream(stream_name)
+        self._use_trained()
+
+    def _use_trained(self) -> None:
+        """Run with the weights that are trained from now on."""
         if self._evaluation_weights is not None:
             self._evaluation_weights.use(False)
 
@@ -116,7 +120,7 @@ class SavedModel(ModuleModel):
         return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
 
     @property
-    def evaluation_weights(self) -> Mapping[str, Tensor] | None:
+    def evaluation_weights(self) -> Tensors | None:
         """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
 
         A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
@@ -125,12 +129,11 @@ class SavedModel(ModuleModel):
         return None if self._evaluation_weights is None else self._evaluation_weights.others
 
     @evaluation_weights.setter
-    def evaluation_weights(self, weights: Mapping[str, Tensor] | None) -> None:
+    def evaluation_weights(self, weights: Tensors | None) -> None:
         if weights is not None and self._optimizers.has_modes:
             message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
             raise ArgumentError("optimizer", message)
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
+        self._use_trained()
         self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
         self.list_work()
 
@@ -172,12 +175,12 @@ class SavedModel(ModuleModel):
                 extra = dict(decode(state["model"]["extra"]))
             put(extra, self.module)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
         if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
             if self._restores_averages:
-                tensors = chain(self.module.named_parameters(), self.module.named_buffers())
-                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors}
+                tensors = tensors_of(self.module)
+                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             load_weights(self.module, self._loaded_from, TRAINED)
         super().load_state_dict(state)
 

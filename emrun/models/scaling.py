@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StreamError
+from emrun.base.types import Values
 
 KEYS = ("scale", "mean", "std")
 """The keys of an input, in the order in which they apply."""
@@ -30,7 +31,7 @@ class Scaling:
     dtype: torch.dtype | None = None
 
     @classmethod
-    def read(cls, parameter: str, entry: Mapping[str, Any], dtype: Any) -> Scaling | None:
+    def read(cls, parameter: str, entry: Values, dtype: Any) -> Scaling | None:
         """Return the scaling of an entry of `inputs`; None if it has none.
 
         Raises:

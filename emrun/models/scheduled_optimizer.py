@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import EpochData, Horizon
+from emrun.base.types import EpochData, Horizon, State, Values
 from emrun.base.wording import did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizer import (
@@ -22,6 +23,7 @@ from emrun.models.optimizer import (
     configured_arguments,
     learning_rates,
     load_optimizer_state,
+    names_of,
     on_shapes,
     optimizer_state,
     parameters_of,
@@ -125,7 +127,7 @@ class ScheduledOptimizer:
             if isinstance(self.scheduler, ClosedForm):
                 self.scheduler.begin(_horizon_of(loop), loop)
 
-    def begin_first_update(self, module: torch.nn.Module) -> None:
+    def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
         self.step = Step.of(self.optimizer)
         held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
@@ -200,7 +202,7 @@ class ScheduledOptimizer:
         self.set_mode(train=False)
         self._kept = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizer and scheduler, and the learning rates of the last update."""
         state = {
             "optimizer": None,
@@ -218,7 +220,7 @@ class ScheduledOptimizer:
         self.set_mode(train=was_training)
         return {**state, "optimizer": saved, "training_weights": kept}
 
-    def load_state_dict(self, state: Mapping[str, Any], loop: Loop | None) -> None:
+    def load_state_dict(self, state: Values, loop: Loop | None) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:
@@ -264,7 +266,7 @@ def _horizon_of(loop: Loop | None) -> Horizon:
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
 
 
-def optimizers_of(module: torch.nn.Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
+def optimizers_of(module: Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
     """Return the optimizers of a model.
 
     Args:
@@ -296,13 +298,13 @@ def optimizers_of(module: torch.nn.Module, optimizer: Any, scheduler: Any) -> tu
     )
 
 
-def check_apart(module: torch.nn.Module, members: Sequence[ScheduledOptimizer]) -> None:
+def check_apart(module: Module, members: Sequence[ScheduledOptimizer]) -> None:
     """Check that no parameter is trained by two optimizers.
 
     Raises:
         ArgumentError: one is.
     """
-    names = {id(each): name for name, each in module.named_parameters()}
+    names = names_of(module)
     owners: dict[int, str] = {}
     for member in members:
         for each in parameters_of(member.optimizer):

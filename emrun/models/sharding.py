@@ -9,11 +9,11 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn import Module, Parameter
 
 from emrun.base.arguments import check_keys
 from emrun.base.errors import ArgumentError
@@ -21,6 +21,7 @@ from emrun.base.wording import counted
 from emrun.models.alike import copy_from_first
 from emrun.models.recomputation import matching_parts
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.weights.saving import tensors_of
 from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces
 
@@ -54,15 +55,15 @@ class Sharding:
     """
 
     def __init__(
-        self, module: torch.nn.Module, value: object, ranks: Ranks, is_alone: Callable[[], bool] = lambda: False
+        self, module: Module, value: object, ranks: Ranks, is_alone: Callable[[], bool] = lambda: False
     ) -> None:
         self.given: set[str] = set()
         """The names of the parameters for which this rank has calculated a gradient; the step clears them."""
-        self._is_alone, self._noted = is_alone, dict[int, torch.nn.Parameter]()
+        self._is_alone, self._noted = is_alone, dict[int, Parameter]()
         if not isinstance(value, Mapping) or not value:
             raise ArgumentError("strategy", f"{value!r} is not a mapping such as {{shard: '^blocks\\.\\d+$'}}")
         check_keys("strategy", value, ["shard"])
-        parts: dict[int, tuple[str, torch.nn.Module]] = {}
+        parts: dict[int, tuple[str, Module]] = {}
         for name, part in matching_parts(module, KEY, value["shard"]).items():
             parts.setdefault(id(part), (name, part))  # a part may have several names
         self._check(module, {key: name for key, (name, _) in parts.items()})
@@ -78,7 +79,7 @@ class Sharding:
         """Return this object, for a copy of the module, of whose hooks it is."""
         return self
 
-    def _check(self, module: torch.nn.Module, parts: Mapping[int, str]) -> None:
+    def _check(self, module: Module, parts: Mapping[int, str]) -> None:
         """Check that each parameter is of one part, and that torch can divide it.
 
         Args:
@@ -88,7 +89,7 @@ class Sharding:
         owners: dict[int, tuple[str, str]] = {}  # id of a parameter -> the part that it is of, its name
         dtypes: dict[str, tuple[torch.dtype, str]] = {}
 
-        def look(part: torch.nn.Module, path: str, owner: str) -> None:
+        def look(part: Module, path: str, owner: str) -> None:
             owner = parts.get(id(part), owner)
             for key, parameter in part._parameters.items():
                 if parameter is None:
@@ -116,7 +117,7 @@ class Sharding:
         if not owners:
             raise ArgumentError(KEY, f"{type(module).__name__} has no parameters to shard; remove strategy")
 
-    def _divide(self, module: torch.nn.Module, parts: Sequence[tuple[str, torch.nn.Module]], ranks: Ranks) -> None:
+    def _divide(self, module: Module, parts: Sequence[tuple[str, Module]], ranks: Ranks) -> None:
         """Divide the parts, each after those within it."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -124,7 +125,7 @@ class Sharding:
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             message = f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
             raise ArgumentError(KEY, message)
-        copy_from_first(dict(chain(module.named_parameters(), module.named_buffers())), ranks)
+        copy_from_first(tensors_of(module), ranks)
         mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:
             shard: Any = fully_shard(part, mesh=mesh, reshard_after_forward=True)
@@ -181,13 +182,13 @@ class Sharding:
                 "hook `every_rank = True`, so that all ranks run the model together"
             )
 
-    def _new(self, path: str, part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    def _new(self, path: str, part: Module) -> Iterator[tuple[str, Parameter]]:
         """Yield the parameters of a part, whole now and with a gradient, that are not noted yet: name, itself."""
         for name, each in part.named_parameters(path) if torch.is_grad_enabled() else ():
             if each.requires_grad and id(each) not in self._noted and not is_in_pieces(each):
                 yield name, each
 
-    def _note(self, path: str, part: torch.nn.Module, *_: Any) -> None:
+    def _note(self, path: str, part: Module, *_: Any) -> None:
         """Note from now on which parameters of a part get a gradient."""
         for name, each in self._new(path, part):
             self._noted[id(each)] = each
@@ -195,13 +196,13 @@ class Sharding:
                 lambda _, name=name: self.given.add(name)
             )
 
-    def _check_kept(self, path: str, part: torch.nn.Module, *_: Any) -> None:
+    def _check_kept(self, path: str, part: Module, *_: Any) -> None:
         """Check that a part has the parameters with which its forward pass has begun."""
         if (found := next(self._new(path, part), None)) is not None:
             raise _is_new(found[0])
 
 
-def _check_divided(module: torch.nn.Module, *_: Any) -> None:
+def _check_divided(module: Module, *_: Any) -> None:
     """Check that all parameters of a module are divided, before it runs."""
     for name, each in module.named_parameters():
         if not is_in_pieces(each):

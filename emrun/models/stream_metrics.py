@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError, StateError
+from emrun.base.types import State, Values
 from emrun.base.wording import in_one_line, listed
 from emrun.epoch_data import is_rate
+from emrun.models.modes import Tensors
 from emrun.models.object_state import ObjectState
 from emrun.models.outputs import Calculations
 from emrun.ranks.group import answered, ranks
@@ -53,7 +55,7 @@ class StreamMetrics:
         self._values: dict[str, dict[str, Any]] = {}
         self._is_saved = False  # whether a checkpoint will need the states
 
-    def add(self, stream: str, outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
+    def add(self, stream: str, outputs: Values, inputs: Tensors) -> None:
         """Update the metrics with a batch; the first batch of a stream resets them.
 
         Args:
@@ -143,7 +145,7 @@ class StreamMetrics:
                 *(name, stream, len(flags), count),
             )
 
-    def values(self, stream: str) -> Mapping[str, Any]:
+    def values(self, stream: str) -> Values:
         """Return metric -> a number, or a mapping from names to numbers, of a stream that has ended in this epoch."""
         return self._values.get(stream, {})
 
@@ -169,7 +171,7 @@ class StreamMetrics:
                 )
         self._is_saved = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of the metrics, and the results of the streams that have ended in this epoch."""
         return {
             "open": self._open,
@@ -177,7 +179,7 @@ class StreamMetrics:
             "values": {stream: dict(found) for stream, found in self._values.items()},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Restore what `state_dict` returned; a metric that was built differently begins anew.
 
         Raises:
@@ -199,7 +201,7 @@ class StreamMetrics:
             for stream, found in state["values"].items()
         }
 
-    def merged(self, states: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
+    def merged(self, states: Sequence[Values], *, empty: bool) -> State:
         """Return what several ranks have in `state_dict` as one, or with metrics that have seen nothing."""
         self._turn_to(None)
         if empty:

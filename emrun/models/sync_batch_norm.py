@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import SyncBatchNorm
+from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.errors import ArgumentError
@@ -22,7 +22,7 @@ _KEY = "sync_batch_norm"
 _COUNTS = "_rows_count"  # the attribute of a part that says whether this rank has rows of the batch
 
 
-def batch_norms(module: torch.nn.Module) -> dict[str, _BatchNorm]:
+def batch_norms(module: Module) -> dict[str, _BatchNorm]:
     """Return name -> part, of the parts of a module that normalise with the rows of one rank only."""
     return {
         name: part
@@ -31,7 +31,7 @@ def batch_norms(module: torch.nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def warn_of_batch_norm(module: torch.nn.Module) -> None:
+def warn_of_batch_norm(module: Module) -> None:
     """Warn of BatchNorm that is not synchronised."""
     for name in list(batch_norms(module))[:1]:
         _LOG.warning(
@@ -54,7 +54,7 @@ class SynchronisedBatchNorm:
         ArgumentError: the module has no BatchNorm, or one with a `forward` of its own.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: Module) -> None:
         found = batch_norms(module)
         if not found and not any(isinstance(part, SyncBatchNorm) for part in module.modules()):
             raise ArgumentError(_KEY, f"{type(module).__name__} has no BatchNorm; remove the key")

@@ -10,15 +10,18 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.arguments import check_count
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import changed, examples_of
-from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch
+from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
 from emrun.models.alike import check_alike, copy_from_first
+from emrun.models.inputs import InputsForm
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import check_steps_alone, parameters_of
 from emrun.models.optimizers import Optimizers
 from emrun.models.outputs import mean_loss
@@ -49,8 +52,10 @@ _LOG = logging.getLogger(__name__)
 _detach = Tensor.detach
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
-Look = Callable[[Mapping[str, Any]], None]
-MetricForm = Annotated[Factory, Form(keys=("inputs", "streams"))]
+LossForms = LossForm | Mapping[str, LossForm]
+Look = Callable[[Values], None]
+MetricForms = Mapping[str, Annotated[Factory, Form(keys=("inputs", "streams"))]]
+Begin = str | os.PathLike[str] | InitFromForm
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
 SchedulerForm = Annotated[
     Factory,
@@ -170,23 +175,17 @@ class TorchModel(SavedModel):
     def __init__(
         self,
         module: torch.nn.Module,
-        inputs: Sequence[str]
-        | Mapping[str, str | Mapping[str, str | torch.dtype | float | bool | Sequence[float]]]
-        | None = None,
+        inputs: InputsForm | None = None,
         outputs: Sequence[str] | None = None,
-        loss: LossForm | Mapping[str, LossForm] | None = None,
-        metrics: Mapping[str, MetricForm] | None = None,
+        loss: LossForms | None = None,
+        metrics: MetricForms | None = None,
         optimizer: OptimizerForm | Mapping[str, OptimizerForm] | None = None,
         scheduler: SchedulerForm | Mapping[str, SchedulerForm] | None = None,
         accumulate: Annotated[int, AtLeast(1)] = 1,
         micro_batch_size: Annotated[int | Literal["auto"] | None, AtLeast(1)] = None,
         precision: Precision = 32,
         device: str = "auto",
-        init_from: str
-        | os.PathLike[str]
-        | InitFromForm
-        | Sequence[str | os.PathLike[str] | InitFromForm]
-        | None = None,
+        init_from: Begin | Sequence[Begin] | None = None,
         compile: bool | Mapping[str, Any] | None = None,
         recompute: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         memory_format: Literal["channels_last", "channels_last_3d"] | None = None,
@@ -210,6 +209,7 @@ class TorchModel(SavedModel):
             sync_batch_norm=sync_batch_norm,
             strategy=strategy,
         )
+        self._begins_with = init_from is not None
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
         self._optimizers = Optimizers(self, optimizer, scheduler)
@@ -218,7 +218,7 @@ class TorchModel(SavedModel):
         self._trained = False
         self._is_compared = False  # whether the first batch was compared with its halves
         self._minimised: Tensor | None = None
-        self.step_outputs: Mapping[str, Any] | None = None
+        self.step_outputs: Values | None = None
         if self.trains_itself and strategy is not None:
             message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
             raise ArgumentError("strategy", message)
@@ -301,25 +301,25 @@ class TorchModel(SavedModel):
         self._forward = self._in_precision
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
+    def optimizer(self) -> Optimizer | None:
         """See the class."""
         return None if self._optimizers.only is None else self._optimizers.only.optimizer
 
     @optimizer.setter
-    def optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def optimizer(self, optimizer: Optimizer | None) -> None:
         self._optimizers.replace(optimizer)
         self._updates.list_optimizers()
         self.list_work()
 
     @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+    def optimizers(self) -> Mapping[str, Optimizer]:
         """See the class."""
         return self._optimizers.optimizers
 
     @property
-    def own_optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+    def own_optimizers(self) -> Mapping[str, Optimizer]:
         """Name -> optimizer, also those that are attributes of a subclass."""
-        attributes = {name: each for name, each in vars(self).items() if isinstance(each, torch.optim.Optimizer)}
+        attributes = {name: each for name, each in vars(self).items() if isinstance(each, Optimizer)}
         return {**attributes, **self.optimizers}
 
     @property
@@ -393,14 +393,18 @@ class TorchModel(SavedModel):
             for name, each in self.optimizers.items():
                 check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
         if self._main_loop is not None and self._main_loop.has_run:
-            if type(self).save is SavedModel.save and type(self).load is SavedModel.load:
-                self._loadable.check_saving(saves_more=type(self).state_dict is not TorchModel.state_dict)
+            own = type(self)
+            saves_more = own.state_dict is not TorchModel.state_dict
+            if own.save is SavedModel.save and own.load is SavedModel.load:
+                self._loadable.check_saving(saves_more=saves_more)
+            elif not saves_more:
+                self._loadable.check_own(begins_with=self._begins_with)
             for member in self._optimizers.members:
                 member.check_loadable()
             if self._stream_metrics is not None:
                 self._stream_metrics.check()
 
-    def run(self, batch: Batch, train: bool, stream: str) -> Mapping[str, Any]:
+    def run(self, batch: Batch, train: bool, stream: str) -> Values:
         """Run the module on a batch and, when `train` is true, make an update.
 
         Returns:
@@ -437,7 +441,7 @@ class TorchModel(SavedModel):
                 finish(detached, inputs, train, stream, batch)
         return detached
 
-    def _evaluate(self, inputs: Mapping[str, Tensor], train: bool, stream: str, batch: Batch) -> Mapping[str, Any]:
+    def _evaluate(self, inputs: Tensors, train: bool, stream: str, batch: Batch) -> Values:
         if self._summed is not None:
             prepare_to_gather(batch)
         with torch.no_grad():
@@ -448,7 +452,7 @@ class TorchModel(SavedModel):
             self._evaluation_weights.use(False)  # a hook has run the model between two train batches
         return outputs
 
-    def _begin_stream(self, stream: str, inputs: Mapping[str, Tensor], batch: Batch) -> None:
+    def _begin_stream(self, stream: str, inputs: Tensors, batch: Batch) -> None:
         """Prepare for the batches of a train stream."""
         self._stream, self._trained = stream, True
         self._looks = [self._check_first]
@@ -458,7 +462,7 @@ class TorchModel(SavedModel):
             prepare_to_gather(batch)
             self._summed.exchanges |= compare_halves(self, inputs, examples_of(batch))
 
-    def step_values(self) -> Mapping[str, Any]:
+    def step_values(self) -> Values:
         """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
 
         The learning rates are those of the last update, or of the first one as long as there is none; in a window,
@@ -483,7 +487,7 @@ class TorchModel(SavedModel):
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
         return self._prefetch() if type(self).run is TorchModel.run else None
 
-    def train_step(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def train_step(self, inputs: Tensors) -> Values:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
 
         It makes its updates by `self.update`, unless the model has no optimizer.
@@ -510,7 +514,7 @@ class TorchModel(SavedModel):
         self.step_outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
-    def _check_first(self, outputs: Mapping[str, Any]) -> None:
+    def _check_first(self, outputs: Values) -> None:
         """Check the first batch of a train stream, before its update."""
         if isinstance(self._updates, Windows) and "loss_weight" in outputs:
             self._weighs[0] = self._updates.look_at_loss
@@ -518,11 +522,11 @@ class TorchModel(SavedModel):
         self._looks = self._weighs[1:] if is_known else self._weighs
         if self._main_loop is not None:
             self._main_loop.check_outputs(outputs)
-        self._loadable.check_first_update()
+        self._loadable.check()
         for look in self._looks:
             look(outputs)
 
-    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | str | None = None) -> None:
+    def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
 
         Args:
@@ -543,9 +547,7 @@ class TorchModel(SavedModel):
             if isinstance(optimizer, str) and loop is not None and loop.training and not (self._parts or self._summed):
                 loop.record(f"loss_{optimizer}", self._minimised)
 
-    def update(
-        self, optimizer: torch.optim.Optimizer | str | None, closure: Callable[[], Tensor] | None = None
-    ) -> None:
+    def update(self, optimizer: Optimizer | str | None, closure: Callable[[], Tensor] | None = None) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 
         With `accumulate`, the update is made at the end of the window.
@@ -564,11 +566,10 @@ class TorchModel(SavedModel):
 
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
-        if self._updates.is_open:
-            if self._evaluation_weights is not None:
-                self._evaluation_weights.use(False)
+        if isinstance(self._updates, Windows) and self._updates.is_open:
+            self._use_trained()
             self._optimizers.set_mode(train=True)
-        self._updates.finish()
+            self._updates.finish()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream; after a train stream, all ranks get the buffers of rank 0.
@@ -588,8 +589,7 @@ class TorchModel(SavedModel):
 
     def before_epoch(self, epoch_id: int) -> None:
         """Reset what an incomplete epoch has left."""
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
+        self._use_trained()
         if self._stream_metrics is not None:
             self._stream_metrics.clear()
         if not self._evaluates:
@@ -626,7 +626,7 @@ class TorchModel(SavedModel):
         """What changes how a step is calculated, and not what it calculates; to compare the two."""
         return Ways(self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
         return {
             **self._optimizers.state_dict(),
@@ -636,7 +636,7 @@ class TorchModel(SavedModel):
             **super().state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
 
         Raises:

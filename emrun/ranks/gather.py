@@ -60,7 +60,8 @@ def all_gather(tensor: Tensor) -> Tensor:
             message = f"the rows of rank {rank} are {kinds[1]}, those of rank 0 {kinds[0]}; pad them to the same sizes"
             raise ArgumentError("all_gather", message)
     counts = [count for count, *_ in found]
-    before, after = sum(counts[: them.rank]), sum(counts[them.rank + 1 :])
+    before = sum(counts[: them.rank])
+    after = sum(counts[them.rank + 1 :])
     values = own.to(torch.uint8) if own.dtype == torch.bool else own
     rows = [values.new_zeros(count, *own.shape[1:]) for count in (before, after)]
     return summed(torch.cat([rows[0], values, rows[1]])).to(own.dtype)

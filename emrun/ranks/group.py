@@ -120,7 +120,9 @@ class Ranks:
 
     def check(self, groups: Sequence[ProcessGroup | None]) -> None:
         """Check that no stranger has taken the place of a rank in a process group; all ranks call this."""
-        for group in groups if self.key else ():
+        if not self.key:
+            return
+        for group in groups:
             self._collected("meeting", None, None, group)
 
     def _collected(self, name: str, value: Any, receives: bool | None, group: ProcessGroup | None) -> list[Any]:
@@ -329,7 +331,8 @@ def answered(words: tuple[str, ...] = ("gloo", "NCCL", "Connection ")) -> Iterat
         words: words of which one is in the message of such a failure; empty if the block does nothing but exchange.
     """
     global _waits_since  # noqa: PLW0603 - a process is one rank
-    before, is_main = _waits_since, threading.current_thread() is threading.main_thread()
+    before = _waits_since
+    is_main = threading.current_thread() is threading.main_thread()
     if is_main:  # another thread writes a checkpoint, while the training goes on
         _waits_since = monotonic()
     try:
@@ -456,21 +459,32 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             f"{counted(torch.cuda.device_count(), 'GPU')}; start at most one process per GPU"
         )
     _has_joined = True
-    where, key = "", b""
+    where = ""
+    key = b""
     try:
         if _place is not None:
-            where, key = str(_place), (_place / KEY).read_bytes()
+            where = str(_place)
+            key = (_place / KEY).read_bytes()
             store: Store = dist.FileStore(str(_place / _STORE), size)  # type: ignore[attr-defined]
         else:
             where = ":".join(environment[each] for each in _ADDRESS)
             store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))  # type: ignore[attr-defined]
-        at: dict[str, Any] = {"store": _met(store, rank, size), "rank": rank, "world_size": size}
+        backend = "gloo"
+        device = None
         if has_cuda:
             torch.cuda.set_device(local)
-            dist.init_process_group("nccl", device_id=torch.device("cuda", local), timeout=_PATIENCE, **at)
-        else:
-            dist.init_process_group("gloo", timeout=_PATIENCE, **at)
-        group, background = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+            backend = "nccl"
+            device = torch.device("cuda", local)
+        dist.init_process_group(
+            backend,
+            timeout=_PATIENCE,
+            store=_met(store, rank, size),
+            rank=rank,
+            world_size=size,
+            device_id=device,
+        )
+        group = dist.new_group(backend="gloo")
+        background = dist.new_group(backend="gloo")
     except (RuntimeError, ValueError) as error:
         if _place is not None and isinstance(error, dist.DistStoreError):
             raise cannot_meet(_place, error) from error
@@ -492,7 +506,8 @@ def _identity(size: int, environment: Mapping[str, str]) -> tuple[int, int]:
     missing = [name for name in (*_VARIABLES, *_ADDRESS * (_place is None)) if not environment.get(name)]
     if missing:
         raise UsageError(f"{what}, but {', '.join(missing)} is not set; {way_on}")
-    rank, local = (_number(environment, name) for name in ("RANK", "LOCAL_RANK"))
+    rank = _number(environment, "RANK")
+    local = _number(environment, "LOCAL_RANK")
     if rank is None or local is None or max(rank, local) >= size:
         found = ", ".join(f"{name}={environment[name]}" for name in ("RANK", "LOCAL_RANK"))
         raise UsageError(f"{what}, but {found}, which must be from 0 to {size - 1}; {way_on}")
@@ -508,8 +523,10 @@ def _met(store: Store, rank: int, size: int) -> Store:
     """
     import torch.distributed as dist
 
-    own, ends_at = token_hex(), monotonic() + _PATIENCE.total_seconds()
-    words, answers = ([f"{what} {each}" for each in range(size)] for what in ("word", "answer"))
+    own = token_hex()
+    ends_at = monotonic() + _PATIENCE.total_seconds()
+    words = [f"word {each}" for each in range(size)]
+    answers = [f"answer {each}" for each in range(size)]
     store.set(words[rank], own)
     found: list[bytes] = []
     while True:
@@ -539,7 +556,7 @@ def end_process(status: int) -> None:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # the reader of the output has ended
+    with suppress(OSError, ValueError, AttributeError):  # the reader of the output has ended
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

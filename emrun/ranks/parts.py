@@ -27,7 +27,8 @@ class Joined:
     """
 
     def __init__(self, key: str, what: str) -> None:
-        self._key, self._what = key, what
+        self._key = key
+        self._what = what
         self.counts: list[int] = []
         """The numbers of examples of the parts, that of the current one included."""
         self._parts: list[dict[str, Any]] = []
@@ -82,20 +83,23 @@ class Joined:
         if all(each is None for each in values):
             return None
         if all(_is_number(each) for each in values):
-            numbers = [each.item() if isinstance(each, np.generic | np.ndarray) else each for each in values]
-            return mean(numbers, weights)
+            return mean(
+                [each.item() if isinstance(each, np.generic | np.ndarray) else each for each in values], weights
+            )
         if [length(each) for each in values] == self.counts:
             if all(map(is_nested, values)):
-                rows = [row for each in values for row in each.unbind()]
-                return torch.nested.as_nested_tensor(rows, layout=first.layout)
+                return torch.nested.as_nested_tensor(
+                    [row for each in values for row in each.unbind()], layout=first.layout
+                )
             try:
                 if all(isinstance(each, Tensor) for each in values):
                     return torch.cat(_padded(values))
                 if all(isinstance(each, np.ndarray) for each in values):
                     return np.concatenate(_padded(values))
             except (RuntimeError, ValueError, TypeError) as error:
-                message = f"{self._key}: the output {name!r} of the parts of a batch cannot be joined: {error}"
-                raise StreamError(message) from error
+                raise StreamError(
+                    f"{self._key}: the output {name!r} of the parts of a batch cannot be joined: {error}"
+                ) from error
             if all(isinstance(each, list | tuple) for each in values):
                 return [entry for each in values for entry in each]
         shape = getattr(first, "shape", None)

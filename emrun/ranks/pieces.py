@@ -38,7 +38,8 @@ def rows_of(tensor: Any) -> Any:
     """Return what this rank has of a tensor, in the same memory, with its place; another value as it is."""
     if not is_in_pieces(tensor):
         return tensor
-    size, mesh = len(tensor), tensor.device_mesh
+    size = len(tensor)
+    mesh = tensor.device_mesh
     return Rows(piece(tensor), tuple(tensor.shape), min(size, mesh.get_local_rank() * -(-size // mesh.size())))
 
 
@@ -51,10 +52,12 @@ def in_pieces_like(tensor: Any, other: Any) -> Tensor:
     """
     from torch.distributed.tensor import DTensor
 
-    own, mesh = rows_of(other), other.device_mesh
+    own = rows_of(other)
+    mesh = other.device_mesh
     local = tensor[own.begin : own.begin + len(own.values)].to(own.values.device, copy=True)
-    kinds = {"shape": other.shape, "stride": other.stride(), "run_check": False}
-    return DTensor.from_local(local.contiguous(), mesh, other.placements, **kinds)
+    return DTensor.from_local(
+        local.contiguous(), mesh, other.placements, shape=other.shape, stride=other.stride(), run_check=False
+    )
 
 
 def norms_of_all(norms: list[Tensor], tensors: Iterable[Tensor]) -> list[Tensor]:

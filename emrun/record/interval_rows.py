@@ -28,7 +28,8 @@ class IntervalRows:
 
     def __init__(self, add: Callable[[str, dict[str, float], Loop], None], flush: Callable[[], None]) -> None:
         self.main_loop: Loop
-        self._add, self._flush = add, flush
+        self._add = add
+        self._flush = flush
         self._asked: dict[str, _Means] = {}
         self.recorded: dict[str, Any] = {}
         """What hooks have recorded for the current batch."""
@@ -62,9 +63,10 @@ class IntervalRows:
         """
         if every is None or not every.is_within_epochs:
             return ""
-        self.before_training, self.after_batch, self.after_stream = self._start, self._take, self._end
-        means = self._asked.setdefault(str(every.interval), _Means(every))
-        means.ask(owner, variables)
+        self.before_training = self._start
+        self.after_batch = self._take
+        self.after_stream = self._end
+        self._asked.setdefault(str(every.interval), _Means(every)).ask(owner, variables)
         return str(every.interval)
 
     def note(self, name: str, value: Any) -> None:
@@ -99,8 +101,7 @@ class IntervalRows:
 
     def _make(self, means: _Means) -> None:
         loop = self.main_loop
-        values = {**learning_rates(loop.model), **means.take()}
-        self._add(str(means.every.interval), values, loop)
+        self._add(str(means.every.interval), {**learning_rates(loop.model), **means.take()}, loop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values since the last rows."""
@@ -127,8 +128,11 @@ class _Means:
 
     def ask(self, owner: str, variables: Mapping[str, Sequence[str]] | Iterable[str] | None) -> None:
         self._owners[owner] = None if variables is None else list(variables)
-        for name, asked in variables.items() if isinstance(variables, Mapping) else ():
-            self._last += [name] * (LAST in asked and name not in self._last)
+        if not isinstance(variables, Mapping):
+            return
+        for name, asked in variables.items():
+            if LAST in asked and name not in self._last:
+                self._last.append(name)
             known = self._aggregations.setdefault(name, ["mean"])
             known += [each for each in asked if each != LAST and each not in known]
 
@@ -148,7 +152,9 @@ class _Means:
                     if name in self._names and name in batch_data and other.source is batch_data[name]:
                         self._stats.setdefault(name, self._of(name)).follow(other)
                         self._names.remove(name)
-        weights, length, name = batch_data.get("example_weight"), loop.batch_length, ""
+        weights = batch_data.get("example_weight")
+        length = loop.batch_length
+        name = ""
         try:
             for name in self._names:
                 if name in batch_data:
@@ -185,8 +191,7 @@ class _Means:
                     f"{owner} writes the means of {listed(wanted)} between epochs, but the batches of the train stream "
                     f"have {listed(list(batch_data))}; set every to epochs, or name other variables"
                 )
-        named = [name for asked in self._owners.values() for name in asked or ()]
-        return list(dict.fromkeys([*written, *named]))
+        return list(dict.fromkeys([*written, *[name for asked in self._owners.values() for name in asked or ()]]))
 
     def take(self) -> dict[str, float]:
         """Return variable -> mean since the last call, and begin anew; this waits for the device.
@@ -205,7 +210,9 @@ class _Means:
 
     def forget(self) -> None:
         """Begin anew, with the variables that the next batch has."""
-        self._stats, self._recorded, self._names = {}, {}, None
+        self._stats = {}
+        self._recorded = {}
+        self._names = None
 
     def state_dict(self) -> dict[str, Any]:
         both = {"stats": self._stats, "recorded": self._recorded}

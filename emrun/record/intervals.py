@@ -42,7 +42,8 @@ class Every:
 
     def is_batch_due(self, loop: Loop) -> bool:
         """Return whether something is due after this batch; call it once after each batch that the model trained on."""
-        count, unit = self.interval.count, self.interval.unit
+        count = self.interval.count
+        unit = self.interval.unit
         if unit == "minutes":
             now = monotonic()
             if now - self._last < count * 60:
@@ -58,7 +59,8 @@ class Every:
         """Return whether something is due after the train stream, because of an update that its end has made."""
         if stream_name != loop.train_stream_name:
             return False
-        was_open, self._is_update_open = self._is_update_open, False
+        was_open = self._is_update_open
+        self._is_update_open = False
         return was_open and loop.updates_done % self.interval.count == 0
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from emrun.base.types import Json
 from emrun.storage.lines import read_lines
 
 _READ = json.JSONDecoder().raw_decode
 
 
-def epochs_of(path: Path) -> Iterator[dict[str, Any] | str]:
+def epochs_of(path: Path) -> Iterator[Json | str]:
     """Yield the content of each line of a metrics file; for a line that is left out, the reason.
 
     Raises:
@@ -22,7 +23,7 @@ def epochs_of(path: Path) -> Iterator[dict[str, Any] | str]:
         yield epoch_of(line) or f"line {number} is damaged or not of an epoch; it is ignored"
 
 
-def epoch_of(line: bytes) -> dict[str, Any] | None:
+def epoch_of(line: bytes) -> Json | None:
     """Return the content of a line of `metrics.jsonl`; None if the line is damaged."""
     try:
         text = line.decode().strip()

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from emrun.base.types import EpochData
+from emrun.base.types import EpochData, Json
 from emrun.base.wording import few
 from emrun.epoch_data import numbers
 from emrun.hook import Loop
@@ -41,7 +41,7 @@ class Record:
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
-        self.epochs: list[dict[str, Any]] = []
+        self.epochs: list[Json] = []
         """The lines of `metrics.jsonl` so far."""
         self.steps = StepsFile(directory / STEPS) if directory is not None else None
         """The step record; None without a directory."""
@@ -87,12 +87,16 @@ class Record:
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
         line |= {"at_end": True} if at_end else {}
-        about: dict[str, Any] = {"updates": updates, "time": round(time(), 3)}
+        about: Json = {"updates": updates, "time": round(time(), 3)}
         if unknown := list(_unknown(epoch_data)):
             about["unknown"] = unknown
-            left_out = few(f"{stream}/{name} ({kind})" for stream, name, kind in unknown)
-            _LOG.info("not a number, so not in %s: %s", METRICS, left_out, extra={"once": True})
-        own: list[dict[str, Any]] = [{"about": about}]
+            _LOG.info(
+                "not a number, so not in %s: %s",
+                METRICS,
+                few(f"{stream}/{name} ({kind})" for stream, name, kind in unknown),
+                extra={"once": True},
+            )
+        own: list[Json] = [{"about": about}]
         for name, each in (shown or {}).items():
             if self.sinks or not (isinstance(each, Histogram) or getattr(each, "has_file", False)):
                 found = each.counts() if isinstance(each, Histogram) else each
@@ -120,8 +124,16 @@ class Record:
 
     def _add_means(self, every: str, means: dict[str, float], loop: Loop) -> None:
         """Add a row of means, and write it if no row was written in the last second."""
-        counts = loop.iterations_done, loop.updates_done, loop.training_epochs_done + 1
-        row = Row(*counts, every, loop.train_stream_name, round(time(), 3), means, is_new=True)
+        row = Row(
+            loop.iterations_done,
+            loop.updates_done,
+            loop.training_epochs_done + 1,
+            every,
+            loop.train_stream_name,
+            round(time(), 3),
+            means,
+            is_new=True,
+        )
         self._held.append(row)
         for listen in self.listeners:
             listen(row)
@@ -130,7 +142,8 @@ class Record:
 
     def flush(self) -> None:
         """Write the means that are held back, and give them to the sinks; called before anything counts on them."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         if held:
             self._written = monotonic()
             self._add_rows(map(line_of_means, held))
@@ -162,9 +175,14 @@ class Record:
             iterations_done: the iterations that were done at that time.
         """
         self.intervals.load_state_dict(state["intervals"])
-        first, empty = state["first"], [0, None]
-        expected = range(1 if first is None else first, epochs_done + 1)
-        self._rewind(state.get("metrics", empty), state.get("rows", empty), expected, iterations_done)
+        first = state["first"]
+        empty = [0, None]
+        self._rewind(
+            state.get("metrics", empty),
+            state.get("rows", empty),
+            range(1 if first is None else first, epochs_done + 1),
+            iterations_done,
+        )
 
     def read_epochs(self) -> None:
         """Read the lines of `metrics.jsonl`."""

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from emrun.base.types import Json
 from emrun.epoch_data import as_float, numbers, statistics
 from emrun.record.metrics import epoch_of, epochs_of
 from emrun.record.steps import NOT_FINITE, Chunk, chunks_of
@@ -86,7 +87,7 @@ class Reader:
         self._offsets = {METRICS: 0, ROWS: 0}  # up to which `rows` has read the files
         self._epochs = 0  # lines of `metrics.jsonl` that `rows` has read
         self._newest = -1  # the count of the newest line about an epoch
-        self._made: deque[dict[str, Any]] = deque()  # lines of `rows.jsonl` that were not given yet
+        self._made: deque[Json] = deque()  # lines of `rows.jsonl` that were not given yet
 
     @property
     def size(self) -> int:
@@ -97,7 +98,7 @@ class Reader:
                 total += (self._directory / name).stat().st_size
         return total
 
-    def epochs(self) -> Iterator[dict[str, Any]]:
+    def epochs(self) -> Iterator[Json]:
         """Yield the lines of `metrics.jsonl` one after another.
 
         Each has `epoch`, `streams` (stream -> variable -> a number or a mapping aggregation -> number) and usually
@@ -140,7 +141,7 @@ class Reader:
                 yield row_of_epoch(epoch, own)
         yield from map(itemgetter("row"), self._next(are_means=True))
 
-    def _add(self, line: dict[str, Any]) -> None:
+    def _add(self, line: Json) -> None:
         """Add a line of `rows.jsonl`; if other code has removed epochs before it, leave out what is about them."""
         if "about" in line:
             if (left := line["epochs"]) <= self._newest:
@@ -149,7 +150,7 @@ class Reader:
             self._newest = left
         self._made.append(line)
 
-    def _next(self, *, are_means: bool) -> Iterator[dict[str, Any]]:
+    def _next(self, *, are_means: bool) -> Iterator[Json]:
         """Yield the lines with means before the next epoch, or then those about the epoch."""
         while self._made and self._made[0]["epochs"] <= self._epochs and ("every" in self._made[0]) is are_means:
             yield self._made.popleft()
@@ -167,19 +168,19 @@ class Reader:
                 yield line
 
 
-def line_of_means(row: Row) -> dict[str, Any]:
+def line_of_means(row: Row) -> Json:
     """Return a row of means as a line of `rows.jsonl`."""
     return {**{name: getattr(row, name) for name in _OF_MEANS}, "means": numbers(row.means)}
 
 
-def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:
+def row_of_epoch(line: Json, own: list[Json]) -> Row:
     """Return the row of a line of `metrics.jsonl`.
 
     Args:
         line: the line.
         own: the lines of `rows.jsonl` about the epoch.
     """
-    about: Mapping[str, Any] = next((each["about"] for each in own if "about" in each), {})
+    about: Json = next((each["about"] for each in own if "about" in each), {})
     return Row(
         line.get("iteration", 0),
         about.get("updates"),
@@ -193,7 +194,7 @@ def row_of_epoch(line: Mapping[str, Any], own: list[dict[str, Any]]) -> Row:
     )
 
 
-def _unknown(about: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+def _unknown(about: Json) -> dict[tuple[str, str], str]:
     return {(stream, name): kind for stream, name, kind in about.get("unknown", ())}
 
 
@@ -218,14 +219,14 @@ def as_floats(value: Any) -> Any:
     return float(value) if type(value) is str and value in NOT_FINITE else value
 
 
-def line_of(name: str, shown: Written) -> dict[str, Any]:
+def line_of(name: str, shown: Written) -> Json:
     """Return what a hook shows as a line of `rows.jsonl`."""
     if isinstance(shown, Picture):
         return {"shown": name, "png": base64.b64encode(shown.png).decode()}
     return {"shown": name, "text": shown.text} if isinstance(shown, Text) else {"shown": name, **vars(shown)}
 
 
-def _shown(line: Mapping[str, Any]) -> Written:
+def _shown(line: Json) -> Written:
     if "png" in line:
         return Picture(base64.b64decode(line["png"]))
     if "text" in line:
@@ -233,10 +234,10 @@ def _shown(line: Mapping[str, Any]) -> Written:
     return Counts(line["edges"], line["counts"], line["total"], line["squares"])
 
 
-def _line(line: bytes) -> dict[str, Any] | None:
+def _line(line: bytes) -> Json | None:
     """Return the content of a line of `rows.jsonl`, and the row of one with means; None if the line is damaged."""
     try:
-        found: dict[str, Any] = json.loads(line)
+        found: Json = json.loads(line)
         if not isinstance(found["epochs"], int) or not isinstance(found.get("shown", ""), str):
             return None
         if "every" in found:

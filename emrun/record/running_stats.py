@@ -92,7 +92,8 @@ class RunningStats:
                 scalars or weights.
             TypeError: the value is not a real number.
         """
-        given, self.source = value, None
+        given = value
+        self.source = None
         if value.__class__ is not Tensor or value.requires_grad:
             value = _tensor(value)
         shape = value.shape
@@ -118,12 +119,15 @@ class RunningStats:
 
     def follow(self, other: RunningStats) -> None:
         """Take the values that were added to another object last, and all that follow, without copying them again."""
-        self._other, self._seen = other, len(other._lengths) - 1
+        self._other = other
+        self._seen = len(other._lengths) - 1
         other._followers.append(self)
 
     def begin_anew(self) -> bool:
         """Drop what was added before the last result; return whether this follows another object."""
-        self._totals, self._count, self._collected = {}, 0, []
+        self._totals = {}
+        self._count = 0
+        self._collected = []
         return self._other is not None
 
     def _pull(self) -> None:
@@ -134,8 +138,11 @@ class RunningStats:
             return
         if self._shape is None:
             self._begin(other._device, other._is_scalar)
-        self._seen, self._is_weighted = self._seen + new, other._is_weighted
-        values, lengths, weights = other._values[-new:], other._lengths[-new:], other._weights[-new:]
+        self._seen += new
+        self._is_weighted = other._is_weighted
+        values = other._values[-new:]
+        lengths = other._lengths[-new:]
+        weights = other._weights[-new:]
         counts = [1] * new if self._is_scalar else list(map(Tensor.numel, values))
         n = sum(counts)
         if len(self._lengths) + new > _MOST or self._fill + n > _CAPACITY:  # with reductions as if added one by one
@@ -164,7 +171,8 @@ class RunningStats:
         if (self._count or self._lengths) and (weight is not None) is not self._is_weighted:
             raise ValueError("has weights in some batches, but not in others")
         self._is_weighted = weight is not None
-        self._shape, self._length = value.shape, length
+        self._shape = value.shape
+        self._length = length
         if weight is None:
             return None
         weight = weight.to(self._device, self._precision)
@@ -209,7 +217,8 @@ class RunningStats:
             self._fill = values.numel()
             values = values.to(self._device)
             self._values = values.tolist() if self._as_floats else list(values) if self._is_scalar else [values]
-        self._lengths, self._count = list(state["lengths"]), state["count"]
+        self._lengths = list(state["lengths"])
+        self._count = state["count"]
         self._weights = [each.to(self._device) for each in state["weights"]]
         self._totals = {name: each.to(self._device) for name, each in state["totals"].items()}
         self._collected = [each.to(self._device) for each in state["collected"]]
@@ -230,14 +239,16 @@ class RunningStats:
         self._collected += [each.to(self._device) for each in other._collected]
 
     def _begin(self, device: torch.device, is_scalar: bool) -> None:
-        self._device, self._is_scalar = device, is_scalar
+        self._device = device
+        self._is_scalar = is_scalar
         self._precision = torch.float if device.type == "mps" else torch.double
         self._as_floats = is_scalar and device.type == "cpu"
         self._shape = torch.Size([-1])  # different from every shape
 
     def _joined(self) -> Tensor:
         """Return a copy of the values that are not reduced yet, of shape (values,)."""
-        values, device = self._values, self._device
+        values = self._values
+        device = self._device
         if self._as_floats:
             return torch.tensor(values, dtype=self._precision)
         if {*map(_DEVICE, values)} != {device}:
@@ -250,16 +261,22 @@ class RunningStats:
             each._pull()
             each._seen = 0
         values = self._joined() if self._fill else None
-        lengths, weights = self._lengths, self._weights
+        lengths = self._lengths
+        weights = self._weights
         self._count += sum(lengths) if self._is_scalar else self._fill
-        self._values, self._lengths, self._weights, self._fill = [], [], [], 0
+        self._values = []
+        self._lengths = []
+        self._weights = []
+        self._fill = 0
         if values is None:
             return
         repeats: Any = values.new_tensor(np.array(lengths)) if self._is_scalar else 1.0
         weight_of = torch.cat(weights) if weights else repeats
         if weights and self._is_scalar:  # those of batches without weight are means over nothing
             has_weight = weight_of != 0
-            values, repeats, weight_of = values[has_weight], repeats[has_weight], weight_of[has_weight]
+            values = values[has_weight]
+            repeats = repeats[has_weight]
+            weight_of = weight_of[has_weight]
         if not len(values):
             return
         if self._collects:

@@ -49,6 +49,7 @@ def read_steps(run: str | Path) -> dict[str, NDArray[Any]]:
     iterations = [chunk.first + chunk.every * np.arange(len(chunk), dtype=np.int64) for chunk in chunks]
     columns: dict[str, NDArray[Any]] = {ITERATION: np.concatenate([empty, *iterations])}
     for name in names:
-        parts = [np.array(chunk.columns.get(name, [None] * len(chunk)), np.float64) for chunk in chunks]
-        columns[name] = np.concatenate(parts)
+        columns[name] = np.concatenate(
+            [np.array(chunk.columns.get(name, [None] * len(chunk)), np.float64) for chunk in chunks]
+        )
     return columns

@@ -62,7 +62,8 @@ class Chunk:
 
 def _is_chunk(**keys: Any) -> bool:
     """Return whether the keys of a chunk are valid: there may be a million chunks, so this is written for its speed."""
-    first, every = keys["from"], keys["every"]
+    first = keys["from"]
+    every = keys["every"]
     return (
         type(first) is int
         and 1 <= first <= 10**12
@@ -178,7 +179,8 @@ class StepsFile:
             digest: the SHA-256 of the file at the checkpoint, None if it is not known.
             end: the first iteration that was not in the file at the checkpoint.
         """
-        self._is_known, self.refusal = True, self._not_ours()
+        self.refusal = self._not_ours()
+        self._is_known = True
         if self.refusal is not None:
             return
 

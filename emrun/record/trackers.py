@@ -128,7 +128,8 @@ class AbstractTracker(AbstractSink):
         Raises:
             HookError: the tracker cannot be reached, and this is a new run; or a value of an argument is not possible.
         """
-        loop, name = self.main_loop, type(self).__name__
+        loop = self.main_loop
+        name = type(self).__name__
         if loop.evaluating:
             return
         if not loop.has_run or self.output_dir is None:
@@ -177,7 +178,8 @@ class AbstractTracker(AbstractSink):
         self._end(self.main_loop.outcome.status, self.main_loop.outcome.reason)
 
     def _end(self, status: str, reason: str | None) -> None:
-        sender, self._sender = self._sender, None
+        sender = self._sender
+        self._sender = None
         if sender is None:
             return
         if status == "finished":
@@ -266,7 +268,8 @@ class _Sender:
         self.position = _read_position(self.path)
         self.limit: _Place = (-1, 0, 0)
         """The place up to which rows are sent: that of the newest checkpoint."""
-        self._tracker, self._reader = tracker, Reader(directory)
+        self._tracker = tracker
+        self._reader = Reader(directory)
         self._rows: list[Row] = []  # that were read and not sent
         self._facts = facts_of(directory)
         self._is_connected = False
@@ -359,8 +362,11 @@ class _Sender:
 
     def _note(self, error: BaseException) -> None:
         if not self._is_down and self.position.identity is not None:  # of a new run, `before_training` raises it
-            name = type(self._tracker).__name__
-            _LOG.warning("%s: the tracker cannot be reached: %s; the rows are sent later", name, _why(error))
+            _LOG.warning(
+                "%s: the tracker cannot be reached: %s; the rows are sent later",
+                type(self._tracker).__name__,
+                _why(error),
+            )
         self._is_down = True
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
-from typing import Any
 
 from emrun.base.errors import StorageError
+from emrun.base.types import Json
 from emrun.storage.code.files import RECORD, module_path, read_code, sha256_of
 from emrun.storage.code.record import code_records
 from emrun.storage.files import read_regular
@@ -24,14 +23,16 @@ _MOST = 1_000  # modules or packages that differ
 _MOST_DIFFED = 200  # modules
 
 
-def compare_code(a: Path, b: Path) -> dict[str, Any]:
+def compare_code(a: Path, b: Path) -> Json:
     """Return the parts `modules`, `packages`, `python` and `repositories` of a comparison; see `compare`.
 
     Raises:
         StorageError: a run has no readable record of its code.
     """
-    (one, first), (other, second) = (newest_code(directory) for directory in (a, b))
-    left, right = one["packages"], other["packages"]
+    one, first = newest_code(a)
+    other, second = newest_code(b)
+    left = one["packages"]
+    right = other["packages"]
     python = [each["python"] for each in (one, other)]
     repositories = [[_repository(each) for each in record["repositories"]] for record in (one, other)]
     states = [[(each["commit"], each["changes"]) for each in side] for side in repositories]
@@ -47,7 +48,7 @@ def compare_code(a: Path, b: Path) -> dict[str, Any]:
     }
 
 
-def newest_code(directory: Path) -> tuple[dict[str, Any], Path]:
+def newest_code(directory: Path) -> tuple[Json, Path]:
     """Return the content of the newest record of the code of a run, and the directory of the record.
 
     Raises:
@@ -80,7 +81,7 @@ class CodeNow:
         changed = (name for place, each in records for name, one in each if not self._is_same(place, name, one))
         return tuple(dict.fromkeys(changed)) if records else None
 
-    def _is_same(self, place: Path, name: str, module: Mapping[str, Any]) -> bool:
+    def _is_same(self, place: Path, name: str, module: Json) -> bool:
         content, digest, tree = self._now(name, module["file"])
         if content is None or module["sha256"] in (None, digest):
             return True
@@ -119,19 +120,19 @@ def _tree(source: bytes) -> str | None:
         return None
 
 
-def _read(place: Path) -> dict[str, Any]:
+def _read(place: Path) -> Json:
     content = read_code(place)
     if content is None:
         raise StorageError(0, f"{place / RECORD} is damaged, or a newer emrun wrote it")
     return content
 
 
-def _repository(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _repository(entry: Json) -> Json:
     return {"directory": entry["directory"], "commit": entry["commit"], "changes": entry["sha256"]}
 
 
-def _modules(a: Mapping[str, Any], b: Mapping[str, Any], first: Path, second: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _modules(a: Json, b: Json, first: Path, second: Path) -> list[Json]:
+    found: list[Json] = []
     for name in {**a, **b}:
         if name in a and name in b and a[name]["sha256"] == b[name]["sha256"]:
             continue
@@ -152,7 +153,7 @@ def _diff(name: str, sources: list[bytes | None]) -> str | None:
     return "\n".join(difflib.unified_diff(lines[0], lines[1], f"a/{name}", f"b/{name}", lineterm="", n=2))
 
 
-def _source(place: Path, name: str, module: Mapping[str, Any]) -> bytes | None:
+def _source(place: Path, name: str, module: Json) -> bytes | None:
     """Return the source of a module in a directory `code`; None without one."""
     path = PurePath(module_path(name, module["file"]))
     with suppress(StorageError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from emrun.base.errors import ConfigError, StorageError
+from emrun.base.types import Json
 from emrun.base.wording import in_one_line
 from emrun.record.steps import Chunk
 from emrun.runs.code_comparison import compare_code
@@ -30,7 +31,7 @@ PARTS = ("config", "hooks_order", "modules", "packages", "python", "repositories
 """The parts of a comparison; a part without differences is None or an empty list."""
 
 
-def compare(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+def compare(a: StoredRun, b: StoredRun) -> Json:
     """Return in what two runs differ, in plain types.
 
     Returns:
@@ -47,7 +48,7 @@ def compare(a: StoredRun, b: StoredRun) -> dict[str, Any]:
         - `epochs`: `first`, the first epoch whose statistics differ, and `a` and `b`, their last epochs.
         - `steps`: see `compare_steps`.
     """
-    found: dict[str, Any] = dict.fromkeys(PARTS)
+    found: Json = dict.fromkeys(PARTS)
     reasons: dict[str, str] = {}
     for name, part in (
         ("config", lambda: compare_configs(a, b)),
@@ -83,28 +84,32 @@ class NotCompared(Exception):
 
 
 def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
-    one, other = (run.trace.get("device") for run in (a, b))
+    one = a.trace.get("device")
+    other = b.trace.get("device")
     if one is None or other is None:
         lacking = " and ".join(name for name, each in (("a", one), ("b", other)) if each is None)
         raise NotCompared(f"the device of {lacking} is not recorded")
     return None if one == other else {"a": one, "b": other}
 
 
-def _compare_batches(a: Path, b: Path) -> list[dict[str, Any]]:
+def _compare_batches(a: Path, b: Path) -> list[Json]:
     """Return the first batches of streams, recorded in both runs, that differ."""
-    one, other = recorded_batches(a / "code"), recorded_batches(b / "code")
+    one = recorded_batches(a / "code")
+    other = recorded_batches(b / "code")
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
     found = []
     for key in [each for each in one if each in other]:
-        (stream, index, _), mine, theirs = key, one[key], other[key]
+        stream, index, _ = key
+        mine = one[key]
+        theirs = other[key]
         sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if sources:
             found.append({"stream": stream, "pass": index, "sources": sources})
     return found
 
 
-def _compare_epochs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+def _compare_epochs(a: StoredRun, b: StoredRun) -> Json:
     """Return the first epoch that differs, and the last, lowest and highest values of all statistics, side by side."""
     sides: list[dict[str, Summary]] = [{}, {}]
     last: list[int | None] = [None, None]
@@ -125,13 +130,13 @@ def _compare_epochs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
     return {"epochs": epochs, "statistics": rows}
 
 
-def _shown(found: Summary | None) -> dict[str, Any] | None:
+def _shown(found: Summary | None) -> Json | None:
     if found is None:
         return None
     return {"last": found.last, "lowest": found.min or found.last, "highest": found.max or found.last}
 
 
-def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
+def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
     """Compare the values of all iterations that both runs have recorded, exactly; memory is constant.
 
     Returns:
@@ -143,29 +148,36 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> dict[str, Any]:
     """
     last: list[int | None] = [None, None]
     sides = [_noted(chunks, side, last) for side, chunks in enumerate((a, b))]
-    compared, last_equal, first = 0, None, None
+    compared = 0
+    last_equal = None
+    first = None
     for one, other in zip_longest(*sides):
         if one is None or one != other:
             break
-        compared, last_equal = compared + len(one), last[0]
+        compared += len(one)
+        last_equal = last[0]
     else:
         one = other = None
     rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
-    alone, ahead = [0, 0], [0, 0]  # how many iterations only one side has, and behind the last of the other
+    alone = [0, 0]  # how many iterations only one side has
+    ahead = [0, 0]  # how many it has behind the last of the other
     for iteration, found in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
         there = {side: (every, values) for _, side, every, values in found}
         for side in there:
-            alone[1 - side], ahead[1 - side] = alone[1 - side] + ahead[1 - side], 0
+            alone[1 - side] += ahead[1 - side]
+            ahead[1 - side] = 0
         if len(there) == 1:
             ahead[side] += 1
             continue
-        (every, mine), (_, theirs) = there[0], there[1]
+        every, mine = there[0]
+        theirs = there[1][1]
         differing = [name for name in {**mine, **theirs} if not _same(mine.get(name), theirs.get(name))]
         if differing:
             values = {name: [mine.get(name), theirs.get(name)] for name in differing}
             first = {"iteration": iteration, "every": every, "values": values}
             break
-        compared, last_equal = compared + 1, iteration
+        compared += 1
+        last_equal = iteration
     deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
     is_equal = first is None and last[0] == last[1] and not any(alone)
     found_in_all = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}

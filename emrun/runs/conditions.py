@@ -76,8 +76,10 @@ class Condition:
             return
         values = [value for value in map(self.column.of, rows) if value is not MISSING]
         if values and not any(map(self._has_order, values)):
-            shown = f"{in_one_line(self.column.name)} {self.sign} {in_one_line(str(self.wanted))}"
-            raise UsageError(f"{shown} cannot be compared: a run has {in_one_line(str(values[0]))}")
+            raise UsageError(
+                f"{in_one_line(self.column.name)} {self.sign} {in_one_line(str(self.wanted))} cannot be "
+                f"compared: a run has {in_one_line(str(values[0]))}"
+            )
 
     def _has_order(self, value: Any) -> bool:
         comparable = (int, float), (str,), (datetime,)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from emrun.base.errors import ConfigError, Position, StorageError
+from emrun.base.types import Json
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import hook_entry
 from emrun.config.yaml_tree import Node, node_of
@@ -17,7 +18,7 @@ _MOST_VALUES = 2_000
 _DEEPEST = 50  # mappings and lists in each other
 
 
-def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
+def compare_configs(a: StoredRun, b: StoredRun) -> Json:
     """Return the parts `config` and `hooks_order` of a comparison; see `compare`.
 
     Values are compared after references to other values are replaced. The order of keys, comments, and the way in which
@@ -28,9 +29,10 @@ def compare_configs(a: StoredRun, b: StoredRun) -> dict[str, Any]:
         StorageError: a config cannot be read.
         ConfigError: a config is damaged.
     """
-    one, other = _tree(a), _tree(b)
+    one = _tree(a)
+    other = _tree(b)
     commands = [_overrides(run.trace) for run in (a, b)]
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     for key, left, right in differences(one, other):
         if len(found) == _MOST:
             break
@@ -46,7 +48,7 @@ def _tree(run: StoredRun) -> Node:
         return run.config.root
 
 
-def _side(node: Node | None, key: str, overrides: Mapping[str, str]) -> dict[str, Any] | None:
+def _side(node: Node | None, key: str, overrides: Mapping[str, str]) -> Json | None:
     if node is None:
         return None
     line = f"config.yaml:{node.position.line}" if node.position.line else "config.yaml"
@@ -70,7 +72,8 @@ def differences(
     if one is not None and other is not None:
         is_split = isinstance(one.value, dict | list) and type(one.value) is type(other.value)
         if is_split and (path == ("hooks",) or isinstance(one.value, dict) or len(one.value) == len(other.value)):
-            left, right = children(one, path), children(other, path)
+            left = children(one, path)
+            right = children(other, path)
             for name in {**left, **right}:
                 yield from differences(left.get(name), right.get(name), (*path, name))
             return
@@ -105,11 +108,12 @@ def order_of_hooks(one: Node, other: Node) -> dict[str, list[str]] | None:
         else []
         for section in sections
     ]
-    a, b = ([name for name in own if name in there] for own, there in (names, names[::-1]))
+    a = [name for name in names[0] if name in names[1]]
+    b = [name for name in names[1] if name in names[0]]
     return {"a": a, "b": b} if a != b and sorted(a) == sorted(b) else None
 
 
-def values_of(run: StoredRun) -> dict[str, Any]:
+def values_of(run: StoredRun) -> Json:
     """Return the values of the config that are neither mappings nor lists, as they are written: key -> value.
 
     An empty mapping or list is a value, too; so is a hook without arguments, whose value is an empty mapping. A config
@@ -120,7 +124,7 @@ def values_of(run: StoredRun) -> dict[str, Any]:
     except (ConfigError, StorageError) as error:
         run.note(str(error).partition("\n")[0])
         return {}
-    found: dict[str, Any] = {}
+    found: Json = {}
     for key, value in _flat(tree, ()):
         if len(found) == _MOST_VALUES:
             run.note(f"the config has more than {_MOST_VALUES:,} values; the others are left out")

@@ -33,7 +33,8 @@ _FOLDERS = re.compile(
     r"checkpoints(/it-[\d-]+)?|failures(/\d+)?|(checkpoints|failures)/\.tmp-.+|eval|code(-\d+)?(/modules(/.+)?)?"
 )
 _TEMPORARY = re.compile(r"\.([^/]+?)(\.[0-9a-f]{16})?\.tmp")  # as `written_aside` names a file until it is complete
-_FAILURES, _FAILURE = "failures", "failure.json"
+_FAILURES = "failures"
+_FAILURE = "failure.json"
 _MOUNTS = Path("/proc/self/mountinfo")
 _MOST_NAMES = 5
 
@@ -183,7 +184,8 @@ def remove_empty(folders: Sequence[Path]) -> None:
 def others_shown(directory: Path, others: Sequence[Path]) -> str:
     """Return why a directory is not removed, in words."""
     names = [in_one_line(str(each.relative_to(directory)), 40) for each in others]
-    shown = listed([*names[:_MOST_NAMES], *["..."] * (len(names) > _MOST_NAMES)])
+    more = ["..."] if len(names) > _MOST_NAMES else []
+    shown = listed([*names[:_MOST_NAMES], *more])
     return (
         f"has {counted(len(names), 'name')} that the run does not write: {shown}; "
         "move or delete what is yours, or name what a hook of yours writes in its attribute `files`"

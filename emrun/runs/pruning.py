@@ -50,10 +50,8 @@ class Removal:
         found = Sorted.of(run.directory)
         if what == "checkpoints":
             home = run.directory / CHECKPOINTS
-            files, folders = (
-                [each for each in kind if home in (each, *each.parents)] for kind in (found.own, found.folders)
-            )
-            return cls(run, what, files, folders=folders)
+            files = [each for each in found.own if home in (each, *each.parents)]
+            return cls(run, what, files, folders=[each for each in found.folders if home in (each, *each.parents)])
         return cls(run, what, found.own, found.others, [*found.folders, run.directory])
 
     @property
@@ -122,7 +120,8 @@ class Removal:
             has left which was killed, the one that it had, so that the folder goes.
         """
         left = (self.run.directory / CHECKPOINTS).glob(f"{ASIDE}*")
-        found, files = [each / MANIFEST for each in left if not each.is_symlink()], set(self.files)
+        found = [each / MANIFEST for each in left if not each.is_symlink()]
+        files = set(self.files)
         for place in _checkpoints_in(self.run.directory):
             inside = list(place.iterdir())
             if files.issuperset(inside):
@@ -136,8 +135,7 @@ class Removal:
 def _checkpoints_in(directory: Path) -> Iterator[Path]:
     root = directory / CHECKPOINTS
     with suppress(OSError):
-        here = Contents.of(root)
-        yield from (root / name for name in here.own)
+        yield from (root / name for name in Contents.of(root).own)
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emrun.base.errors import UsageError
+from emrun.base.types import Json
 from emrun.base.wording import did_you_mean, in_one_line, listed
 from emrun.epoch_data import statistics
 from emrun.record.steps import ITERATION
@@ -44,13 +45,13 @@ class Records:
         """
         found: dict[str, None] = {}
         for run in self.runs.values():
-            for keys in (each.columns for each in run.steps()) if self.by_step else map(_record_of, run.epochs()):
+            records = (each.columns for each in run.steps()) if self.by_step else map(_record_of, run.epochs())
+            for keys in records:
                 found.update(dict.fromkeys(keys))
         first = [ITERATION] if self.by_step else [each for each in _OF_EPOCH if each in found]
         others = [each for each in found if each not in first]
         self._check(others)
-        kept = [each for each in others if self._is_asked(each)]
-        return [*([RUN] if len(self.runs) > 1 else []), *first, *kept]
+        return [*([RUN] if len(self.runs) > 1 else []), *first, *[each for each in others if self._is_asked(each)]]
 
     def rows(self, keys: Sequence[str]) -> Iterator[Record]:
         """Yield a row for each epoch or step of each run, one after another.
@@ -62,12 +63,13 @@ class Records:
             StorageError: a file cannot be read.
         """
         for name, run in self.runs.items():
-            of_run: dict[str, Any] = {RUN: name}
+            of_run: Json = {RUN: name}
             for key in keys:
                 if key not in (RUN, *_OF_EPOCH) and "/" not in key:
                     value = run.value(key)
                     of_run.update({key: value} if value is not MISSING else {})
-            for record in _steps_of(run) if self.by_step else map(_record_of, run.epochs()):
+            records = _steps_of(run) if self.by_step else map(_record_of, run.epochs())
+            for record in records:
                 yield {**of_run, **record}
 
     def check_keys(self, keys: Sequence[str]) -> None:
@@ -79,8 +81,10 @@ class Records:
         there = [RUN, *self.keys()]
         for key in keys:
             if key not in there and all(run.value(key) is MISSING for run in self.runs.values()):
-                why = "is neither recorded nor a key of the config"
-                raise UsageError(f"{in_one_line(key)!r} {why}{did_you_mean(key, there)} (--list-keys lists all)")
+                raise UsageError(
+                    f"{in_one_line(key)!r} is neither recorded nor a key of the "
+                    f"config{did_you_mean(key, there)} (--list-keys lists all)"
+                )
 
     def _is_asked(self, key: str) -> bool:
         asked = (("stream", self.streams), ("variable", self.variables))
@@ -105,7 +109,7 @@ class Records:
                 )
 
 
-def _record_of(epoch: Mapping[str, Any]) -> dict[str, Any]:
+def _record_of(epoch: Json) -> Json:
     """Return a line of `metrics.jsonl` as a row: `stream/variable` is a mean or a plain number."""
     row = {name: epoch[name] for name in _OF_EPOCH if number(epoch.get(name)) is not None}
     for stream, variables in epoch["streams"].items():
@@ -115,10 +119,10 @@ def _record_of(epoch: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _steps_of(run: StoredRun) -> Iterator[dict[str, Any]]:
+def _steps_of(run: StoredRun) -> Iterator[Json]:
     for chunk in run.steps():
         names = list(chunk.columns)
         for index, values in enumerate(zip(*chunk.columns.values(), strict=True)):
-            row: dict[str, Any] = {ITERATION: chunk.first + chunk.every * index}
+            row: Json = {ITERATION: chunk.first + chunk.every * index}
             row.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
             yield row

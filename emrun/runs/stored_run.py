@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emrun.base.errors import ConfigError, Position, StorageError
+from emrun.base.types import Json
 from emrun.config.config import Config
 from emrun.config.interpolation import interpolate
 from emrun.config.overrides import hooks_at
@@ -180,7 +181,7 @@ class StoredRun:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def epochs(self) -> Iterator[dict[str, Any]]:
+    def epochs(self) -> Iterator[Json]:
         """Yield the lines of `metrics.jsonl`; see `Reader.epochs`, and `number` for values."""
         return self.record.epochs()
 

@@ -151,7 +151,8 @@ class StreamWrapper:
         self._end_of_pass = lambda: None
         self.last_pass = self.position
         if self.training and self._batch:
-            position, bookmark = {"pass": self._pass_number, "batch": self._batch}, self._bookmark
+            position = {"pass": self._pass_number, "batch": self._batch}
+            bookmark = self._bookmark
             self._end_of_pass = lambda: {**position, **bookmark.state(self.name, position["batch"])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,7 +203,8 @@ class StreamWrapper:
             self.change = f"has more than {place['batch']} batches, and had {place['batch']}"
         epoch_start = self._epoch_start
         self._next_pass()
-        self._epoch_start, self._end_of_pass = epoch_start, lambda: place
+        self._epoch_start = epoch_start
+        self._end_of_pass = lambda: place
         return same and not self.change
 
     def _go_to_end(self, state: dict[str, Any], batches: int) -> None:
@@ -284,7 +286,8 @@ class StreamWrapper:
         """
         if self.epoch_size > 0:
             return self._batch - self._epoch_start >= self.epoch_size
-        state, item = self.state_dict(), None
+        state = self.state_dict()
+        item = None
         with preserved_randomness(), suppress(Exception):  # the next epoch will raise the error, if there is one
             item = (self._read or self._open())()
         if item is not END:
@@ -406,10 +409,19 @@ class StreamWrapper:
         self._bookmark = Bookmark(random_state() if self.training else None)
         self.rows = 0
         here = replace(self._ranks or ranks_of_run(), group=None, background=None)  # which processes cannot be given
-        place = self._pass_number, self._batch, state
-        stream_pass = StreamPass(self._stream_fn, self._context_name, self._seed, *place, here, self._in_order)
+        stream_pass = StreamPass(
+            self._stream_fn,
+            self._context_name,
+            self._seed,
+            self._pass_number,
+            self._batch,
+            state,
+            here,
+            self._in_order,
+        )
         batches: Iterator[Any]
-        reading, prefetch = self._reading, self._reading.prefetch()
+        reading = self._reading
+        prefetch = reading.prefetch()
         size = reading.ahead
         if reading.workers and not self._is_read_here:
             batches = self._workers = Workers(stream_pass, reading.workers, reading.ahead_of_each, reading.start_method)
@@ -420,8 +432,8 @@ class StreamWrapper:
                 batches = copied(batches)
         self._iterator = batches
         if size:
-            arguments = batches, size, self.name, self._interrupted, self._watch
-            self._reader = ReadAhead(*arguments) if prefetch is None else PreparedAhead(prefetch, *arguments)
+            reader = ReadAhead if prefetch is None else partial(PreparedAhead, prefetch)
+            self._reader = reader(batches, size, self.name, self._interrupted, self._watch)
 
     @cached_property
     def _is_read_here(self) -> bool:

@@ -82,7 +82,8 @@ def assemble(
         ConfigError: an argument is wrong.
         BaseException: an error of the dataset, the model or a hook.
     """
-    seed, started = plan.get("seed", 0), plan.get("code_directory", None)
+    seed = plan.get("seed", 0)
+    started = plan.get("code_directory", None)
     supplied: dict[str, Any] = {"output_dir": output_dir, "on_bad_example": plan.on_bad_example}
     supplied["load_model"] = partial(load_model, supplied, [])
     if plan.dataset.wants("model"):
@@ -96,7 +97,9 @@ def assemble(
         supplied["model"] = _built("model", plan.model, seed, supplied, started)
     _load_initial(supplied["model"], plan, is_new)
     begins_with = plan.model.kwargs.get("init_from") if is_new else None
-    for each in begins_with if isinstance(begins_with, list) else [begins_with] if begins_with else []:
+    if begins_with and not isinstance(begins_with, list):
+        begins_with = [begins_with]
+    for each in begins_with or ():
         warn_of_other_classes(supplied["dataset"], expanded(each["path"] if isinstance(each, Mapping) else each))
     seed_everything(seed, "hooks")
     hooks = tuple(recipe.build(supplied) for recipe in plan.hooks)
@@ -111,8 +114,9 @@ def assemble(
         kept = {"fixed_epoch_size"} if is_asked or asks_model(supplied["dataset"]) else set()
         arguments |= dict.fromkeys(arguments.keys() & {"fixed_epoch_size", "overfit"} - kept)
     try:
-        parts = supplied["model"], supplied["dataset"], hooks
-        main_loop = MainLoop(*parts, run=run, rank_log=rank_log, seed=seed, **arguments)
+        main_loop = MainLoop(
+            supplied["model"], supplied["dataset"], hooks, run=run, rank_log=rank_log, seed=seed, **arguments
+        )
         main_loop.check_hooks(any_stream=is_evaluation)
     except ArgumentError as error:
         node = plan.config.get("main_loop", error.argument)
@@ -184,8 +188,13 @@ def _hook_problem(error: HookError, plan: Plan) -> Problem:
     if error.hook_index is None:
         return Problem(None, "hooks", str(error), error.code, error.fix)
     recipe = plan.hooks[error.hook_index] if error.hook_index < len(plan.hooks) else plan.model
-    position = next(filter(None, (_place_of(each, recipe.node) for each in error.about)), recipe.node.key_position)
-    return Problem(position, recipe.key, str(error), error.code, error.fix)
+    return Problem(
+        next(filter(None, (_place_of(each, recipe.node) for each in error.about)), recipe.node.key_position),
+        recipe.key,
+        str(error),
+        error.code,
+        error.fix,
+    )
 
 
 def _place_of(value: str, node: Node) -> Position | None:

@@ -15,7 +15,7 @@ from emrun.base.arguments import resolved
 from emrun.base.errors import ConfigError, Problem, RankFailed, StateError, UsageError
 from emrun.base.randomness import draw_seed, seed_everything, sole_use
 from emrun.base.user_modules import find_user_modules
-from emrun.base.wording import from_here, listed
+from emrun.base.wording import counted, from_here, listed
 from emrun.config.config import Config, load_config, read_config
 from emrun.config.import_finder import Imported
 from emrun.config.interpolation import escaped
@@ -305,8 +305,9 @@ def follow(
     """
     log = RunLog(directory / LOG_OF_RANK.format(ranks().rank))
     with log:
-        how: dict[str, Any] = {"is_new": is_new, "is_evaluation": is_evaluation, "classes": classes}
-        training = assemble_alike(plan, exchange, directory, None, log, **how)
+        training = assemble_alike(
+            plan, exchange, directory, None, log, is_new=is_new, is_evaluation=is_evaluation, classes=classes
+        )
         load(training)
         exchange("all is ready", None)
         return training
@@ -380,7 +381,7 @@ def device_of(model: AbstractModel) -> str | None:
         return None
     if found.type == "cpu":
         count = torch.get_num_threads()
-        return f"cpu, {count} thread{'s' * (count > 1)}"
+        return f"cpu, {counted(count, 'thread')}"
     if found.type == "cuda":
         return f"{found}, {torch.cuda.get_device_name(found)}"
     return str(found)

@@ -97,7 +97,6 @@ def evaluate(
     joined = join()
     directory = resolved(run_directory)
     run = None
-    how: dict[str, Any] = {"is_evaluation": not as_trained, "classes": directory}
     with joined.in_step() as exchange:
         base = config_of(directory, config)
         merged = base.overridden(overrides) if as_trained else base.overlaid(stream, overrides)
@@ -119,12 +118,15 @@ def evaluate(
                 warn_of(copies_left(base.overlaid(stream).root, merged.root, unread=("vars", "eval")))
                 log_code_directory(plan)
                 exchange("run directory", str(run.directory))
-                training = assemble_alike(plan, exchange, run.directory, run, **how)
+                training = assemble_alike(
+                    plan, exchange, run.directory, run, is_evaluation=not as_trained, classes=directory
+                )
                 claim_files(training, run)
                 warn_of_changed_code(plan, directory)
                 check_stream(training.dataset, training.main_loop.streams.source_of(stream))
                 name = name_of_checkpoint(root, checkpoint_name)
-                loaded, used = load_checkpoint(training, root, name, exchange), ""
+                loaded = load_checkpoint(training, root, name, exchange)
+                used = ""
                 if loaded is not None:
                     place, manifest = loaded
                     where = {"directory": place.name, "epoch": manifest.epoch, "iteration": manifest.iteration}
@@ -136,7 +138,8 @@ def evaluate(
                 exchange("all is ready", None)
         else:
             load = partial(load_checkpoint, root=directory / CHECKPOINTS, name=checkpoint_name, exchange=exchange)
-            training = follow(plan, Path(exchange("run directory", None)), exchange, load, **how)
+            place = Path(exchange("run directory", None))
+            training = follow(plan, place, exchange, load, is_evaluation=not as_trained, classes=directory)
     if run is None:
         return _evaluate(training, stream, as_trained)
     with kept_or_removed(run, existed=False), run.log:
@@ -151,8 +154,7 @@ def _evaluate(training: Training, stream: str, as_trained: bool) -> EpochData:
         if isinstance(error, StreamError) and re.search("forward of|neither an output nor a source", str(error)):
             error.add_note("for a stream without labels there is `emrun predict`, not an evaluation")
         if training.main_loop.capsule is not None:
-            place = from_here(training.main_loop.capsule)
-            _LOG.warning("repeat the step that failed with: emrun replay %s", place)
+            _LOG.warning("repeat the step that failed with: emrun replay %s", from_here(training.main_loop.capsule))
         raise
 
 
@@ -211,11 +213,13 @@ def name_of_checkpoint(root: Path, name: str | None) -> str:
 
 def _name_size(training: Training, stream: str, plan: Plan) -> None:
     """Log that the whole stream is read, if the training evaluates or trains on a part of it."""
-    loop, epoch = training.main_loop, plan.get("main_loop", {}).get("fixed_epoch_size")
+    loop = training.main_loop
+    epoch = plan.get("main_loop", {}).get("fixed_epoch_size")
     if stream != loop.train_stream_name:
         if (size := loop.stream_sizes.get(stream)) is not None:
-            part = counted(size, "batch", "es")
-            _LOG.info("stream %r is read whole; the training evaluates its first %s", stream, part)
+            _LOG.info(
+                "stream %r is read whole; the training evaluates its first %s", stream, counted(size, "batch", "es")
+            )
     elif epoch is not None and loop.fixed_epoch_size is None:
         what = f"stream {stream!r} is read whole, not {epoch} batches as in an epoch of the training"
         _LOG.info("%s; if it has no end, add an override: main_loop.fixed_epoch_size=%s", what, epoch)
@@ -223,7 +227,8 @@ def _name_size(training: Training, stream: str, plan: Plan) -> None:
 
 def _leave_out(training: Training, stream: str) -> None:
     """Leave out the user's hooks that read statistics of a stream that the evaluation does not run."""
-    loop, kept = training.main_loop, []
+    loop = training.main_loop
+    kept = []
     for hook in loop.hooks:
         is_own = type(hook).__module__.startswith("emrun.")  # emrun's hooks know what an evaluation lacks
         address = None if is_own else read_of_others(hook, [*loop.hooks, loop.model], stream)

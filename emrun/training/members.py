@@ -59,8 +59,12 @@ def load_model(
     model.without_measures()
     if place is not None:
         manifest = load_weights(model, place)
-        done = progress(manifest.epoch, manifest.iteration)
-        _LOG.info("the model of %s, checkpoint %s: %s", from_here(directory), place.name, done)
+        _LOG.info(
+            "the model of %s, checkpoint %s: %s",
+            from_here(directory),
+            place.name,
+            progress(manifest.epoch, manifest.iteration),
+        )
         warn_of_changed_code(plan, directory)
     return model
 

@@ -123,7 +123,8 @@ def predict(
         training = assemble_alike(plan, exchange, directory, run=None, is_evaluation=True, classes=directory)
         check_stream(training.dataset, stream)
         training.model.predict_only()
-        loop, saver.dataset = training.main_loop, training.dataset
+        loop = training.main_loop
+        saver.dataset = training.dataset
         loop.change_hooks([*loop.hooks, saver])
         loaded = load_checkpoint(training, root, name_of_checkpoint(root, checkpoint_name), exchange)
     try:

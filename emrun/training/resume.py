@@ -305,8 +305,10 @@ def _check_end(training: Training, changed: Mapping[str, Any]) -> None:
             is_set = any(key.endswith(f".{unit}") or f"'{unit}'" in repr(new) for key, new in of_hooks.items())
             if is_set and done[unit] > limit:
                 end = f"{type(hook).__name__}.{unit}={limit}"
-                where = f"the checkpoint has made {done[unit]} of these {unit}"
-                raise UsageError(f"{end} has passed: {where}; the run is unchanged; write a later end")
+                raise UsageError(
+                    f"{end} has passed: the checkpoint has made {done[unit]} of these {unit}; the run is "
+                    "unchanged; write a later end"
+                )
 
 
 def _check_that_nothing_is_lost(source: Path, trace: Mapping[str, Any], place: Path | None) -> None:

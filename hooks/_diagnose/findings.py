@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from emrun.hooks._diagnose.look import Activations, Change
 from emrun.hooks._diagnose.verdicts import Finding
 
-_SMALL, _LARGE = 1e-6, 0.1  # cs231n.github.io/neural-networks-3: "somewhere around 1e-3", here with wide bounds
+_SMALL = 1e-6  # cs231n.github.io/neural-networks-3: "somewhere around 1e-3", here with wide bounds
+_LARGE = 0.1
 _SETTLED = 20  # updates after which their size is judged: weights that begin at 0 change much before
 _ROUNDING = 1e-6  # differences between examples, relative to the values, that are not differences
 

@@ -146,8 +146,7 @@ class Updates:
             rate = float(group["lr"]) if "lr" in group else None
             peak = max(float(group.get(key) or 0) for key in ("initial_lr", "max_lr"))
             is_full = rate is None or rate >= peak / 2
-            change = Change(self._names[id(parameter)], gradient, step, sizes.get(index), rate, is_full)
-            self.changes.append(change)
+            self.changes.append(Change(self._names[id(parameter)], gradient, step, sizes.get(index), rate, is_full))
 
 
 def _watched(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -74,7 +74,8 @@ class Verdicts:
         """
         new: dict[str, dict[str, Any]] = {}  # verdict -> layer -> figure
         for verdict, layer, is_so, figure in findings:
-            key, is_early = (verdict, layer), verdict in _ONLY_FROM_THE_BEGINNING
+            key = (verdict, layer)
+            is_early = verdict in _ONLY_FROM_THE_BEGINNING
             if key in self._settled or (is_early and is_resumed):
                 continue
             streak = self._streaks[key] = self._streaks.get(key, 0) + 1 if is_so else 0

@@ -32,7 +32,8 @@ def read(variables: Any, more: tuple[str, ...] = ()) -> dict[str, list[str]]:
             "variables", f"{variables!r} is not a list of variables such as [loss, {{accuracy: [mean, std]}}]"
         )
     aggregations: dict[str, list[str]] = {}
-    for entry in [variables] if isinstance(variables, Mapping) else variables:
+    entries = [variables] if isinstance(variables, Mapping) else variables
+    for entry in entries:
         pairs = entry.items() if isinstance(entry, Mapping) else [(entry, ["mean"])]
         for name, wanted in pairs:
             names = [wanted] if isinstance(wanted, str) else wanted

@@ -53,7 +53,8 @@ class Aside:
         Raises:
             StorageError: it cannot be written.
         """
-        opened, self._open = self._open, None
+        opened = self._open
+        self._open = None
         if opened is None:
             return
         with storing(self.place, "write"), opened:
@@ -67,7 +68,8 @@ class Aside:
 
     def drop(self) -> None:
         """Delete what was written since `begin`, if it is not complete."""
-        opened, self._open = self._open, None
+        opened = self._open
+        self._open = None
         if opened is not None:
             _LOG.debug("%s was not completed", self.place)
             opened.__exit__(_Dropped, _Dropped(), None)

@@ -127,8 +127,9 @@ class ClassHook(OfStreams):
         try:
             yield counts
         except ValueError as error:
-            message = f"stream {stream!r}: {type(self).__name__}: {error}"
-            raise StreamError(message, first_batch=counts.is_first) from None
+            raise StreamError(
+                f"stream {stream!r}: {type(self).__name__}: {error}", first_batch=counts.is_first
+            ) from None
 
     def _add(self, counts: _Counts, batch_data: dict[str, Any]) -> None:
         values = [_tensor(name, batch_data) for name in self._variables]
@@ -140,8 +141,10 @@ class ClassHook(OfStreams):
             classes = predicted.shape[1]
             counts.classes = counts.classes or min(classes, self._most)
             if classes != counts.classes:
-                known = f"{counts.classes:,}, by classes_names, the argument or the dataset's, or by the batches before"
-                raise ValueError(f"{shapes[0]} has {classes} classes, but there can be {known}")
+                raise ValueError(
+                    f"{shapes[0]} has {classes} classes, but there can be {counts.classes:,}, by "
+                    "classes_names, the argument or the dataset's, or by the batches before"
+                )
             predicted = (predicted.byte() if predicted.dtype is torch.bool else predicted).argmax(1)
         elif predicted.shape != labels.shape or not labels.dim():
             raise ValueError(
@@ -159,7 +162,8 @@ class ClassHook(OfStreams):
         """Count the classes that wait."""
         if not counts.waiting:
             return
-        predicted, true, *masks = (torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True))
+        joined = [torch.cat(each).cpu() for each in zip(*counts.waiting, strict=True)]
+        predicted, true, *masks = joined
         counts.waiting = []
         counts.size = 0
         for mask in masks:

@@ -55,8 +55,9 @@ class Examples:
         """
         if name not in self.batch:
             there = list(self.batch)
-            message = f"there is no output or source {name!r}{did_you_mean(name, there)} (available: {listed(there)})"
-            raise self.error(message)
+            raise self.error(
+                f"there is no output or source {name!r}{did_you_mean(name, there)} (available: {listed(there)})"
+            )
         value = self.batch[name]
         found = length(value)
         if found != self.count:

@@ -25,8 +25,7 @@ def check_matches(argument: str, expressions: Sequence[re.Pattern[str]], module:
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     for each in expressions:
         if not any(each.search(name) for name in names):
-            message = f"{each.pattern!r} matches none of the parameters {few(names)}"
-            raise ArgumentError(argument, message)
+            raise ArgumentError(argument, f"{each.pattern!r} matches none of the parameters {few(names)}")
 
 
 def module_of(hook: str, model: Any) -> torch.nn.Module:

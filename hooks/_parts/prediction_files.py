@@ -172,7 +172,9 @@ class ParquetFile(PredictionFile):
     def _write(self) -> None:
         if self._pending:
             self._writer.write_table(self._arrow.Table.from_batches(self._pending), row_group_size=_ROWS)
-        self._pending, self._rows, self._bytes = [], 0, 0
+        self._pending = []
+        self._rows = 0
+        self._bytes = 0
 
     def close(self) -> None:
         """Write the last row group and the footer, and close the file."""

@@ -126,7 +126,8 @@ class WritesRows(OfStreams):
                 file.close()
                 self._aside.finish()
             finally:
-                self.rows, self.columns = self._written, file.columns
+                self.rows = self._written
+                self.columns = file.columns
                 self._drop()
         shown = counted(self.rows, "row"), stream_name, from_here(self.path)
         _LOG.info("wrote %s of stream %r to %s", *shown, extra={"once": f"{stream_name} {self.path}"})
@@ -149,7 +150,10 @@ class WritesRows(OfStreams):
         return self._file
 
     def _drop(self) -> None:
-        file, self._file, self._count, self._written = self._file, None, 0, 0
+        file = self._file
+        self._file = None
+        self._count = 0
+        self._written = 0
         if file is not None:
             with suppress(Exception):  # the file is dropped
                 file.close()

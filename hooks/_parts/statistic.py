@@ -45,8 +45,9 @@ class Statistic:
         """Return whether the state of a hook, with `of`, is of this statistic; if not, warn of what happens instead."""
         is_same = bool(state["of"] == self.identity)
         if not is_same:
-            text = "%s now watches another statistic, %s (%s); %s"
-            _LOG.warning(text, self._owner, self.address, self.condition, else_)
+            _LOG.warning(
+                "%s now watches another statistic, %s (%s); %s", self._owner, self.address, self.condition, else_
+            )
         return is_same
 
     def read(self, epoch_data: EpochData) -> float | None:

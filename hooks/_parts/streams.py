@@ -50,8 +50,9 @@ class OfStreams(AbstractHook):
             HookError: it does not have one of them.
         """
         super().register_mainloop(main_loop)
-        owner = f"{type(self).__name__} reads"
-        check_streams(self._streams or (), main_loop.dataset, main_loop.extra_streams, owner, self._index)
+        check_streams(
+            self._streams or (), main_loop.dataset, main_loop.extra_streams, f"{type(self).__name__} reads", self._index
+        )
 
     @property
     def _index(self) -> int:

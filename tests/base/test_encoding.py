@@ -81,6 +81,29 @@ def test_a_key_that_cannot_be_saved_is_refused():
         encode({"a": {Point(): 0}}, "state")
 
 
+def test_a_key_that_torch_cannot_read_back_is_refused():
+    with pytest.raises(StateError, match=r"state.a: a key is huge, which cannot be saved; use a string"):
+        encode({"a": {2**3000: 0}}, "state")
+
+
+KEYS = [
+    *({1: "a", "1": "b"}, {(1, 2): 3, "(1, 2)": 4}, {None: 1, "None": 2}, {True: 1, "True": 2}, {1.5: 1, "1.5": 2}),
+    *({(None, True): 1}, {"a": {2: {"2": 1, 2: 3}}}, Counter({1: 2, "1": 3}), defaultdict(int, {1: 2, "1": 3})),
+    *(OrderedDict([("1", 3), (1, 2)]), {b"a": 1}, {np.int64(1): 2}, {int: 1}, {"": 1}, {float("inf"): 1}),
+]
+
+
+@pytest.mark.parametrize("value", KEYS, ids=str)
+def test_the_keys_of_mappings_come_back_as_they_were(tmp_path, value):
+    assert repr(came_back(value, tmp_path)) == repr(value)
+
+
+@pytest.mark.parametrize("value", [np.timedelta64(1, "s"), np.array([1], "M8[s]"), np.longdouble(1), np.bytes_(b"a")])
+def test_a_value_of_numpy_that_torch_does_not_have_is_refused(value):
+    with pytest.raises(StateError, match=r"state.a is .*, which cannot be saved"):
+        encode({"a": value}, "state")
+
+
 def test_what_makes_the_entries_of_a_defaultdict_is_one_of_pythons_types():
     with pytest.raises(StateError, match=r"state.a is function, which cannot be saved"):
         encode({"a": defaultdict(lambda: 0)}, "state")
@@ -210,6 +233,12 @@ def test_arrays_come_back_through_a_file(tmp_path, array):
     assert (type(found), found.dtype, found.shape) == (np.ndarray, array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
     found += found  # its own memory, which may be changed
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0)])
+def test_texts_come_back_in_their_shape(tmp_path, shape):
+    found = came_back(np.full(shape, "a", "U4"), tmp_path)
+    assert (found.shape, found.dtype) == (shape, "U4")
 
 
 def test_an_array_in_a_file_becomes_one_in_memory_and_the_state_is_a_copy(tmp_path):

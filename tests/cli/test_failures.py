@@ -9,7 +9,9 @@ from click import BadParameter
 from emrun.cli import emrun as commands
 
 MINE = """
+import io
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,20 @@ class Refuses(AbstractHook):
 class Imports(AbstractHook):
     def __init__(self):
         import nobody_has.parts
+
+
+class Takes(AbstractHook):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+
+    def after_epoch(self):
+        exec(self.code)
+
+
+class WritesOnly:
+    def write(self, text):
+        pass
 
 
 class Late(AbstractHook):
@@ -185,6 +201,67 @@ def test_an_exception_of_a_hook_names_hook_event_and_epoch(project, emrun):
         "in hook Fails, after_epoch of epoch 1",
         "ZeroDivisionError: division by zero",
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("sys.stderr.close(); sys.stdout.close(); 1 / 0", 1),
+        ("sys.stderr = sys.stdout = None; 1 / 0", 1),
+        ("sys.stderr = io.StringIO(); raise BrokenPipeError('division by zero')", 1),
+        ("os.close(1); os.close(2); self.file = open('opened', 'w'); 1 / 0", 1),
+        ("sys.stderr = io.TextIOWrapper(sys.stderr.detach()); sys.stderr = None; 1 / 0", 1),
+        ("sys.stdout = sys.stderr = WritesOnly(); 1 / 0", 1),
+        ("sys.stderr = sys.stdout = None; os.kill(os.getpid(), 15)", -15),
+    ],
+)
+def test_an_error_is_told_after_user_code_has_taken_the_output_away(project, emrun, tmp_path, code, status):
+    project({"mine.Takes": {"code": code}})
+    done = emrun("train", "c.yaml", "hooks.StopAfter.epochs=3", "--output-dir", "run", "--json")
+    reason = "division by zero" if status == 1 else "interrupted by SIGTERM"
+    assert done.returncode == status
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+    assert reason in (tmp_path / "run" / "train.log").read_text()
+    assert json.loads(done.stdout)["exit_status"] == abs(status) + 128 * (status < 0)
+    assert not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text()
+
+
+def test_results_are_printed_after_user_code_has_taken_the_output_away(project, emrun):
+    place = project()
+    assert emrun("train", "-q", "c.yaml", "--output-dir", "run").returncode == 0
+    taken = MINE.replace("def train_stream(self, ctx):", "def train_stream(self, ctx):\n        sys.stdout = None")
+    (place / "mine.py").write_text(f"{taken}\nsys.stdout.close()\nsys.stderr = None\n")
+    for command, printed in {
+        "eval run valid": "loss",
+        "predict run valid -o p.csv": "40 rows",
+        "dataset stream_info c.yaml": "valid",
+        "dataset valid_stream c.yaml": "missing 1 required positional argument",
+        "check c.yaml": "nothing is wrong",
+        "check --data c.yaml": "valid",
+        "show mine.Data": "mine.Data has no docstring",
+        "resume run hooks.StopAfter.epochs=2": "page: run",
+        "train c.yaml dataset.bad=raises": "no row",
+        "check c.yaml dataset.bad=raises": "no row",
+        "eval run valid dataset.bad=raises": "no row",
+    }.items():
+        done = emrun(*command.split())
+        assert printed in done.stdout + done.stderr, command
+
+
+def test_what_a_constructor_puts_in_place_of_the_output_gets_what_is_printed_in_the_training(project, emrun):
+    place = project()
+    copies = "class Copies(WritesOnly):\n    def flush(self):\n        pass\n"
+    copies += "    def write(self, text):\n        print(text, end='', file=open('copy', 'a'))\n"
+    put = "self.bad, self.at = bad, at\n        sys.stdout = Copies()\n"
+    (place / "mine.py").write_text(
+        MINE.replace("self.bad, self.at = bad, at\n", put).replace("for rows", "print('seen')\n        for rows")
+        + copies
+    )
+    done = emrun("train", "c.yaml", "--output-dir", "run")
+    assert done.returncode == 0
+    assert "seen" in (place / "copy").read_text()
+    assert "report.html" in done.stdout
 
 
 def test_a_hook_that_fails_in_an_evaluation_says_what_an_evaluation_lacks(project, emrun):

@@ -92,6 +92,22 @@ def test_files_of_a_pattern_are_put_together(project, passes):
     assert [int(row) for batch in batches for row in batch["id"]] == [100, *range(23)]
 
 
+@pytest.mark.parametrize("folder", ["data [1]", "a*b", "q?x", "[!a]"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet", "rows.arrow", "saved"])
+def test_a_path_with_the_characters_of_patterns_is_taken_by_its_name(project, passes, folder, name):
+    (project / folder).mkdir()
+    (project / name).rename(project / folder / name)
+    (batches,) = passes(rows_of(f"{folder}/{name}"), "train", training=False)
+    assert [int(row) for batch in batches for row in batch["id"]] == COLUMNS["id"]
+
+
+@pytest.mark.parametrize("name", ["*.csv", "rows[2].csv"])
+def test_files_in_such_a_folder_may_be_a_pattern_or_have_brackets_too(project, name):
+    (project / "data [1]").mkdir()
+    (project / "rows.csv").rename(project / "data [1]" / "rows[2].csv")
+    assert rows_of(f"data [1]/{name}").num_batches["train"] == 6
+
+
 def test_changed_files_are_read_anew(project):
     assert rows_of("rows.csv").num_batches["train"] == 6
     (project / "rows.csv").write_text("id\n1\n")
@@ -218,9 +234,24 @@ def test_classes_have_the_numbers_of_train_in_all_streams(tmp_path, passes):
         HuggingFace(str(tmp_path / "saved"), valid=str(tmp_path / "other"))
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_column_has_the_type_that_holds_the_numbers_of_all_streams(tmp_path, passes, ending, is_turned):
+    paths = {}
+    for name, values in (("whole", [1, 2]), ("parts", [0.75, 2])):
+        paths[name] = str(tmp_path / f"{name}.{ending}")
+        data = library.Dataset.from_dict({"x": values})
+        {"jsonl": data.to_json, "csv": data.to_csv, "parquet": data.to_parquet}[ending](paths[name])
+    streams = [*reversed(paths)] if is_turned else [*paths]
+    dataset = HuggingFace(paths[streams[0]], valid=paths[streams[1]], cache_dir=str(tmp_path / "cache"))
+    for name, stream in zip(streams, ("train", "valid"), strict=True):
+        ((batch,),) = passes(dataset, stream, training=False)
+        assert (batch["x"].dtype, batch["x"].tolist()) == (np.float64, {"whole": [1, 2], "parts": [0.75, 2]}[name])
+
+
 def test_a_split_with_another_type_and_a_dataset_without_rows_are_refused(project):
     (project / "more.jsonl").write_text('{"id": "one"}\n')
-    with pytest.raises(ArgumentError, match=r"^valid: .*: column 'id' is string; in train it is int64$"):
+    with pytest.raises(ArgumentError, match=r"^valid: .*: .*Field id has incompatible types: int64 vs string$"):
         rows_of("rows.jsonl", valid="more.jsonl")
     library.Dataset.from_dict({"id": []}).save_to_disk(str(project / "empty"))
     with pytest.raises(ArgumentError, match=r"^train: 'empty': contains no examples$"):

@@ -128,6 +128,51 @@ def test_all_files_decide_which_columns_are_whole(here, passes):
         assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.float32)
 
 
+@pytest.mark.parametrize("cell", ["1e39", "-1e300"])
+@pytest.mark.parametrize("columns", [None, {"x": ["a", "b"]}])
+def test_a_number_that_float32_cannot_hold_is_refused_with_its_column(here, cell, columns):
+    (here / "t.csv").write_text(f"a,b\n1,2\n{cell},nan\n")
+    message = rf"^train: t.csv: column 'a' has {float(cell)}, which float32 cannot hold$".replace("+", r"\+")
+    with pytest.raises(ArgumentError, match=message):
+        Table("t.csv", columns=columns)
+
+
+@pytest.mark.parametrize("how", ["npz", "npy", "mapped"])
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("int64", "float64"), "float64"),
+        (("float64", "int64"), "float64"),
+        (("int64", "float32"), "float32"),
+        (("int32", ">f4"), "float32"),
+        (("int64", "int64", "float64"), "float64"),
+        (("int64", ">i8"), "int64"),
+    ],
+)
+def test_a_source_has_the_dtype_that_holds_the_numbers_of_all_files(here, dtypes, expected, how):
+    parts = dict(zip(("train", "valid", "test"), dtypes, strict=False))
+    for name, dtype in parts.items():
+        values = np.array([2, 1.5]).astype(dtype)
+        np.savez(here / f"{name}.npz", x=values)
+        np.save(here / f"{name}.npy", values)
+    files = {name: f"{name}.npz" if how == "npz" else {"x": f"{name}.npy"} for name in parts}
+    table = Table(**files, memory_map=how == "mapped")
+    for name, dtype in parts.items():
+        (batch,) = getattr(table, f"{name}_stream")(StreamContext(name, seed=0))
+        assert batch["x"].dtype == expected
+        assert batch["x"].tolist() == np.array([2, 1.5]).astype(dtype).tolist()
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("int64", "int32"), ("uint8", "float32"), ("bool", "int64"), ("float32", "float64")]
+)
+def test_sources_of_other_dtypes_are_refused(here, dtypes):
+    for name, dtype in zip(("train", "valid"), dtypes, strict=True):
+        np.savez(here / f"{name}.npz", x=np.ones(2, dtype))
+    with pytest.raises(ArgumentError, match=rf"^valid: source 'x' is {dtypes[1]}; in train it is {dtypes[0]}$"):
+        Table("train.npz", "valid.npz")
+
+
 @pytest.mark.parametrize("cells", [("99999999999999999999", "0.5"), ("0.5", "99999999999999999999")])
 def test_a_large_whole_number_among_others_is_float32_wherever_it_stands(here, passes, cells):
     (here / "t.csv").write_text("x\n{}\n{}\n".format(*cells))

@@ -169,6 +169,23 @@ def test_of_a_skipped_update_of_several_batches_the_last_one_is_repeated_alone(d
     assert "note: the batch makes an update alone; the gradients of the others of its update were not saved" in text
 
 
+@pytest.mark.parametrize("hook", ["{ClipGradients: {norm: 1.0}}", "LogNorms"])
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_loss_in_the_middle_of_a_window_is_replayed_with_its_own_batch(fail, at, hook):
+    fail("dataset.bad=[13]", f"dataset.at={at}", "model.accumulate=4", f"hooks=[{hook}, {{StopAfter: {{epochs: 1}}}}]")
+    found = replay("run")
+    assert (found.capsule.step.iteration, found.capsule.batch["name"][13]) == (at, f"train-{at}-13")
+    assert found.reproduced
+    assert causes(found)[0] == "cause: example 13"
+
+
+def test_a_skipped_update_is_replayed_with_the_batch_whose_loss_is_not_finite(fail, skip):
+    skip("dataset.large=[]", "dataset.bad=[13]", "dataset.at=1", "model.accumulate=4")
+    found = replay("run")
+    assert (found.capsule.step.iteration, found.reproduced) == (1, True)
+    assert causes(found)[0] == "cause: example 13"
+
+
 def test_the_batch_of_a_skipped_update_has_the_changes_of_hooks(doomed, skip):
     (doomed / "shrinks.py").write_text(SHRINKS)
     skip("dataset.large=[0, 13]", "hooks=[shrinks.Shrink, {SkipSpike: {window: 2}}, {StopAfter: {epochs: 1}}]")

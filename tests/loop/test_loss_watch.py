@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emrun import MainLoop, TorchModel, TrainingAborted
+from emrun import AbstractHook, MainLoop, TorchModel, TrainingAborted
 from emrun.hooks import SaveEvery, SkipSpike, StopAfter
 from emrun.storage.run import Run
 
@@ -92,6 +92,45 @@ def test_a_loss_of_a_window_ends_the_training_before_a_checkpoint_has_its_weight
     from safetensors.torch import load_file
 
     assert all(torch.isfinite(load_file(path)["weight"]) for path in manifests)
+
+
+class Watches(AbstractHook):
+    def before_update(self, model, optimizer):
+        self.count = getattr(self, "count", 0) + 1
+
+
+@pytest.mark.parametrize("kind", [TorchModel, Own])
+@pytest.mark.parametrize("hooks", [(), (Watches,)], ids=["plain", "a hook listens"])
+@pytest.mark.parametrize(
+    ("bad", "options", "iteration"),
+    [
+        ({1}, {"accumulate": 4}, 1),
+        ({2}, {"accumulate": 4}, 2),
+        ({6}, {"accumulate": 4}, 6),
+        ({7}, {"accumulate": 3}, 7),
+        ({5}, {"micro_batch_size": 2}, 3),
+        ({6}, {"micro_batch_size": 2}, 3),
+        ({7}, {"micro_batch_size": 2, "accumulate": 4}, 4),
+    ],
+)
+def test_the_batch_of_a_window_whose_loss_is_not_finite_ends_the_training_at_once(kind, hooks, bad, options, iteration):
+    with pytest.raises(TrainingAborted, match=rf"NaN at iteration {iteration} .*, so no update is made with it"):
+        trained(Module(bad), hooks=[each() for each in hooks], kind=kind, **options)
+
+
+def test_a_skipped_update_of_a_window_drops_all_its_batches_and_no_more():
+    module, plain = Module({2}), Module(set())
+    loop = trained(module, hooks=[SkipSpike(window=1)], accumulate=4)
+    assert (loop.updates_done, loop.model.skipped_updates) == (2, 1)
+    trained(plain, accumulate=8)
+    assert module.weight.item() == plain.weight.item()  # both have made one update, of equal batches
+
+
+def test_a_batch_of_a_window_whose_examples_all_have_the_weight_0_adds_nothing():
+    module, plain = Module({2}, weights=True), Module(set(), weights=True)
+    trained(module, accumulate=4)
+    trained(plain, accumulate=4)
+    assert module.weight.item() == plain.weight.item()
 
 
 @pytest.mark.parametrize("where", ["loss.a", "loss.b"])

@@ -1,5 +1,6 @@
 """The inputs of a module: the sources that forward, losses and metrics get, and the tensors that they become."""
 
+from array import array
 from collections import UserDict
 
 import numpy as np
@@ -519,14 +520,32 @@ class Identity(Keep):
 
 MASKED = np.ma.array(np.float32([1, 2]), mask=[False, True])
 LARGE = np.array([2**63 + 1, 1], dtype=np.uint64)
+WIDE, HELD = np.array([1.0, 1e300]), r"has 1e\+300, which float32 cannot hold"
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (LARGE, r"whole numbers above 2\*\*63 - 1"),
-        ([LARGE], r"whole numbers above 2\*\*63 - 1"),
-        (torch.tensor([2**63], dtype=torch.uint64), r"whole numbers above 2\*\*63 - 1"),
+        (LARGE, "has 9223372036854775809, which int64 cannot hold"),
+        ([LARGE], "has 9223372036854775809, which int64 cannot hold"),
+        (torch.tensor([2**63], dtype=torch.uint64), "has 9223372036854775808, which int64 cannot hold"),
+        (WIDE, HELD),
+        (torch.tensor(WIDE), HELD),
+        (torch.tensor(WIDE, requires_grad=True), HELD),
+        ([WIDE, np.float32([1, 2])], HELD),
+        (WIDE.tolist(), HELD),
+        ([WIDE.tolist()], HELD),
+        (tuple(WIDE), HELD),
+        (array("d", WIDE), HELD),
+        (memoryview(WIDE), HELD),
+        (WIDE.astype(">f8"), HELD),
+        (WIDE[::-1], HELD),
+        (np.broadcast_to(WIDE, (2, 2)), HELD),
+        (np.array([np.nan, np.inf, 1e300]), HELD),
+        ([np.nan, np.inf, 1e300], HELD),
+        (torch.diag(torch.tensor(WIDE)).to_sparse(), HELD),
+        (lambda: torch.diag(torch.tensor(WIDE)).to_sparse_csr(), HELD),
+        (lambda: torch.nested.nested_tensor([torch.tensor(WIDE)]), HELD),
         (MASKED, r"masked entries; yield `\.filled\(NUMBER\)`"),
         ([MASKED, MASKED], "masked entries"),
         (np.ma.array([1, 2], mask=[True, False]), "masked entries"),
@@ -543,9 +562,61 @@ def test_a_source_that_would_lose_values_is_refused(value, reason):
         tensor_of(value)
 
 
+def test_a_part_that_would_lose_values_is_named():
+    with pytest.raises(StreamError, match=r"source 'x\.a' has 1e\+300, which float32 cannot hold"):
+        tensor_of({"a": WIDE})
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "reason"),
+    [
+        ([256], {"dtype": "uint8"}, "256, which uint8"),
+        ([-1], {"dtype": "uint8"}, "-1, which uint8"),
+        (np.int64([1, -1]), {"dtype": "uint64"}, "-1, which uint64"),
+        ([0.0, 0.75], {"dtype": "int64"}, "0.75, which int64"),
+        ([0.0, np.nan], {"dtype": "int64"}, "nan, which int64"),
+        (torch.tensor([0.5], dtype=torch.bfloat16), {"dtype": "int32"}, "0.5, which int32"),
+        ([2**40], {"dtype": "int32"}, "1099511627776, which int32"),
+        ([70000.0], {"dtype": "float16"}, "70000.0, which float16"),
+        ([70000], {"dtype": "float16"}, "70000, which float16"),
+        (WIDE, {"scale": 2.0}, "1e.300, which float32"),
+    ],
+)
+def test_a_form_that_a_value_does_not_have_is_refused(value, form, reason):
+    with pytest.raises(StreamError, match=rf"source 'x' has {reason}"):
+        tensor_of(value, **form)
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "expected"),
+    [
+        (np.array([np.nan, np.inf, -np.inf, 3e38]), {}, [np.nan, np.inf, -np.inf, 3e38]),
+        ([np.nan, -np.inf], {}, [np.nan, -np.inf]),
+        (np.full(4, 2e38), {}, [2e38] * 4),
+        (np.array([1e-300, 0.1]), {}, [0, 0.1]),
+        (np.array([255, 0]), {"dtype": "uint8"}, [255, 0]),
+        (np.array([0, 255]), {"dtype": "bool"}, [0, 1]),
+        (np.array([1.0, 0.0]), {"dtype": "int64"}, [1, 0]),
+        (np.array([60000.0, 60000]), {"dtype": "float16"}, [60000, 60000]),
+        (np.zeros((2, 0)), {}, np.zeros((2, 0))),
+        (np.array([True]), {"dtype": "float32"}, [1]),
+    ],
+)
+def test_values_that_a_dtype_can_hold_pass(value, form, expected):
+    found = tensor_of(value, **form)
+    assert np.array_equal(found.numpy(), np.asarray(expected).astype(found.numpy().dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("wide", [WIDE, WIDE.tolist()], ids=["array", "list"])
+def test_what_the_message_about_wide_numbers_says_keeps_them(wide):
+    found = tensor_of(wide, dtype="keep")
+    assert (found.dtype, found.tolist()) == (torch.float64, WIDE.tolist())
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
+        ([1e300 + 1j], torch.tensor([1e300 + 1j], dtype=torch.complex128)),
         (np.array([2**63 - 1, 1], np.uint64), torch.tensor([2**63 - 1, 1])),
         (np.array([2**32 - 1], np.uint32), torch.tensor([2**32 - 1])),
         (np.array([2**16 - 1], np.uint16), torch.tensor([2**16 - 1])),

@@ -567,9 +567,30 @@ def test_a_loss_that_would_compare_each_with_each_is_an_error_with_the_way_out(o
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: ((torch.sigmoid(a) - b) ** 2).mean(),
+        lambda a, b: (a - b.double()).abs().mean(),
+        lambda a, b: functional.mse_loss(a.exp(), b.log()),
+        lambda a, b: functional.relu(1 - (2 * a) * (2 * b - 1)).mean(),
+        lambda a, b: torch.where(a.abs() > 1, a.abs(), b.abs()).mean(),
+        lambda a, b: functional.huber_loss(input=a + 1, target=b + 1),
+    ],
+)
+def test_so_is_a_loss_that_compares_what_it_has_calculated_of_its_inputs(function):
+    with pytest.raises(ArgumentError, match=r"compare each with each, .*\.squeeze\(1\) in forward"):
+        calculated((4, 1), (4,), function)
+    calculated((4,), (4,), function)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
     ("one", "other", "function"),
     [
         ((4,), (4,), functional.mse_loss),
+        ((4, 1), (4,), lambda a, b: ((a.exp() - a.T.exp()) * (b[:, None] - b)).mean()),  # pairs, as it says
+        ((4, 1), (4,), lambda a, b: (a.exp().squeeze(1) - b.double()).mean()),
+        ((4, 1), (4,), lambda a, b: a.exp().sum() - b.log().sum()),
         ((4, 1), (4, 1), functional.mse_loss),
         ((4, 3), (4, 1), lambda a, b: (a * b).sum()),  # a mask
         ((4, 3), (3,), lambda a, b: (a * b).sum()),  # weights of columns

@@ -219,7 +219,7 @@ def saved_and_loaded(place):
     load_weights(nets[1], place)
     read, rows = [], Stored._rows
     Stored._rows = lambda *arguments: (read.append(found := rows(*arguments)), found)[1]
-    InitFrom.read(place).load(nets[2])
+    InitFrom.read(place).load(nets[2], {})
     assert sum(each.numel() for each in read) == sum(piece(each).numel() for each in nets[2].parameters())
     return [{name: whole(each) for name, each in net.state_dict().items()} for net in nets], same
 

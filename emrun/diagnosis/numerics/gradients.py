@@ -150,7 +150,8 @@ def difference(one: Gradients, other: Gradients, bounds: Mapping[str, float] | N
     worst: tuple[str, float] | None = None
     for name in dict.fromkeys((*one, *other)):
         values = [each[name].double() if name in each else torch.zeros(1).double() for each in (one, other)]
-        norm, apart = max(each.norm().item() for each in values), (values[0] - values[1]).norm().item()
+        norm = max(each.norm().item() for each in values)
+        apart = (values[0] - values[1]).norm().item()
         bound = bounds[name] if bounds is not None else rounding({**other, **one}[name]) * (norm + _TINY * largest)
         if apart > bound and (worst is None or apart / norm > worst[1]):
             worst = name, apart / norm

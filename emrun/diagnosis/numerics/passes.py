@@ -11,6 +11,7 @@ import torch
 
 from emrun.base.randomness import preserved_randomness, seed_everything
 from emrun.base.types import Batch
+from emrun.base.wording import few
 from emrun.diagnosis.numerics.rows import DIFFERS, LEFT_OUT, RANDOM, SAME, Row
 from emrun.diagnosis.round_trip import RoundTrip, copied, equal, statistics_of
 
@@ -23,7 +24,8 @@ _Differs = tuple[str, str, Any, Any]  # the word for it, its name, and two value
 def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[str, str]) -> Row:
     """Evaluate the first batches of streams twice with the same random states, and once with others.
 
-    Of the train stream, which may differ in each pass, only sources count that the model has changed in place.
+    Of the train stream, which may differ in each pass, only sources count that the model has changed in place. A change
+    of a source that each pass makes anew is told, but is no difference.
 
     Args:
         model: the model.
@@ -32,6 +34,7 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
         evaluated: name in the evaluation -> name of the stream.
     """
     drawn: Row | None = None
+    made_anew: set[str] = set()
     for stream, source in {train_stream: train_stream, **evaluated}.items():
         (first, changed), (again, _), (others, _) = (_pass(model, read(source), stream, seed) for seed in (0, 0, 1))
         for what, name, one, other in _differences(first, again):
@@ -44,6 +47,14 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
             if parts := _dropping(model):
                 return _row(AGAIN, DIFFERS, what, name, stream, one, other, f": in evaluation mode, {parts[0]} drops")
             drawn = drawn or _row(AGAIN, RANDOM, what, name, stream, one, other, " depends on global random numbers")
+        made_anew |= changed
+    if made_anew and drawn is None:
+        return Row(
+            AGAIN,
+            SAME,
+            f"the model changes {few(sorted(made_anew))} in place, which is made anew for each batch: a second pass "
+            "cannot show it, but the loss, metrics and hooks get the changed values",
+        )
     if not evaluated:
         return Row(AGAIN, LEFT_OUT, "main_loop.extra_streams names no stream")
     return drawn or Row(AGAIN, SAME)

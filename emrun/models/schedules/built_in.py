@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
+from torch.optim import Optimizer
 
 from emrun.base.arguments import check_count, check_number
 from emrun.base.errors import ArgumentError
@@ -44,7 +44,7 @@ class Linear(ClosedForm):
     After t of T updates, the rate is 1 - (1 - final) t / T of what it was.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Optimizer, final: float = 0.0, **kwargs: Any) -> None:
         super().__init__(optimizer, final=final, **kwargs)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
@@ -63,7 +63,7 @@ class Cosine(ClosedForm):
         cycles: number of decays of equal length; each begins again with the full rate.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, cycles: int = 1, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Optimizer, final: float = 0.0, cycles: int = 1, **kwargs: Any) -> None:
         check_count("cycles", cycles, minimum=1)
         super().__init__(optimizer, final=final, **kwargs)
         self._configured["cycles"] = self._cycles = cycles
@@ -92,7 +92,7 @@ class Polynomial(ClosedForm):
         power: the exponent; 1 is a straight line.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.0, power: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Optimizer, final: float = 0.0, power: float = 1.0, **kwargs: Any) -> None:
         check_number("power", power, "a positive number", above=0)
         super().__init__(optimizer, final=final, **kwargs)
         self._configured["power"] = self._power = power
@@ -117,7 +117,7 @@ class Exponential(ClosedForm):
 
     largest_final = sys.float_info.max
 
-    def __init__(self, optimizer: torch.optim.Optimizer, final: float = 0.01, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Optimizer, final: float = 0.01, **kwargs: Any) -> None:
         super().__init__(optimizer, final=final, **kwargs)
         if not self.final:
             raise ArgumentError("final", "an exponential decay does not reach 0; write for example 0.01")
@@ -147,7 +147,7 @@ class InverseSqrt(ClosedForm):
 
     depends_on_end = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, timescale: float | str | None = None, **kwargs: Any) -> None:
+    def __init__(self, optimizer: Optimizer, timescale: float | str | None = None, **kwargs: Any) -> None:
         self.own_lengths = () if timescale is None else (Length.parse("timescale", timescale),)
         super().__init__(optimizer, **kwargs)
         if timescale is None and self.warmup is None:
@@ -182,7 +182,7 @@ class Steps(ClosedForm):
     depends_on_end = False
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, milestones: Sequence[float | str], gamma: float = 0.1, **kwargs: Any
+        self, optimizer: Optimizer, milestones: Sequence[float | str], gamma: float = 0.1, **kwargs: Any
     ) -> None:
         if not isinstance(milestones, list | tuple) or not milestones:
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")

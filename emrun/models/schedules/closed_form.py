@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
+from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import TICKS, Horizon
+from emrun.base.types import TICKS, Horizon, State, Values
 from emrun.base.wording import counted
 from emrun.hook import Loop
 from emrun.models.optimizer import check_class
@@ -75,9 +76,9 @@ class ClosedForm(ABC):
         if final is not None and cooldown is None and not self.depends_on_end:
             raise ArgumentError("final", f"{final!r} is where the cool-down ends, and there is none; add cooldown: 20%")
         final = 0.0 if final is None else final
-        if isinstance(final, bool) or not isinstance(final, int | float) or not 0 <= final <= self.largest_final:
-            allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
-            raise ArgumentError("final", f"{final!r} is not a share of the rate, {allowed}")
+        allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
+        above = math.nextafter(self.largest_final, math.inf)
+        check_number("final", final, f"a share of the rate, {allowed}", least=0, below=above)
         self.optimizer = optimizer
         self.final = float(final)
         self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
@@ -170,7 +171,7 @@ class ClosedForm(ABC):
                 )
         known = self.planned
         if known is not None and horizon.updates is None:
-            horizon = Horizon(known["updates"], known["updates_per_pass"])
+            horizon = _horizon_of(known)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
         new = dict[str, Any](began=self.updates_done, **of_run)
         if known is not None and not self._is_changed:
@@ -236,7 +237,7 @@ class ClosedForm(ABC):
             f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
         )
 
-    def _keeps_rates(self, known: Mapping[str, Any], horizon: Horizon, until: int | None = None) -> bool:
+    def _keeps_rates(self, known: Values, horizon: Horizon, until: int | None = None) -> bool:
         """Return whether the updates under a plan that were made have the same rates with another horizon.
 
         Raises:
@@ -248,14 +249,14 @@ class ClosedForm(ABC):
         made = range(known["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
-    def _factor_of(self, plan: Mapping[str, Any]) -> Factor:
-        return self.factor(Horizon(plan["updates"], plan["updates_per_pass"]))
+    def _factor_of(self, plan: Values) -> Factor:
+        return self.factor(_horizon_of(plan))
 
-    def _cools_of(self, plan: Mapping[str, Any]) -> int | None:
+    def _cools_of(self, plan: Values) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
         if self.cooldown is None or plan["updates"] is None:
             return None
-        return int(plan["updates"]) - self.cooldown.updates(Horizon(plan["updates"], plan["updates_per_pass"]))
+        return int(plan["updates"]) - self.cooldown.updates(_horizon_of(plan))
 
     def _bases(self) -> list[float]:
         return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
@@ -277,7 +278,7 @@ class ClosedForm(ABC):
             return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
         factor, plan = self.plan(horizon), self.planned or {}
         updates, began = plan["updates"], plan["began"]
-        planned = Horizon(updates, plan["updates_per_pass"])
+        planned = _horizon_of(plan)
         name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
         if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
@@ -323,12 +324,12 @@ class ClosedForm(ABC):
             else:
                 group["lr"] = base * factor
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the updates done and the plan, with the class and the configured arguments."""
         state = {"updates_done": self.updates_done, "plan": self.planned}
         return {"class": type(self).__name__, "configured": self._configured, "state": state}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Values) -> None:
         """Load what `state_dict` returned; the arguments are those of the config.
 
         Raises:
@@ -342,3 +343,7 @@ class ClosedForm(ABC):
             raise StateError(f"the scheduler of the checkpoint has made {self.updates_done} updates")
         self._is_changed = saved["configured"] != self._configured
         self._factor = None
+
+
+def _horizon_of(plan: Values) -> Horizon:
+    return Horizon(plan["updates"], plan["updates_per_pass"])

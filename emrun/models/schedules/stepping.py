@@ -6,13 +6,13 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from emrun.base.errors import ArgumentError, HookError
-from emrun.base.types import EpochData, Factory, Horizon
+from emrun.base.types import EpochData, Factory, Horizon, State, Values
 from emrun.epoch_data import check_address, number_at
 from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
 from emrun.models.schedules.closed_form import ClosedForm
@@ -42,12 +42,12 @@ class Scheduler:
         self._at_first = on_dummy(scheduler) if metric is None else None  # None if it cannot be run ahead
         self._has_warned = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the scheduler's state with its class and configured arguments."""
         state = _plain(self.scheduler.state_dict())
         return {"class": _class_of(self.scheduler), "configured": self._configured, "state": state}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Values) -> None:
         """Load what `state_dict` returned; arguments that the config has changed since then replace the saved ones.
 
         Raises:
@@ -150,7 +150,7 @@ def build_scheduler(
     Raises:
         ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
     """
-    options: Mapping[str, Any] = getattr(form, "options", {})
+    options: Values = getattr(form, "options", {})
     step_on, metric = options.get("step_on", "epoch"), options.get("metric")
     if optimizer is None:
         raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
@@ -197,7 +197,7 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
     return state if equal(old, new) and not equal(state, old) else copy.deepcopy(new)
 
 
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(state: Values) -> State:
     """Return the part of a scheduler's state that can be saved, at any depth; functions are in the config."""
     return {
         key: [_plain(part) for part in value] if key == PARTS and isinstance(value, list) else copy.deepcopy(value)

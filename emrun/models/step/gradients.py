@@ -10,6 +10,8 @@ from operator import attrgetter, is_not
 from typing import Any
 
 import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
@@ -18,7 +20,7 @@ exhaust = deque[Any](maxlen=0).extend
 _GRAD, _NONE = repeat("grad"), repeat(None)
 
 
-def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
+def clear_gradients(optimizer: Optimizer) -> None:
     """Set all gradients to None, in a fifth of the time that torch's own method takes for a small model.
 
     If the class of the optimizer overrides `zero_grad`, that method is called instead.
@@ -30,17 +32,17 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
         set_gradients(group["params"])
 
 
-def set_gradients(parameters: Iterable[torch.nn.Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
+def set_gradients(parameters: Iterable[Parameter], gradients: Iterable[torch.Tensor | None] = _NONE) -> None:
     """Set gradients, to None by default, without a step of Python's interpreter for each."""
     exhaust(map(setattr, parameters, _GRAD, gradients))
 
 
-def clears_itself(optimizer: torch.optim.Optimizer) -> bool:
+def clears_itself(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has another `zero_grad` than torch's."""
-    return getattr(optimizer.zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad
+    return getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad
 
 
-def divide_gradients(optimizer: torch.optim.Optimizer, divisor: float | torch.Tensor) -> None:
+def divide_gradients(optimizer: Optimizer, divisor: float | torch.Tensor) -> None:
     """Divide the gradients of an optimizer's parameters in place; a divisor of 0, of gradients that are 0, is 1."""
     if isinstance(divisor, torch.Tensor):
         divisor = divisor.where(divisor != 0, 1)
@@ -53,7 +55,7 @@ def divide_gradients(optimizer: torch.optim.Optimizer, divisor: float | torch.Te
                 gradient.div_(divisor)
 
 
-def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+def all_parameters(module: torch.nn.Module) -> list[Parameter]:
     """Return what `module.parameters()` yields, in a third of the time; a shared parameter may occur twice."""
     parameters = []
     modules = [module]
@@ -63,9 +65,7 @@ def all_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return parameters
 
 
-def parameters_beside(
-    parameters: Sequence[torch.nn.Parameter], *optimizers: torch.optim.Optimizer | None
-) -> list[torch.nn.Parameter]:
+def parameters_beside(parameters: Sequence[Parameter], *optimizers: Optimizer | None) -> list[Parameter]:
     """Return the parameters of a module that its optimizers do not have."""
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     held = {id(each) for group in groups for each in group["params"]}
@@ -80,7 +80,7 @@ class Cleared:
         optimizers: the optimizers, whose parameters count too.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, parameters: Sequence[Parameter], optimizers: Sequence[Optimizer]) -> None:
         own = list(filter(clears_itself, optimizers))
         self.groups = [each.param_groups for each in optimizers]
         self.counts = list(map(len, self.groups))

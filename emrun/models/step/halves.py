@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.randomness import preserved_randomness
+from emrun.base.types import Values
 from emrun.models.modes import copied_buffers, in_mode, restore_buffers
 from emrun.models.outputs import mean_loss
 from emrun.ranks import gather
@@ -22,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 _ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences that are no more than rounding
 
 
-def compare_halves(model: Any, inputs: Mapping[str, Any], examples: int) -> bool:
+def compare_halves(model: Any, inputs: Values, examples: int) -> bool:
     """Warn if the loss of a batch is not the mean of those of its halves; return whether forward gathers rows of ranks.
 
     The module runs three times in evaluation mode, on a rank without rows too, so that all ranks exchange the same

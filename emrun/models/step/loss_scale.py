@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
+from emrun.base.types import State, Values
 
 
 class LossScale:
@@ -83,12 +81,12 @@ class LossScale:
         """The scale; waits for the device."""
         return self._scaler.get_scale()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the scale, and the number of updates since it was changed."""
         state = self._scaler.state_dict()
         return {"scale": float(state["scale"]), "growth_tracker": int(state["_growth_tracker"])}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Restore what `state_dict` returned."""
         own = self._scaler.state_dict()
         self._scaler.load_state_dict({**own, "scale": state["scale"], "_growth_tracker": state["growth_tracker"]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.encoding import random_state, set_random_state
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
 from emrun.base.wording import did_you_mean
 from emrun.models.modes import copied_buffers, restore_buffers
 from emrun.models.step.plain import TrainStep
@@ -49,7 +48,7 @@ class MicroBatches:
         self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
         self._has_warned = False
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts.
 
         Args:
@@ -69,7 +68,7 @@ class MicroBatches:
             return self._run_halved(train_step, inputs, batch)
         return self._run(train_step, inputs, batch)
 
-    def _run_halved(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+    def _run_halved(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
         """Run the first batch of a window; with half of the size, once more, as long as the memory is full.
 
         Each time, the random states and the buffers of the module are as before the batch.
@@ -104,7 +103,7 @@ class MicroBatches:
                 model.write_setting("micro_batch_size", size)
         return outputs
 
-    def _run(self, train_step: TrainStep, inputs: Mapping[str, Any], batch: Batch) -> Mapping[str, Any]:
+    def _run(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
         examples, model, window = rows_in(batch), self._model, self._window
         if self.size is None or examples <= self.size:
@@ -129,7 +128,7 @@ class MicroBatches:
         window.weight = sum(weight for _, weight in minimised)  # that of the batch, for the mean of ranks
         return joined.outputs()
 
-    def look(self, outputs: Mapping[str, Any]) -> None:
+    def look(self, outputs: Values) -> None:
         """Show hooks the outputs of the whole batch, detached, at an update, not only those of its last part."""
         if self._joined is not None and self._window.is_ending:
             weight = weight_of(outputs, self._joined.counts[-1])

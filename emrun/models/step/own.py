@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import parameters_of
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.micro_batches import MicroBatches
@@ -37,9 +39,9 @@ class FirstWindow:
         self._left = model.iterations_per_update
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
-        self._held: dict[torch.optim.Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
+        self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def __call__(self, inputs: Tensors) -> Values:
         """Call `train_step` of the class, and check what the step has done."""
         model = self._model
         if "train_step" not in vars(model):
@@ -71,10 +73,10 @@ class FirstWindow:
             vars(model).pop("train_step", None)  # a window of several parts still has it
         return outputs
 
-    def _update(self, update: Any, optimizer: torch.optim.Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
+    def _update(self, update: Any, optimizer: Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
         """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
         self._asked = True
-        self._model._loadable.check_first_update()
+        self._model._loadable.check()
         named = self._model.own_optimizers
         own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
         self._has_gradients |= bool(args or kwargs) or any(each.grad is not None for each in parameters_of(own))
@@ -106,7 +108,7 @@ class Own:
         self._model, self._step = model, step
         self.backward, self.update = step.backward, step.update
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
         model = self._model
         model._minimised = None
@@ -128,7 +130,7 @@ class InAutocast:
     def __init__(self, step: Plain | MicroBatches, autocast: Autocast) -> None:
         self._step, self._autocast = step, autocast
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
         return self._step.run(partial(self._autocast.call, train_step), inputs, batch)
 

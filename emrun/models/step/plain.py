@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._autograd import _profiler_enabled
+from torch.nn import Parameter
 
 from emrun.base.errors import ArgumentError
 from emrun.base.finite import as_number, is_finite, not_finite
-from emrun.base.types import Batch, EpochData
-from emrun.base.wording import few
+from emrun.base.types import Batch, EpochData, State, Values
+from emrun.base.wording import few, size_of
 from emrun.hook import TrainingAborted, UpdateSkipped
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import Step, learning_rates
 from emrun.models.optimizers import Optimizers
 from emrun.models.scheduled_optimizer import ScheduledOptimizer
@@ -29,9 +31,9 @@ from emrun.schedule_plan import log_plan
 _LOG = logging.getLogger(__name__)
 NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
 
-TrainStep = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+TrainStep = Callable[[Values], Values]
 """`TorchModel.train_step`: gets the tensors of a batch, or of a part, and returns the outputs."""
-Parameters = Sequence[torch.nn.Parameter] | None
+Parameters = Sequence[Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
 _FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
@@ -73,7 +75,7 @@ class Plain:
         self._model, self._optimizers, self._skipped = model, optimizers, skipped
         self.scheduled: list[ScheduledOptimizer] = []
         """Those whose schedules step after each window, whether it has one update of theirs, several or none."""
-        self.parameters: list[torch.nn.Parameter] = []
+        self.parameters: list[Parameter] = []
         """The parameters of the module at the beginning of the train stream."""
         self.is_skipping = False
         """Whether the last update is skipped because its gradients in float16 are not finite."""
@@ -86,7 +88,7 @@ class Plain:
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         """Return what a deep copy of the model gets: nobody listens to it."""
         return {**vars(self), "_before": None, "_after": None}
 
@@ -116,7 +118,7 @@ class Plain:
         for each in members:
             each.begin_stream(loop)
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Call the train step with a batch, or with each of its parts."""
         self.clear()
         outputs = train_step(inputs)
@@ -128,9 +130,6 @@ class Plain:
         """Step the schedules that step after each window."""
         for each in self.scheduled:
             each.step_schedule()
-
-    def finish(self) -> None:
-        """End a window that is open; here each batch ends its own."""
 
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
@@ -179,7 +178,9 @@ class Plain:
                 reason = reason or error.reason
         own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
         if reason is not None:
-            self._skip(optimizer, own.name, reason)
+            loop = self._model._main_loop
+            self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, own.name)
+            clear_gradients(optimizer)
             return
         if not self._can_use(self._model._minimised):
             self._refuse_loss()
@@ -197,8 +198,13 @@ class Plain:
         """Make the first update of an optimizer, with its checks."""
         own.begin_first_update(self._model.module)
         Plain.update(self, *arguments)
-        if self._model._main_loop is not None and self._model._main_loop.has_run:
+        loop = self._model._main_loop
+        if loop is not None and loop.has_run:
             own.check_loadable()  # most optimizers begin to keep something with their first update
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                _LOG.info(
+                    "most memory used on the GPU by the first update: %s", size_of(torch.cuda.max_memory_allocated())
+                )
 
     def _refuse_loss(self) -> None:
         """Refuse an update with a loss that is not finite, unless the examples of the batch all have the weight 0.
@@ -210,11 +216,6 @@ class Plain:
         if not weighs_nothing(model.step_outputs or {}):
             iteration = model._main_loop.iterations_done + 1  # of this batch, which is not counted yet
             raise TrainingAborted(f"{not_finite(as_number(model._minimised), iteration)}, so no update is made with it")
-
-    def _skip(self, optimizer: torch.optim.Optimizer, name: str, reason: str) -> None:
-        loop = self._model._main_loop
-        self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, name)
-        clear_gradients(optimizer)
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""

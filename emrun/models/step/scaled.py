@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
@@ -35,7 +35,7 @@ class _WithScale(Plain):
 class Scaled(_WithScale):
     """Makes an update with each batch, with a scaled loss."""
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch."""
         outputs = super().run(train_step, inputs, batch)
         self._scale.end()

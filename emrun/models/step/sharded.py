@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
-from emrun.models.optimizer import parameters_of
+from emrun.models.optimizer import names_of, parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.plain import Parameters, backward
 from emrun.models.step.summed import EXTRA, SummedWindows
@@ -38,7 +38,7 @@ class ShardedWindows(SummedWindows):
         self._sharding.given.clear()
 
     def _new_sums(self, optimizer: torch.optim.Optimizer) -> Any:
-        names = {id(each): name for name, each in self._model.module.named_parameters()}
+        names = names_of(self._model.module)
         parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
         return ShardSums(parameters, self._ranks, self._sharding.given)
 

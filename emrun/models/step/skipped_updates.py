@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
+from emrun.base.types import State, Values
 from emrun.base.wording import counted
 from emrun.models.step.loss_scale import LossScale
 
@@ -77,11 +76,11 @@ class SkippedUpdates:
                 scale,
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return the counts."""
         return {"total": self.total, "count": self._count, "stream": self._stream}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Values) -> None:
         """Restore the counts."""
         self.total = state["total"]
         self._count = state["count"]

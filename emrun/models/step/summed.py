@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 from operator import attrgetter
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.types import Batch
-from emrun.models.modes import in_mode
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors, in_mode
 from emrun.models.optimizer import parameters_of
 from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
@@ -50,7 +52,7 @@ class SummedWindows(Windows):
     ) -> None:
         super().__init__(*arguments, accumulate=accumulate)
         self._ranks, self._carries_loss, self._sends, self.exchanges = ranks, carries_loss, sends, exchanges
-        self._sums: dict[torch.optim.Optimizer, GradientSums] = {}
+        self._sums: dict[Optimizer, GradientSums] = {}
         self._early: GradientSums | None = None  # whose gradients are sent during the backward pass
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
@@ -61,7 +63,7 @@ class SummedWindows(Windows):
         sums = None if only is None else self._sums_of(only)
         self._early = sums if sums is not None and sums.is_parted else None
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on the rows of this rank."""
         if self.exchanges or rows_in(batch):
             return super().run(train_step, inputs, batch)
@@ -81,7 +83,12 @@ class SummedWindows(Windows):
         refuse_closure(closure, "optimizer", "several ranks")
         super().update(optimizer)
 
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
+    def _end_early(self, optimizer: Optimizer | None) -> None:
+        """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
+        if self._before is None:
+            self._refuse_loss()
+
+    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window on all ranks."""
         loss = self._model._minimised if self._carries_loss else None
         self._mean_loss = self._sums_of(optimizer).reduce(weight, loss)
@@ -99,11 +106,11 @@ class SummedWindows(Windows):
             mean = sums[0] / sums[1]
         self._model._minimised = mean
 
-    def _sums_of(self, optimizer: torch.optim.Optimizer) -> GradientSums:
+    def _sums_of(self, optimizer: Optimizer) -> GradientSums:
         """Return the sums of the gradients of an optimizer over all ranks."""
         return self._sums.get(optimizer) or self._sums.setdefault(optimizer, self._new_sums(optimizer))
 
-    def _new_sums(self, optimizer: torch.optim.Optimizer) -> GradientSums:
+    def _new_sums(self, optimizer: Optimizer) -> GradientSums:
         return GradientSums(parameters_of(optimizer), self._ranks)
 
 
@@ -112,7 +119,7 @@ class SummedBatches(SummedWindows):
 
     is_ending = True
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on the rows of this rank."""
         rows = prepare_to_gather(batch)
         exhaust(self._cleared.gradients())
@@ -128,7 +135,7 @@ class SummedBatches(SummedWindows):
             self.step_schedules()
         return outputs
 
-    def note(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def note(self, optimizer: Optimizer | None) -> None:
         """Make an update at once, with which the model gets the mean loss of all ranks."""
         sums = self._sums.get(optimizer) or self._sums_of(optimizer)  # type: ignore[arg-type]
         self._model._minimised = sums.reduce(self.weight, self._model._minimised)
@@ -144,7 +151,7 @@ class _Bucket:
         ranks: the ranks.
     """
 
-    def __init__(self, members: Sequence[torch.nn.Parameter], extra: int, ranks: Ranks) -> None:
+    def __init__(self, members: Sequence[Parameter], extra: int, ranks: Ranks) -> None:
         self.members = members
         self.waiting: set[object] = set(members)
         """The parameters whose gradients the backward pass has not calculated yet."""
@@ -195,7 +202,7 @@ class GradientSums:
         ranks: the ranks.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
+    def __init__(self, parameters: Sequence[Parameter], ranks: Ranks) -> None:
         self._parameters, self._ranks = parameters, ranks
         self._layout: _Layout | None = None
         self._sent: list[Any] = []  # works of torch: of the buckets that are sent already, in their order
@@ -277,7 +284,7 @@ class GradientSums:
             layout = self._layout = _Layout(self._parameters, are_trained, self._ranks, self._take)
         return layout
 
-    def _take(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
+    def _take(self, bucket: _Bucket, parameter: Parameter) -> None:
         """Note that the gradient of a parameter is calculated; send what is complete, but not the last bucket."""
         if self._listens and parameter in bucket.waiting and self._layout is not None:
             bucket.waiting.remove(parameter)
@@ -313,17 +320,17 @@ class _Layout:
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Sequence[Parameter],
         are_trained: list[bool],
         ranks: Ranks,
-        take: Callable[[_Bucket, torch.nn.Parameter], None],
+        take: Callable[[_Bucket, Parameter], None],
     ) -> None:
         self.are_trained, self.may_change = are_trained, not all(are_trained)
         trained = list(compress(parameters, are_trained))
         size = sum(each.numel() * each.element_size() for each in trained)
         limit = min(_MOST, max(_LEAST, size // _PARTS))
-        groups: list[list[torch.nn.Parameter]] = []
-        open_groups: dict[tuple[torch.device, torch.dtype], list[torch.nn.Parameter]] = {}
+        groups: list[list[Parameter]] = []
+        open_groups: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
         for each in reversed(trained):
             kind = each.device, each.dtype
             group = open_groups.get(kind)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
-from emrun.base.types import Batch
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
 from emrun.models.optimizer import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
+from emrun.ranks.parts import weighs_nothing
 
 
 class Windows(Plain):
@@ -38,12 +39,13 @@ class Windows(Plain):
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self.left = accumulate
         """The number of batches, and of further parts of them, that the window still gets."""
-        self._pending: dict[torch.optim.Optimizer | None, float | Tensor] = defaultdict(float)
+        self._pending: dict[Optimizer | None, float | Tensor] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
         self._noted: list[Any] = []  # whose learning rates are noted when a window begins
-        self._asked: set[torch.optim.Optimizer] = set()  # those whose update the current part has asked for
+        self._asked: set[Optimizer] = set()  # those whose update the current part has asked for
+        self._ended: set[Optimizer | None] = set()  # those whose update was skipped in an open window
 
-    def run(self, train_step: TrainStep, inputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Any]:
+    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch: the first one clears the gradients, the last one makes the updates.
 
         A part of a batch is run in the same way; `left` has counted it before.
@@ -72,12 +74,12 @@ class Windows(Plain):
         super().list_optimizers()
         self._noted = [] if self._accumulate == 1 or self._optimizers.only is None else list(self._owners.values())
 
-    def look(self, outputs: Mapping[str, Any], name: str = "example_weight") -> None:
+    def look(self, outputs: Values, name: str = "example_weight") -> None:
         """Take the sum of the examples' weights, if they have any, for the weight of the current part."""
         if name in outputs and isinstance(weights := outputs[name], Tensor) and self.weight:
             self.weight = weights.detach().sum()
 
-    def look_at_loss(self, outputs: Mapping[str, Any]) -> None:
+    def look_at_loss(self, outputs: Values) -> None:
         """Take the weights of the loss alone; for a stream whose first batch has them."""
         self.look(outputs, "loss_weight" if "loss_weight" in outputs else "example_weight")
 
@@ -104,27 +106,41 @@ class Windows(Plain):
         self._asked.add(optimizer)
         self.note(optimizer)
 
-    def note(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def note(self, optimizer: Optimizer | None) -> None:
         """Note, once for each part, that the window makes an update; make it now if this is the last part."""
         self._pending[optimizer] += self.weight
         if not self.left:
             self._make(optimizer)
+        elif not self._can_use(self._model._minimised):
+            self._end_early(optimizer)
 
-    def _make(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def _end_early(self, optimizer: Optimizer | None) -> None:
+        """Make the update of a window now, with a loss that is not finite: hooks may skip it, otherwise it is refused.
+
+        So the step that fails, or is skipped, is that of the batch with this loss.
+        """
+        if self._skipped.scale is None and not weighs_nothing(self._model.step_outputs or {}):
+            self._make(optimizer)
+            self._pending[optimizer] = 0.0
+            self._ended.add(optimizer)
+
+    def _make(self, optimizer: Optimizer | None) -> None:
+        if optimizer in self._ended:
+            self._ended.remove(optimizer)
+            del self._pending[optimizer]
+            return
         if optimizer is None:
             optimizer = self._optimizers.named(None)  # raises the error
         self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
         Plain.update(self, optimizer, None, NOT_FINITE if self.is_skipping else None)
 
-    def complete(self, optimizer: torch.optim.Optimizer, weight: float | Tensor) -> bool:
+    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""
         divide_gradients(optimizer, weight)
         return True
 
     def finish(self) -> None:
-        """End the window, if one is open: make the updates that are due."""
-        if not self.is_open:
-            return
+        """End the window: make the updates that are due."""
         self.is_open, self.left = False, self._accumulate
         while self._pending:
             self._make(next(iter(self._pending)))
@@ -135,3 +151,4 @@ class Windows(Plain):
         super().forget()
         self.is_open, self.left = False, self._accumulate
         self._pending.clear()
+        self._ended.clear()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
+from emrun.models.modes import Tensors
+from emrun.models.weights.fit import kind_of
+from emrun.models.weights.saving import tensors_of
 from emrun.ranks.pieces import is_in_pieces, piece
 
 
@@ -25,11 +26,11 @@ class EvaluationWeights:
         ArgumentError: a name or a tensor does not fit the module.
     """
 
-    def __init__(self, module: torch.nn.Module, others: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: torch.nn.Module, others: Tensors) -> None:
         self.others = dict(others)
         self.in_use = False
         """Whether the module has the tensors for evaluations."""
-        own = _tensors(module)
+        own = tensors_of(module)
         self._pairs: list[tuple[Tensor, Tensor]] = []
         for name, other in self.others.items():
             if name not in own:
@@ -64,9 +65,5 @@ class EvaluationWeights:
         return {} if evaluation is self.in_use else {id(tensor): other for tensor, other in self._pairs}
 
 
-def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
 def _shown(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)} on {tensor.device}"
+    return f"{kind_of(tensor)} of shape {tuple(tensor.shape)} on {tensor.device}"

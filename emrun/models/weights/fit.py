@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from emrun.models.modes import Tensors
 from emrun.models.weights.saving import own_tensors, same_tensors
 from emrun.storage.checkpoints.shards import whole_of
 
@@ -32,7 +33,7 @@ class Fit:
     values: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: torch.nn.Module, there: Mapping[str, Tensor], selects: Callable[[str], bool]) -> Fit:
+    def of(cls, module: torch.nn.Module, there: Tensors, selects: Callable[[str], bool]) -> Fit:
         """Find which tensors fit.
 
         Args:
@@ -49,9 +50,7 @@ class Fit:
             found._leave("only in the file" if selects(name) else "only in the file, left out by match", name)
         return found
 
-    def _fit_one(
-        self, names: list[str], here: Mapping[str, Tensor], there: Mapping[str, Tensor], selects: Callable[[str], bool]
-    ) -> None:
+    def _fit_one(self, names: list[str], here: Tensors, there: Tensors, selects: Callable[[str], bool]) -> None:
         """Fit a tensor of the module, which has several names if it is tied."""
         self.values |= {**dict.fromkeys(names, 0), names[0]: here[names[0]].numel()}
         wanted = list(filter(selects, names))
@@ -80,7 +79,7 @@ def _mismatch(name: str, here: Tensor, there: Tensor) -> tuple[str, str] | None:
     """Return why a tensor cannot be loaded, and what it is in the file and in the module; None if it can be loaded."""
     if here.shape != there.shape:
         return "another shape", f"{name} is {tuple(there.shape)} in the file, {tuple(here.shape)} in the module"
-    if not _converts(there, here):
+    if not (is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)):
         return "another dtype", f"{name} is {kind_of(there)} in the file, {kind_of(here)} in the module"
     return None
 
@@ -98,11 +97,6 @@ def is_ordinary(tensor: Tensor) -> bool:
     """Return whether a tensor has one number after another in memory: neither sparse, nested, quantised nor meta."""
     is_special = tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta
     return not is_special
-
-
-def _converts(there: Tensor, here: Tensor) -> bool:
-    """Return whether a tensor can be copied into another one without another meaning: floats to floats, for example."""
-    return is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)
 
 
 def _meaning(tensor: Tensor) -> tuple[bool, bool, bool]:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.arguments import check_choice, check_keys, check_names, expanded
 from emrun.base.errors import ArgumentError, ReadTimeout, StateError, StorageError, UsageError, reason_of
 from emrun.base.patterns import check_matches, compiled, patterns
 from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
+from emrun.models.modes import Tensors
 from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
@@ -97,7 +98,7 @@ class InitFrom:
             raise ArgumentError(_KEY, "the list is empty")
         return [cls.read(each, f"{_KEY}[{index}]") for index, each in enumerate(value)]
 
-    def load(self, module: torch.nn.Module, before: dict[str, str] | None = None) -> dict[str, Any]:
+    def load(self, module: Module, before: dict[str, str]) -> dict[str, Any]:
         """Load the weights into a module, and log a table of what was loaded and what was not.
 
         Args:
@@ -130,7 +131,7 @@ class InitFrom:
         if not fit.sources:
             both = f"the file has {few(there)}, {kind} has {few(own)}"
             raise self._refused(f"nothing of {saved.source} is loaded: {both}")
-        before, loaded = {} if before is None else before, [*fit.sources, *fit.tied]
+        loaded = [*fit.sources, *fit.tied]
         if twice := [name for name in loaded if name in before]:
             others = listed(list(dict.fromkeys(before[name] for name in twice)))
             raise self._refused(f"{few(twice)} of {saved.source} would replace what is loaded from {others}; set match")
@@ -145,7 +146,7 @@ class InitFrom:
     def _refused(self, message: str) -> ArgumentError:
         return ArgumentError(self.key, message)
 
-    def _renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _renamed(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return the tensors of a file under the names that the module would have for them."""
         unused = dict.fromkeys(pattern.pattern for pattern, _ in self.rename)
         found: dict[str, Tensor] = {}
@@ -171,7 +172,7 @@ class InitFrom:
             raise ArgumentError(f"{self.where}.rename", wrong)
         return found
 
-    def _copy(self, module: torch.nn.Module, fit: Fit) -> None:
+    def _copy(self, module: Module, fit: Fit) -> None:
         """Copy the tensors into a module; each is read from its file at this moment."""
         kind = type(module).__name__
         try:
@@ -197,7 +198,7 @@ def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[s
     return tuple(found)
 
 
-def _rows(fit: Fit, own: Mapping[str, Tensor], others: list[str]) -> list[dict[str, Any]]:
+def _rows(fit: Fit, own: Tensors, others: list[str]) -> list[dict[str, Any]]:
     """Return the rows of the table: {what, tensors, values, which}."""
 
     def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,25 +14,43 @@ from torch import Tensor
 from emrun.base.encoding import decode, encode
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.base.randomness import preserved_randomness
+from emrun.base.temporary import temporary_folder
 from emrun.base.wording import few, in_one_line, listed
+from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.optimizer import parameters_of
 from emrun.models.weights.fit import is_ordinary, kind_of
-from emrun.models.weights.saving import extra_state, own_tensors, put
+from emrun.models.weights.saving import extra_state, own_memory, own_tensors, put
 from emrun.ranks.pieces import piece
+from emrun.storage.checkpoints.state_file import save_state
 
-_WAYS = (
-    "state_dict() must return all that is trained, as it is, and load_state_dict() must copy all of it back; what is "
-    "calculated anew is a buffer with persistent=False, what is not a tensor belongs in get_extra_state() and "
-    "set_extra_state(), and a frozen backbone that is left out gets its weights in __init__, from load_model or a file"
+_OUTSIDE = (
+    "an optimizer trains parameters that the module does not have; make them part of the module, or return them from "
+    "state_dict() of the model and restore them in its load_state_dict()"
+)
+_FAILS = (
+    "what is not a tensor belongs in get_extra_state() and set_extra_state(); what state_dict() leaves out is "
+    "also left out by load_state_dict(), as with strict=False"
+)
+_LEFT_OUT = (
+    "return them from state_dict(); a backbone that is left out is frozen by requires_grad_(False), and gets its "
+    "weights in __init__, from load_model or a file: a resume does not load init_from"
+)
+_OTHER = (
+    "what was saved must be copied back as it was, also what init_from has loaded, which a resume does not load; a "
+    "buffer that is calculated anew is one with persistent=False"
+)
+_CHANGES = (
+    "a load does not bring back the buffer {!r}, which changes; return it from state_dict() and let load_state_dict() "
+    "copy it back, or register it with persistent=False if it is calculated anew"
 )
 
-Structure = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Name of a parameter or buffer -> its shape and its dtype."""
+Structure = Mapping[str, tuple[tuple[int, ...], str]]
+"""Name of a parameter or buffer -> its shape and the name of its dtype."""
 
 
-def structure(tensors: Mapping[str, Tensor]) -> Structure:
+def structure(tensors: Tensors) -> Structure:
     """Return names, shapes and dtypes of tensors, those of a module that are saved."""
-    return {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
+    return {name: (tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in tensors.items()}
 
 
 def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) -> list[str]:
@@ -50,11 +68,11 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
         if old_shape != shape:
             found.append(f"{name!r} had shape {old_shape}, has {shape}")
         elif of_dtypes and old_dtype != dtype:
-            found.append(f"{name!r} was {_shown(old_dtype)}, is {_shown(dtype)}")
+            found.append(f"{name!r} was {old_dtype}, is {dtype}")
     return found
 
 
-def what_cannot_be_held(tensors: Mapping[str, Tensor]) -> list[str]:
+def what_cannot_be_held(tensors: Tensors) -> list[str]:
     """Return the tensors that safetensors cannot store, with the reasons, in words."""
     return [
         f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
@@ -72,10 +90,6 @@ def _is_storable(dtype: torch.dtype) -> bool:
     return True
 
 
-def _shown(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
-
-
 class Loadable:
     """Checks, before the first batch, the first update and each checkpoint, that a resume could load what a run saves.
 
@@ -89,11 +103,12 @@ class Loadable:
         self._model = model
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None without a run
-        self._has_updated = False
+        self._not_loaded: dict[str, Tensor] = {}  # copies of the buffers that a load leaves out, by their names
 
     def register(self) -> None:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
         self._registered, self._before_update = structure(own_tensors(self._model.module)), None
+        self._not_loaded = {}
 
     def check_saving(self, *, saves_more: bool) -> None:
         """Check before the first batch that a checkpoint could be saved, and loaded by a resume.
@@ -110,63 +125,103 @@ class Loadable:
             "{}; do that in the constructor of the hook or model",
             of_dtypes=False,
         )
-        if wrong := self._lost(saves_more=saves_more):
-            name = type(self._model.module).__name__
-            raise ArgumentError("module", f"a resume could not load a checkpoint of {name}: {wrong}; {_WAYS}")
-
-    @torch.no_grad()
-    def _lost(self, *, saves_more: bool) -> str:
-        """Save and load the module, while what is trained has other values; return what does not come back, in words.
-
-        Afterwards all tensors are as before. A frozen parameter that is saved as it is costs nothing.
-        """
         module = self._model.module
-        optimized = {id(each) for one in self._model.own_optimizers.values() for each in parameters_of(one)}
-        parameters = dict(module.named_parameters())
-        own = {id(each) for each in parameters.values()}
-        if not (saves_more or optimized <= own):
-            return "an optimizer trains parameters that the module does not have"
-        frozen = {name for name, each in parameters.items() if not each.requires_grad}
+        if not (saves_more or self._trained() <= set(map(id, module.parameters()))):
+            raise self._refused(_OUTSIDE)
+        frozen = {name for name, each in module.named_parameters() if not each.requires_grad}
         saved = {name: each if name in frozen else each.clone() for name, each in own_tensors(module).items()}
         extra = decode(encode(extra_state(module), "extra state of the module"))
-        unchanged = {piece(saved[name]).data_ptr() for name in frozen & saved.keys()}
-        found = {**dict(module.named_buffers()), **parameters}
-        tensors = {name: piece(each) for name, each in found.items() if is_ordinary(each)}
-        before = {
-            name: each.detach().to("cpu", copy=True)
-            for name, each in tensors.items()
-            if not (name in frozen and each.data_ptr() in unchanged)
+        self._reload(partial(put, {**saved, **extra}, module), saved)
+
+    def check_own(self, *, begins_with: bool) -> None:
+        """Check before the first batch that `load` of a model brings back what its `save` has written to a folder.
+
+        A `save` that fails is not judged: it may need what only the training makes.
+
+        Args:
+            begins_with: whether `init_from` gives frozen parameters their values, so that `load` must do so, too.
+
+        Raises:
+            ArgumentError: it does not.
+        """
+        model = self._model
+        attributes = dict(vars(model))
+        before = modes(model.module)
+        with temporary_folder("trial") as directory, preserved_randomness():
+            try:
+                model.save(directory)
+                save_state({"model": encode(model.state_dict(), "state of the model")}, directory)
+            except Exception:  # code of the user
+                return
+            try:
+                self._reload(partial(model.load, directory), {} if begins_with else own_tensors(model.module))
+            finally:
+                vars(model).clear()
+                vars(model).update(attributes)
+                set_modes(model.module, before)
+
+    def _trained(self) -> set[int]:
+        """Return the ids of the parameters that are trained: those of optimizers, without an optimizer all."""
+        own = [each for one in self._model.own_optimizers.values() for each in parameters_of(one)]
+        return {id(each) for each in own or self._model.module.parameters() if each.requires_grad}
+
+    @torch.no_grad()
+    def _reload(self, load: Callable[[], object], saved: Tensors) -> None:
+        """Load the module while what is trained, and each buffer, has other values; afterwards, all is as before.
+
+        Args:
+            load: loads what was saved.
+            saved: what was saved, in which a frozen parameter itself costs nothing; empty if all must come back.
+
+        Raises:
+            ArgumentError: the load fails, or a parameter has other values after it.
+        """
+        module = self._model.module
+        own_memory(module)
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        passing = {
+            f"{path}.{name}".removeprefix(".")
+            for path, part in module.named_modules()
+            for name in part._non_persistent_buffers_set
         }
-        for name in parameters.keys() - frozen:
-            if not optimized or id(parameters[name]) in optimized:
-                tensors[name].copy_(tensors[name] == 0)
+        trained = self._trained()
+        frozen = {name: each for name, each in parameters.items() if saved and id(each) not in trained}
+        kept = {name for name, each in frozen.items() if name in saved and _place(each) == _place(saved[name])}
+        found = {name: each for name, each in {**buffers, **parameters}.items() if name not in kept}
+        now = {name: piece(each) for name, each in found.items() if is_ordinary(each)}
+        before = {name: each.to("cpu", copy=True) for name, each in now.items()}
+        for name, each in now.items():
+            if name not in frozen and name not in passing:
+                each.copy_(before[name] == 0)
         try:
             with preserved_randomness():
-                put({**saved, **extra}, module)
-            now = {**dict(module.named_buffers()), **parameters}
-            wrong = [name for name in before if not torch.equal(_bits(before[name]), _bits(piece(now[name]).cpu()))]
+                load()
+            wrong = [name for name, each in now.items() if _differ(each, before[name])]
+            left_alone = [name for name in wrong if name in buffers and not _differ(now[name], before[name] == 0)]
         except Exception as error:  # code of the user
-            return f"load_state_dict() fails: {in_one_line(' '.join(reason_of(error).split()))}"
+            text = in_one_line(" ".join(reason_of(error).split()))
+            raise self._refused(f"the load fails: {text}; {_FAILS}") from error
         finally:
             for name, values in before.items():
-                tensors[name].copy_(values)
-        left_out = [name for name in wrong if name in parameters and name not in saved]
-        if left_out:
-            return f"trained, but not saved: {few(map(repr, left_out))}"
-        return f"of other values after a load: {few(map(repr, wrong))}" if wrong else ""
-
-    def check_first_update(self) -> None:
-        """Call `check` once, between the first forward of a training step and its update."""
-        if not self._has_updated:
-            self.check()
-            self._has_updated = True
+                now[name].copy_(values)
+        self._not_loaded = {name: before[name] for name in left_alone}
+        if left_out := [name for name in wrong if saved and name in parameters and name not in saved]:
+            raise self._refused(f"trained, but not saved: {few(map(repr, left_out))}; {_LEFT_OUT}")
+        if others := [name for name in wrong if name not in left_alone]:
+            raise self._refused(f"of other values after a load: {few(map(repr, others))}; {_OTHER}")
 
     def check(self) -> None:
-        """Check that running the module has not changed its structure.
+        """Check between the first forward of a stream and its update, and before a checkpoint, that nothing is lost.
 
         Raises:
             ArgumentError: a resume could not load the parameters and buffers.
         """
+        if self._not_loaded:
+            now = dict(self._model.module.named_buffers())
+            for name, before in self._not_loaded.items():
+                if name in now and _differ(now[name], before):
+                    raise self._refused(_CHANGES.format(name))
         if self._before_update is not None:
             self._compared(
                 self._before_update,
@@ -189,8 +244,7 @@ class Loadable:
         tensors = own_tensors(self._model.module)
         now = structure(tensors)
         if changed := differences(before, now, of_dtypes=of_dtypes):
-            name, reason = type(self._model.module).__name__, refusal.format(listed(changed))
-            raise ArgumentError("module", f"a resume could not load a checkpoint of {name}: {reason}")
+            raise self._refused(refusal.format(listed(changed)))
         if refused := what_cannot_be_held(tensors):
             raise ArgumentError(
                 "module",
@@ -200,6 +254,16 @@ class Loadable:
             )
         return now
 
+    def _refused(self, reason: str) -> ArgumentError:
+        kind = type(self._model.module).__name__
+        return ArgumentError("module", f"a resume could not load a checkpoint of {kind}: {reason}")
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().flatten().view(torch.uint8)
+
+def _place(tensor: Tensor) -> int:
+    return piece(tensor).data_ptr()
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ in a bit, once the other has the dtype of the first."""
+    first, second = (each.to("cpu", one.dtype).contiguous().flatten().view(torch.uint8) for each in (one, other))
+    return not torch.equal(first, second)

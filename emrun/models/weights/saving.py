@@ -10,20 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from emrun.base.errors import StateError
+from emrun.base.types import Values
 from emrun.base.wording import few
+from emrun.models.modes import Tensors
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, piece, rows_of
 from emrun.storage.checkpoints.shards import read_tensors, whole_of
 from emrun.storage.checkpoints.weights import FILE, Collected
 
 
-def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+def tensors_of(module: Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by their names, those that are not saved too."""
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+def own_tensors(module: Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a module that are saved: its state dict without `extra_state`."""
     return {name: value for name, value in module.state_dict().items() if not _is_extra(name, value)}
 
 
-def extra_state(module: torch.nn.Module) -> dict[str, Any]:
+def extra_state(module: Module) -> dict[str, Any]:
     """Return the extra state in a module's state dict: what `get_extra_state` of its parts returned."""
     return {name: value for name, value in module.state_dict().items() if _is_extra(name, value)}
 
@@ -33,9 +41,7 @@ def _is_extra(name: str, value: Any) -> bool:
     return name.rpartition(".")[2] == "_extra_state" or not isinstance(value, Tensor)
 
 
-def collect_weights(
-    module: torch.nn.Module, *, copied: bool = False, replaced: Mapping[int, Tensor] | None = None
-) -> Collected:
+def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[int, Tensor] | None = None) -> Collected:
     """Return a module's parameters and buffers, tied tensors once, and the names of the others; see `write_weights`.
 
     Of a tensor that lies on several ranks, they are the `Rows` of this one.
@@ -65,7 +71,7 @@ def collect_weights(
     return weights, tied
 
 
-def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list[list[str]]:
+def same_tensors(module: Module, tensors: Tensors) -> list[list[str]]:
     """Return the names of the tensors of a module, or of those that replace them, the names of one tensor together."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     found: dict[object, list[str]] = {}
@@ -79,7 +85,7 @@ def same_tensors(module: torch.nn.Module, tensors: Mapping[str, Tensor]) -> list
     return list(found.values())
 
 
-def as_held(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+def as_held(module: Module, tensors: Values) -> dict[str, Tensor]:
     """Return tensors, which may be `Stored`, as a module holds those of the same names: in pieces, if it is sharded."""
     own = own_tensors(module)
     return {
@@ -88,7 +94,7 @@ def as_held(module: torch.nn.Module, tensors: Mapping[str, Any]) -> dict[str, Te
     }
 
 
-def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> None:
+def load_weights(module: Module, directory: Path, name: str = FILE) -> None:
     """Read the weights of a checkpoint into a module of the same structure: of a sharded one, the rows of this rank.
 
     Raises:
@@ -116,13 +122,13 @@ def load_weights(module: torch.nn.Module, directory: Path, name: str = FILE) -> 
     put(as_held(module, state), module)
 
 
-def put(values: Mapping[str, Any], module: torch.nn.Module) -> None:
+def put(values: Values, module: Module) -> None:
     """Give a module saved tensors or extra state, and leave the rest as it is."""
     own_memory(module)
     module.load_state_dict({**module.state_dict(), **values})
 
 
-def own_memory(module: torch.nn.Module) -> None:
+def own_memory(module: Module) -> None:
     """Give each value of expanded parameters and buffers its own memory, because torch cannot load into shared memory.
 
     Buffers with `persistent=False` are not changed, because they are not loaded.

@@ -35,7 +35,8 @@ class Marks:
 
     def add(self, epoch: Mapping[str, Any]) -> None:
         """Add a line of `metrics.jsonl`; lines without an iteration, or that go back, are left out."""
-        iteration, seconds = epoch.get("iteration"), number(epoch.get("seconds"))
+        iteration = epoch.get("iteration")
+        seconds = number(epoch.get("seconds"))
         self.total += seconds if seconds is not None and 0 <= seconds < 1e12 else 0.0
         if epoch["epoch"] == 0:
             self.seconds[0] = self.total
@@ -68,7 +69,8 @@ class Curves:
     @classmethod
     def of(cls, directory: Path, most: int = 1_000) -> Curves:
         """Read the curves of a run; what is damaged is left out, and `problems` says so."""
-        found, run = cls(most=most), StoredRun(directory)
+        found = cls(most=most)
+        run = StoredRun(directory)
         for read in (found._read_epochs, found._read_steps):
             try:
                 read(run)

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emrun.base.types import Json
 from emrun.base.wording import in_one_line
 from emrun.epoch_data import as_float
 
-_WIDTH, _HEIGHT = 320, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 12, 40
+_WIDTH = 320
+_HEIGHT = 220
+_LEFT = 64
+_RIGHT = 24
+_TOP = 12
+_BOTTOM = 40
 _STEP = 150  # between the axes of the parallel coordinates
 _MOST_WORDS = 12
 
@@ -29,14 +34,14 @@ class Axis:
         """Return the axis of values: linear or logarithmic for numbers, else with an equal distance."""
         numbers = [each for each in values if _is_number(each)]
         if len(numbers) == len(values):
-            low, high = min(numbers), max(numbers)
+            low = min(numbers)
+            high = max(numbers)
             is_log = low > 0 and high / low >= 10
             scaled = math.log if is_log else float
             width = scaled(high) - scaled(low)
             places = {key_of(each): (scaled(each) - scaled(low)) / width if width else 0.5 for each in values}
             ends = [(0.0, _short(low)), (1.0, _short(high))] if width else [(0.5, _short(low))]
-            different = sorted({float(each) for each in numbers})
-            if 2 < len(different) <= 6:
+            if 2 < len(sorted({float(each) for each in numbers})) <= 6:
                 ends = [(places[key_of(each)], _short(each)) for each in sorted(set(numbers))]
             return cls(places, _apart(ends))
         words = sorted(dict.fromkeys(key_of(each) for each in values))
@@ -83,9 +88,7 @@ def key_of(value: Any) -> str:
     return json.dumps(value, default=str, sort_keys=True)
 
 
-def scatter(
-    name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str
-) -> dict[str, Any]:
+def scatter(name: str, values: Sequence[Any], results: Sequence[float], labels: Sequence[str], by: str) -> Json:
     """Return a picture of a statistic against a parameter, a point for each run.
 
     Args:
@@ -95,7 +98,8 @@ def scatter(
         labels: what the tip of each point says.
         by: the name of the statistic.
     """
-    across, up = Axis.of(values), Axis.of(results)
+    across = Axis.of(values)
+    up = Axis.of(results)
     box = Box(_WIDTH, _HEIGHT)
     return {
         "title": f"{by} against {name}",
@@ -110,9 +114,7 @@ def scatter(
     }
 
 
-def parallel(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool
-) -> dict[str, Any]:
+def parallel(names: Sequence[str], rows: Sequence[Sequence[Any]], labels: Sequence[str], better_low: bool) -> Json:
     """Return a picture with an axis for each parameter and a line for each run; the last axis is the statistic.
 
     Args:

@@ -78,8 +78,15 @@ def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
                 run.note(f"checkpoint {name} is damaged")
                 found.append(Checkpoint(name, "damaged", None, None, names))
             else:
-                size = size_of(sum(each["size"] for each in manifest.files.values()))
-                found.append(Checkpoint(name, manifest.epoch, manifest.iteration, size, names))
+                found.append(
+                    Checkpoint(
+                        name,
+                        manifest.epoch,
+                        manifest.iteration,
+                        size_of(sum(each["size"] for each in manifest.files.values())),
+                        names,
+                    )
+                )
     except (OSError, StorageError, StateError) as error:
         run.note(f"the checkpoints cannot be read: {error}")
     return found
@@ -103,8 +110,11 @@ def failures_of(run: StoredRun) -> list[Failure]:
             keys = ("stream", "epoch", "iteration", "batch", "event")
             where = [f"{key} {step[key]}" for key in keys if step.get(key) is not None]
             replay = shlex.join(["emrun", "replay", str(place)])
-            error = f"{content['error']}: {cut(content['message'], 1_000)}"
-            found.append(Failure(name, error, ", ".join(where), {"command": replay}))
+            found.append(
+                Failure(
+                    name, f"{content['error']}: {cut(content['message'], 1_000)}", ", ".join(where), {"command": replay}
+                )
+            )
     return found
 
 
@@ -145,7 +155,8 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     for name, each in shown.items():
         if isinstance(each, Picture) and (url := _url("image/png", each.png)) not in found.values():
             fits = size + len(each.png) <= most
-            size, left_out = size + len(each.png) * fits, left_out + (not fits)
+            size += len(each.png) * fits
+            left_out += not fits
             found |= {name: url} if fits else {}
     return found, left_out
 
@@ -156,7 +167,8 @@ def _url(kind: str, content: bytes) -> str:
 
 def _picture_files(root: str) -> Iterator[str]:
     """Yield the paths of pictures in a run, relative to it; links are not followed."""
-    waiting, looked = [("", 0)], 0
+    waiting = [("", 0)]
+    looked = 0
     while waiting:
         folder, depth = waiting.pop()
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:  # noqa: PTH118 - may be thousands

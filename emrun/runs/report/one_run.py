@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, span
 from emrun.epoch_data import named
 from emrun.runs.looks import looks_by_config, looks_of
@@ -75,7 +76,7 @@ def in_words(by: tuple[str, Which]) -> str:
     return f"{'lowest' if by[1] == 'min' else 'highest'} {in_one_line('/'.join(named(by[0])), 60)}"
 
 
-def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> dict[str, Any]:
+def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_config: int) -> Json:
     """Return what the template `run.html` shows of a run.
 
     Args:
@@ -121,7 +122,9 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
 
 def _facts(part: RunPart) -> list[tuple[str, Any]]:
     """Return what is at the top of a run: what it reached, how it was started."""
-    run, trace, best = part.run, part.run.trace, part.best
+    run = part.run
+    trace = part.run.trace
+    best = part.best
     command: Any = trace.get("command") or ()
     ended = None if part.seconds is None else run.end
     return [
@@ -167,9 +170,11 @@ def _resumes(trace: Mapping[str, Any]) -> list[list[str | None]]:
 
 
 def _values(curve: Curve) -> list[Any]:
-    points = (curve.last, curve.lowest(), curve.highest())
-    last, low, high = ((None, None) if point is None else (point[1], int(point[0])) for point in points)
-    return [last[0], *low, *high]
+    return [_cells(curve.last)[0], *_cells(curve.lowest()), *_cells(curve.highest())]
+
+
+def _cells(point: tuple[float, float] | None) -> tuple[float | None, int | None]:
+    return (None, None) if point is None else (point[1], int(point[0]))
 
 
 def _problems(part: RunPart) -> list[str]:
@@ -180,10 +185,12 @@ def _problems(part: RunPart) -> list[str]:
     return found
 
 
-def _time(part: RunPart, log: Sequence[LogLine]) -> dict[str, Any]:
+def _time(part: RunPart, log: Sequence[LogLine]) -> Json:
     """Return how long the epochs took, and what LogProfile has said of the last one."""
-    marks, run = part.curves.marks, part.run
-    epochs, trained = max(marks.epochs), marks.total - marks.seconds[0]  # without the evaluation before the first epoch
+    marks = part.curves.marks
+    run = part.run
+    epochs = max(marks.epochs)
+    trained = marks.total - marks.seconds[0]  # without the evaluation before the first epoch
     profile = [each.text for each in log if each.source == "log_profile"]
     lines = [found for text in profile if (found := _PROFILE.fullmatch(text))]
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]

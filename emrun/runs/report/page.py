@@ -14,6 +14,7 @@ from typing import Any
 
 from emrun import __version__
 from emrun.base.errors import RunInUse, StorageError, UsageError
+from emrun.base.types import Json
 from emrun.base.wording import counted, did_you_mean, from_here, in_one_line
 from emrun.epoch_data import LEARNING_RATE, MOST_CLASSES, RUNNING, is_rate, named
 from emrun.runs.columns import Row
@@ -37,7 +38,8 @@ _GENERATOR = '<meta name="generator" content="emrun">'  # by which a page of emr
 _MOST_POINTS = 1_600  # of a curve
 _FEWEST_POINTS = 40
 _MOST_MARKS = 500  # epochs whose ends tell where a curve over epochs lies over iterations or time
-_MOST_STRETCHES, _FEWEST_STRETCHES = 1_000, 200  # of a curve, each with up to two points
+_MOST_STRETCHES = 1_000  # of a curve, each with up to two points
+_FEWEST_STRETCHES = 200
 _FULL = 10  # runs whose curves have the most
 _ALL_POINTS = 160_000  # of a page
 _PICTURES = 3_000_000  # bytes of the pictures of a page
@@ -187,7 +189,7 @@ def _charts(parts: Sequence[RunPart]) -> Iterator[Line]:
 
     Of one run, a chart has a line for each stream; of several, it is about one stream and has a line for each run.
     """
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, ...], list[Json]] = {}
     classes = Counter((key[0], _variable(key[1])) for key in {key for part in parts for key in part.curves.epochs})
     streams = list(dict.fromkeys(stream for part in parts for stream, _ in part.curves.epochs))
     for index, part in enumerate(parts):
@@ -231,7 +233,7 @@ def _same(curve: Curve, first: Curve | None) -> bool:
     return first is not None and curve is not first and curve.points(_MOST_POINTS) == first.points(_MOST_POINTS)
 
 
-def _place(index: int, chart: Line) -> dict[str, Any]:
+def _place(index: int, chart: Line) -> Json:
     """Return what the template shows of a chart, which the script draws."""
     of = "epochs" if chart["x"] == "epoch" else "iterations"
     title = in_one_line(chart["title"], _LONGEST_NAME)
@@ -242,10 +244,14 @@ def _spoken(chart: Line, of: str) -> str:
     """Return what a screen reader says of a chart."""
     said = []
     for line in chart["lines"][:12]:
-        low, high, last = line["curve"].lowest(), line["curve"].highest(), line["curve"].last
+        low = line["curve"].lowest()
+        high = line["curve"].highest()
+        last = line["curve"].last
         if low is not None and high is not None:
-            extremes = f"lowest {low[1]:.4g} at {low[0]:g}, highest {high[1]:.4g} at {high[0]:g}"
-            said.append(f"{line['label']}: last {last[1]:.4g}, {extremes}")
+            said.append(
+                f"{line['label']}: last {last[1]:.4g}, lowest {low[1]:.4g} at {low[0]:g}, highest "
+                f"{high[1]:.4g} at {high[0]:g}"
+            )
     more = f"; and {len(chart['lines']) - 12} more" if len(chart["lines"]) > 12 else ""
     return f"{chart['title']} over {of}. {'; '.join(said)}{more}"
 
@@ -264,7 +270,7 @@ def _gaps(chart: Line) -> str:
     return "; ".join([*said[:5], *more])
 
 
-def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> dict[str, Any]:
+def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> Json:
     """Return the numbers of the charts, for JSON."""
     curves = sum(len(chart["lines"]) for chart in charts)
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(1, curves)))
@@ -280,7 +286,8 @@ def _data(parts: Sequence[RunPart], charts: Sequence[Line]) -> dict[str, Any]:
         lines = []
         for line in chart["lines"]:
             points = line["curve"].points(most)
-            xs, ys = [point[0] for point in points], [_short(point) for point in points]
+            xs = [point[0] for point in points]
+            ys = [_short(point) for point in points]
             lines.append({**{key: line[key] for key in ("run", "label", "color")}, "x": xs, "y": ys})
         shown.append({"title": chart["title"], "x": chart["x"], "lines": lines})
     return {"runs": runs, "charts": shown}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from emrun.base.types import Json
 from emrun.base.wording import counted, in_one_line, last_parts, span
 from emrun.runs.config_comparison import values_of
 from emrun.runs.report.drawings import key_of, parallel, scatter
@@ -27,7 +28,7 @@ Differences = Mapping[str, Sequence[Any]]
 """A key of which the configs of runs have different values -> the value of each run; `(not there)` for none."""
 
 
-def compared(parts: Sequence[RunPart], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compared(parts: Sequence[RunPart], runs: Sequence[Mapping[str, Any]]) -> Json:
     """Return what the template `runs.html` shows of several runs.
 
     Args:
@@ -61,7 +62,7 @@ def _differences_of(parts: Sequence[RunPart]) -> Differences:
     return found
 
 
-def _summary(parts: Sequence[RunPart], parameters: Differences, keys: Sequence[str]) -> dict[str, Any]:
+def _summary(parts: Sequence[RunPart], parameters: Differences, keys: Sequence[str]) -> Json:
     """Return the table of the runs, with the parameters that differ; the best run is the first."""
     rows = []
     for index, part in sorted(enumerate(parts), key=lambda entry: _order(entry[1])):
@@ -82,9 +83,7 @@ def _summary(parts: Sequence[RunPart], parameters: Differences, keys: Sequence[s
     return {"headers": headers, "rows": rows, "numeric": [2, 3, 4, *of_parameters, 5 + len(keys)]}
 
 
-def _repeats(
-    parts: Sequence[RunPart], differences: Differences, parameters: Differences, keys: Sequence[str]
-) -> dict[str, Any]:
+def _repeats(parts: Sequence[RunPart], differences: Differences, parameters: Differences, keys: Sequence[str]) -> Json:
     """Return the mean and the spread of runs whose configs differ only in the seed or the fold."""
     groups: dict[str, list[int]] = {}
     for index in range(len(parts)):
@@ -106,7 +105,7 @@ def _repeats(
     return {"headers": headers, "rows": rows, "numeric": [*of_parameters, *range(1 + len(keys), len(headers))]}
 
 
-def _pictures(parts: Sequence[RunPart], parameters: Differences) -> dict[str, Any]:
+def _pictures(parts: Sequence[RunPart], parameters: Differences) -> Json:
     """Return the statistic against each parameter that differs, and all parameters at once."""
     by = parts[0].by
     results = {index: best[0] for index, part in enumerate(parts) if (best := part.best)}
@@ -131,7 +130,7 @@ def _pictures(parts: Sequence[RunPart], parameters: Differences) -> dict[str, An
     }
 
 
-def _differing(parts: Sequence[RunPart], differences: Differences) -> dict[str, Any]:
+def _differing(parts: Sequence[RunPart], differences: Differences) -> Json:
     """Return a table with the values that differ between configs, a row for each key."""
     keys = list(differences)[:_MOST_DIFFERENCES]
     has_columns = len(parts) <= _MOST_COLUMNS

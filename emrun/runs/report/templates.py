@@ -10,7 +10,8 @@ from typing import Any
 
 from emrun.base.wording import counted
 
-_ASSETS = ("uplot.min.css", "page.css"), ("uplot.min.js", "page.js")
+_STYLE = ("uplot.min.css", "page.css")
+_SCRIPT = ("uplot.min.js", "page.js")
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -20,8 +21,7 @@ def rendered(template: str, **values: Any) -> str:
         template: the name of the file.
         values: the values, plain.
     """
-    style, script = (_asset(names) for names in _ASSETS)
-    return str(environment().get_template(template).render(style=style, script=script, **values))
+    return str(environment().get_template(template).render(style=_asset(_STYLE), script=_asset(_SCRIPT), **values))
 
 
 @functools.cache

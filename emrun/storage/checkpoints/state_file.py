@@ -1,4 +1,4 @@
-"""The file of a checkpoint that holds the state of the run, besides the weights; the keys of the states of hooks in it."""
+"""The file of a checkpoint with the state of the run, besides the weights; the keys of the states of hooks in it."""
 
 from __future__ import annotations
 

@@ -21,10 +21,11 @@ from doubles import (
     same_state,
     state_of,
 )
+from projects import linear_on_majority
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated
+from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_training
 from emrun.base.errors import StreamError
 from emrun.hooks import ComputeStats
 from emrun.models.step.gradients import clear_gradients
@@ -476,3 +477,13 @@ def test_gradients_of_a_group_that_is_added_within_an_epoch_are_cleared():
     for _ in range(3):
         model.run({"x": [1.0]}, True, "train")
         assert added.grad == 1
+
+
+def test_the_most_memory_of_a_gpu_is_logged_once_after_the_first_update(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**9)
+    caplog.set_level("INFO")
+    config = linear_on_majority(hooks=[{"StopAfter": {"updates": 3}}])
+    create_training(config, tmp_path).main_loop.run_training()
+    told = [each for each in caplog.messages if "used on the GPU" in each]
+    assert told == ["most memory used on the GPU by the first update: 3 GB"]

@@ -33,7 +33,7 @@ def path(tmp_path):
 
 def load(module, init_from):
     """Load; return what -> (tensors, values, which)."""
-    rows = InitFrom.read(init_from).load(module)["rows"]
+    rows = InitFrom.read(init_from).load(module, {})["rows"]
     return {each["what"]: (each["tensors"], each["values"], each["which"]) for each in rows}
 
 

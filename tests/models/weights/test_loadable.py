@@ -131,17 +131,17 @@ def train(module, run=None, cls=TorchModel, **more):
 @pytest.mark.parametrize(
     ("kind", "frozen", "reason"),
     [
-        ("left out", False, r'load_state_dict\(\) fails: .* "body.weight", "body.bias"'),
-        ("left out", True, r"load_state_dict\(\) fails: "),
+        ("left out", False, r'the load fails: .* "body.weight", "body.bias"'),
+        ("left out", True, r"the load fails: "),
         ("left out and taken", False, "trained, but not saved: 'body.weight', 'body.bias'; "),
-        ("a number", False, r'load_state_dict\(\) fails: .* "version"'),
+        ("a number", False, r'the load fails: .* "version"'),
         ("other values", False, "of other values after a load: .*'body.weight'"),
         ("other values", True, "of other values after a load: .*'body.weight'"),
         ("rounded", False, "of other values after a load: .*'body.weight'"),
         ("another buffer", False, "of other values after a load: 'shift'; "),
         ("loads nothing", False, "of other values after a load: .*'body.weight'"),
         ("replaces", False, "of other values after a load: .*'body.weight'"),
-        ("wrong extra state", False, r"load_state_dict\(\) fails: .*missing"),
+        ("wrong extra state", False, r"the load fails: .*missing"),
     ],
 )
 def test_a_module_that_does_not_come_back_from_a_checkpoint_is_refused_before_its_first_batch(
@@ -188,6 +188,221 @@ def test_a_module_that_comes_back_trains_to_the_same_bits_as_without_checkpoints
 def test_a_trained_parameter_that_the_module_does_not_have_needs_a_state_dict_of_the_model(tmp_path):
     with pytest.raises(ArgumentError, match="an optimizer trains parameters that the module does not have"):
         train(Kinds(), Run(tmp_path, seed=1, command=["emrun"]), SavesNoParameter)
+
+
+class Counts(nn.Module):
+    """Has buffers that its load leaves out, or that its state dict leaves out."""
+
+    def __init__(self, kind="", changes=True, persistent=True):
+        super().__init__()
+        self.kind, self.changes = kind, changes
+        self.backbone, self.head = nn.BatchNorm1d(2).requires_grad_(False), nn.Linear(2, 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=persistent)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.backbone.train(mode and self.changes)
+        return self
+
+    def forward(self, x):
+        if self.kind.endswith("one"):
+            self.seen += self.training and self.changes
+        else:
+            self.seen = self.seen + (self.training and self.changes)
+        return self.head(self.backbone(x))[:, 0] ** 2
+
+    def state_dict(self, *arguments, **keywords):
+        found = super().state_dict(*arguments, **keywords)
+        left_out = {
+            "state leaves out": "backbone.",
+            "state leaves out one": "seen",
+            "state leaves out another": "seen",
+        }.get(self.kind, "-")
+        return {name: value for name, value in found.items() if not name.startswith(left_out)}
+
+    def load_state_dict(self, state, strict=True, assign=False):
+        left_out = {"load leaves out": "backbone.", "load leaves out one": "seen"}.get(self.kind, "-")
+        taken = {name: value for name, value in state.items() if not name.startswith(left_out)}
+        return super().load_state_dict(taken, strict=False)
+
+
+BUFFERS = {
+    "load leaves out": "backbone.running_mean",
+    "load leaves out one": "seen",
+    "state leaves out": "backbone.running_mean",
+    "state leaves out one": "seen",
+    "state leaves out another": "seen",
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_buffer_that_a_load_does_not_bring_back_may_not_change(tmp_path, kind):
+    with pytest.raises(ArgumentError, match=f"a load does not bring back the buffer '{BUFFERS[kind]}', which changes"):
+        train(Counts(kind), Run(tmp_path, seed=1, command=["emrun"]))
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "persistent"),
+    [
+        *((kind, False, True) for kind in BUFFERS),
+        ("load leaves out one", True, False),  # as the error advises
+        ("state leaves out one", True, False),
+        ("", True, True),  # as the error advises
+    ],
+)
+def test_a_buffer_that_does_not_change_or_is_saved_trains_to_the_same_bits(tmp_path, kind, changes, persistent):
+    saved = train(Counts(kind, changes, persistent), Run(tmp_path, seed=1, command=["emrun"])).module
+    plain = train(Counts(kind, changes, persistent)).module
+    tensors = zip((*saved.parameters(), *saved.buffers()), (*plain.parameters(), *plain.buffers()), strict=True)
+    assert all(torch.equal(one, other) for one, other in tensors)
+    assert (tmp_path / "checkpoints" / "latest").exists()
+
+
+class SavesAll(TorchModel):
+    """Saves and loads in its own way."""
+
+    file, only = "weights.pt", ""
+
+    def save(self, directory):
+        found = {name: each for name, each in self.module.state_dict().items() if name.startswith(self.only)}
+        torch.save({name: self.written(each) for name, each in found.items()}, directory / self.file)
+
+    def load(self, directory):
+        found = torch.load(directory / "weights.pt", weights_only=True)
+        found = {name: each for name, each in found.items() if name.startswith(self.only)}
+        self.module.load_state_dict(found, strict=not self.only)
+        self.module.eval()
+        self.loaded_from = directory
+
+    def written(self, value):
+        return value
+
+
+class SavesHead(SavesAll):
+    only = "head."
+
+
+class SavesRounded(SavesAll):
+    def written(self, value):
+        return value.half() if isinstance(value, torch.Tensor) else value
+
+
+class SavesElsewhere(SavesAll):
+    file = "other.pt"
+
+
+class LoadsNothing(SavesAll):
+    def load(self, directory):
+        pass
+
+
+class SavesMore(TorchModel):
+    def save(self, directory):
+        super().save(directory)
+        (directory / "note.txt").write_text("more")
+
+    def load(self, directory):
+        assert (directory / "note.txt").read_text() == "more"
+        super().load(directory)
+
+
+class SavesWhatTrainingMakes(SavesAll):
+    def train_step(self, inputs):
+        self.made = True
+        return super().train_step(inputs)
+
+    def save(self, directory):
+        assert self.made
+        super().save(directory)
+
+
+class SavesInItsState(LoadsNothing):
+    def state_dict(self):
+        return {**super().state_dict(), "module": self.module.state_dict()}
+
+    def load_state_dict(self, state):
+        self.module.load_state_dict(state["module"])
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (SavesHead, "of other values after a load: 'body.weight'"),
+        (SavesRounded, "of other values after a load: .*'body.weight'"),
+        (SavesElsewhere, "the load fails: .*weights.pt"),
+        (LoadsNothing, "of other values after a load: .*'body.weight'"),
+    ],
+)
+def test_a_save_and_a_load_of_a_model_must_bring_back_what_is_trained(tmp_path, cls, reason):
+    module = Kinds()
+    before = [each.detach().clone() for each in module.parameters()]
+    with pytest.raises(ArgumentError, match=reason):
+        train(module, Run(tmp_path, seed=1, command=["emrun"]), cls)
+    assert not (tmp_path / "checkpoints").exists()
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("cls", "frozen"),
+    [
+        (SavesAll, False),
+        (SavesHead, True),
+        (SavesMore, False),
+        (SavesWhatTrainingMakes, False),
+        (SavesInItsState, False),
+    ],
+)
+def test_a_save_and_a_load_of_a_model_that_are_right_train_to_the_same_bits(tmp_path, cls, frozen):
+    def kinds():
+        module = Kinds(frozen=frozen)
+        module.norm = nn.Identity() if frozen else module.norm
+        return module
+
+    saved = train(kinds(), Run(tmp_path, seed=1, command=["emrun"]), cls)
+    plain = train(kinds(), cls=cls)
+    assert all(map(torch.equal, saved.module.parameters(), plain.module.parameters()))
+    assert "loaded_from" not in vars(saved)
+    assert saved.module.training
+    assert (tmp_path / "checkpoints" / "latest").exists()
+
+
+@pytest.mark.parametrize(("cls", "is_refused"), [(SavesHead, True), (SavesAll, False)])
+def test_what_init_from_has_loaded_must_come_back_from_a_checkpoint(tmp_path, cls, is_refused):
+    module = Kinds(frozen=True)
+    module.norm = nn.Identity()
+    path, run = tmp_path / "begin.pt", tmp_path / "run"
+    run.mkdir()
+    torch.save(module.state_dict(), path)
+    if is_refused:
+        with pytest.raises(ArgumentError, match=r"of other values after a load: 'body.weight', .*init_from"):
+            train(module, Run(run, seed=1, command=["emrun"]), cls, init_from=str(path))
+    else:
+        train(module, Run(run, seed=1, command=["emrun"]), cls, init_from=str(path))
+    assert (run / "checkpoints").exists() is not is_refused
+
+
+class OnBackbone(Kinds):
+    """Leaves its frozen backbone out of its state dict, and reads it in `__init__`, as the error advises."""
+
+    def __init__(self, path):
+        super().__init__("left out and taken", frozen=True)
+        self.body.load_state_dict(torch.load(path, weights_only=True))
+
+
+def test_a_frozen_backbone_that_is_read_in_init_is_the_same_after_a_resume(tmp_path):
+    path = tmp_path / "backbone.pt"
+    torch.save(nn.Linear(2, 3).state_dict(), path)
+    run = tmp_path / "run"
+    run.mkdir()
+    trained = train(OnBackbone(path), Run(run, seed=1, command=["emrun"]))
+    again = TorchModel(OnBackbone(path), inputs=["x"], outputs=["loss"], device="cpu")
+    again.load(run / "checkpoints" / "latest")
+    x = torch.ones(2, 2)
+    assert torch.equal(trained.module.eval()(x), again.module.eval()(x))
+    saved = trained.module.state_dict()
+    assert not any(name.startswith("body.") for name in saved)
 
 
 class FakeQuantized(nn.Module):
