@@ -14,7 +14,7 @@ LEFT = {
     "datasets": {"R1": 4, "R3": 7, "R4": 14, "R5": 6, "R6": 3, "R9": 1},
     "emrun": {"R1": 1, "R2": 1, "R5": 2, "R10": 1},
     "emrun/base": {"R5": 2},
-    "emrun/cli": {"R1": 1, "R4": 3, "R5": 4, "R7": 1, "R9": 1},
+    "emrun/cli": {"R1": 1, "R4": 3, "R5": 3, "R7": 1, "R9": 1},
     "emrun/config": {"R5": 2, "R6": 1},
     "emrun/diagnosis": {"R4": 10, "R5": 22, "R6": 1, "R9": 1},
     "emrun/launch": {"R5": 3, "R10": 1},

@@ -196,7 +196,8 @@ def run(training: Training, *, keeps: bool = True) -> int:
     """
     shown = from_here(training.output_dir)
     tell_directory(training.output_dir)
-    training.main_loop.time.counts_examples = wants_json()
+    if wants_json():
+        training.main_loop.time.count_examples()
     try:
         with only_json():
             outcome = training.main_loop.run_training()

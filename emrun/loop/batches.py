@@ -326,7 +326,7 @@ class BatchLoop:
             parts.time.end_first_batch()
         self.end_slow_start()
         if train and parts.shares is not None:
-            parts.shares.tell()
+            parts.shares.log_shares()
         return before_step
 
     def _blame(self, error: BaseException, batch: Batch, stream: StreamWrapper, stages: Stages) -> None:

@@ -191,7 +191,7 @@ class Callbacks:
             return [error]
         return []
 
-    def tell_of_checkpoint(self, name: str, directory: Path) -> None:
+    def report_checkpoint(self, name: str, directory: Path) -> None:
         """Call `after_checkpoint`, under random states that are restored afterwards."""
         if self.listens("after_checkpoint"):
             with preserved_randomness():

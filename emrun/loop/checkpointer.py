@@ -68,7 +68,7 @@ class Checkpointer:
         root: the directory of the checkpoints; None without a run, or if another rank writes them.
         notice: called in the thread when a checkpoint is saved or could not be saved; must not block.
         begin_saving: called in the thread of the loop when the first checkpoint is saved.
-        tell_of: called in the thread of the loop with each name and the directory of a saved checkpoint, before the
+        report: called in the thread of the loop with each name and the directory of a saved checkpoint, before the
             next checkpoint is begun.
         ranks: the ranks of the run. Only rank 0 writes, unless the model is sharded.
         is_sharded: whether each rank writes its part of the model, in a thread of its own.
@@ -80,10 +80,10 @@ class Checkpointer:
     root: Path | None
     notice: Callable[[], None] = lambda: None
     begin_saving: Callable[[], None] = lambda: None
-    tell_of: Callable[[str, Path], None] = lambda name, place: None
+    report: Callable[[str, Path], None] = lambda name, place: None
     ranks: Ranks = field(default_factory=Ranks)
     is_sharded: bool = False
-    _untold: list[tuple[str, Path]] = field(default_factory=list, init=False)  # name, place: saved, but hooks wait
+    _unreported: list[tuple[str, Path]] = field(default_factory=list, init=False)  # name, place: saved, but hooks wait
     _newest: _Saved | None = field(default=None, init=False)
     _writing: _Writing | None = field(default=None, init=False)
     _thread: ThreadPoolExecutor | None = field(default=None, init=False)  # one for all, as to start one takes time
@@ -101,7 +101,7 @@ class Checkpointer:
     @property
     def has_work(self) -> bool:
         """Whether a checkpoint is requested, is being written, or has been saved without `after_checkpoint`."""
-        return bool(self.requests.names or self._untold) or self._writing is not None
+        return bool(self.requests.names or self._unreported) or self._writing is not None
 
     def save_requested(self) -> None:
         """Begin to save one checkpoint under all requested names.
@@ -113,10 +113,10 @@ class Checkpointer:
         if self._writing is not None and (self.requests.names or self._writing.place.done()):
             self.wait()
         try:
-            self.tell()
+            self.report_saved()
         finally:  # a hook that fails in `after_checkpoint` of an earlier checkpoint does not cost this one
             self._begin_requested()
-        self.tell()
+        self.report_saved()
 
     def _begin_requested(self) -> None:
         """Begin to save the requested checkpoint, if there is one."""
@@ -128,20 +128,20 @@ class Checkpointer:
             return
         try:
             with ExitStack() as undecided:
-                undecided.callback(self._tell_others, False)  # no other rank has to give its part
+                undecided.callback(self._broadcast, False)  # no other rank has to give its part
                 self._writing = self._begin(self._names, requested, undecided)
         except Exception as error:  # the model's code may raise anything
             _report(error, requested.names)
 
     def _follow(self, requested: Requested) -> None:
         """Give rank 0 what this rank has for a checkpoint, if rank 0 saves one."""
-        if not self._tell_others(False):
+        if not self._broadcast(False):
             return
         copy = self.take({})
         if self.is_sharded:
             self._writing = self._started(requested, partial(write_together, self._writers, copy.write))
 
-    def _tell_others(self, begins: bool) -> bool:
+    def _broadcast(self, begins: bool) -> bool:
         """Tell the other ranks whether rank 0 begins to save a checkpoint, for which they give their parts."""
         return self.ranks.from_first("whether a checkpoint begins", begins)
 
@@ -170,13 +170,13 @@ class Checkpointer:
             place = newest.place
             keeps_all = self.progress.at_end  # as a resume gives the names back
             known.move(dict.fromkeys(names, place.name), given_up, deletes=not keeps_all)
-            self._untold += [(name, place) for name in sorted(names) if before.get(name) != place.name]
+            self._unreported += [(name, place) for name in sorted(names) if before.get(name) != place.name]
             return None
 
         # the copy, and what writes it
         left = {name: path for name, path in before.items() if name not in given_up and is_directory_name(path)}
         undecided.pop_all()
-        self._tell_others(True)
+        self._broadcast(True)
         copy = self.take({**left, **dict.fromkeys(names, free_place(known.root, iteration).name)})
         committed: Callable[..., Path] = partial(
             commit, known.root, epoch=epoch, iteration=iteration, names=names, known=known, given_up=given_up
@@ -203,7 +203,7 @@ class Checkpointer:
             self.save_requested()
         finally:  # also if a hook has failed in `after_checkpoint` of an earlier checkpoint
             self.wait()
-        self.tell()
+        self.report_saved()
 
     def save_only_latest(self) -> None:
         """Save a state as `latest` and nothing else, because the training has failed since; other ranks do not help."""
@@ -212,14 +212,14 @@ class Checkpointer:
             self.ranks = Ranks()
             self.save_latest()
 
-    def tell(self) -> None:
-        """Tell of the checkpoints that were saved since the last call; see `AbstractHook.after_checkpoint`.
+    def report_saved(self) -> None:
+        """Report the checkpoints that were saved since the last call; see `AbstractHook.after_checkpoint`.
 
         Raises:
             BaseException: an error of a hook.
         """
-        while self._untold:
-            self.tell_of(*self._untold.pop(0))
+        while self._unreported:
+            self.report(*self._unreported.pop(0))
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -244,7 +244,7 @@ class Checkpointer:
         """Note that a checkpoint is saved."""
         is_first = self._newest is None
         self._renew(point, place)
-        self._untold += [(name, place) for name in sorted(names)]
+        self._unreported += [(name, place) for name in sorted(names)]
         if is_first:
             self.begin_saving()
 

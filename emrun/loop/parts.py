@@ -193,7 +193,7 @@ def build(
         root=run.checkpoints if run is not None else None,
         notice=requests.notice,
         begin_saving=partial(_note_first_checkpoint, run),
-        tell_of=callbacks.tell_of_checkpoint,
+        report=callbacks.report_checkpoint,
         ranks=ranks,
         is_sharded=model.is_sharded,
     )

@@ -148,7 +148,7 @@ class Session:
         if failure is None and hook_error is not None:
             failure = hook_error
             self.outcome = Outcome.of(failure)
-        self._tell_of_end(self.outcome, is_logged=failure is None and not evaluating)
+        self._report_end(self.outcome, is_logged=failure is None and not evaluating)
         return failure
 
     def _save_last(self, failure: BaseException | None) -> BaseException | None:
@@ -172,7 +172,7 @@ class Session:
             failure = failure or saving_error
         if failure is not None:
             try:
-                checkpointer.tell()
+                checkpointer.report_saved()
             except BaseException:
                 _LOG.exception("a hook failed in after_checkpoint")
         checkpointer.close()
@@ -186,7 +186,7 @@ class Session:
         except Exception as error:  # a device that has failed raises any error
             _LOG.warning("the last steps were not recorded: %s", reason_of(error))
 
-    def _tell_of_end(self, outcome: Outcome, *, is_logged: bool) -> None:
+    def _report_end(self, outcome: Outcome, *, is_logged: bool) -> None:
         """Write how the session ended into the trace, and log it."""
         status = outcome.status
         reason = outcome.reason

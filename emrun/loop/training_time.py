@@ -66,6 +66,10 @@ class TrainingTime:
         if self.counts_examples:
             self.examples -= self._length()
 
+    def count_examples(self) -> None:
+        """Count the examples from now on."""
+        self.counts_examples = True
+
     def count(self) -> None:
         """Count the examples of a batch."""
         self.examples += self._length()

@@ -38,7 +38,7 @@ class RankBatches:
     requests: SharedRequests
     leaves_out: bool
     _batch: Mapping[str, Any] = field(default_factory=dict, init=False)  # the current one
-    _is_told: bool = field(default=False, init=False)
+    _is_logged: bool = field(default=False, init=False)
     _spare: dict[tuple[str, bool], Batch] = field(default_factory=dict, init=False)  # see `filled`
 
     @property
@@ -147,11 +147,11 @@ class RankBatches:
                 "the rows from `ctx.batches`"
             )
 
-    def tell(self) -> None:
+    def log_shares(self) -> None:
         """Log once how the first batch is shared."""
-        if self._is_told:
+        if self._is_logged:
             return
-        self._is_told = True
+        self._is_logged = True
         size = self.ranks.size
         least, rest = divmod(self.total, size)
         rows = f"{least} to {least + 1}" if rest else str(least)
