@@ -40,7 +40,8 @@ class MadeOfRuns(ModuleModel):
     ) -> None:
         self.members = [_loaded(place, load_model, entry) for place, entry in _entries(runs)]
         """The runs in their order, each with its model; a run may be there twice, with two checkpoints."""
-        models, self.wanted = [model for _, model in self.members], outputs
+        self.wanted = outputs
+        models = [model for _, model in self.members]
         devices = {str(getattr(each, "device", "cpu")) for each in models}
         if len(devices) > 1:
             message = f"they are on {listed(sorted(devices))}; add overrides: [model.device=...] to an entry"

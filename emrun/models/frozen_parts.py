@@ -34,7 +34,10 @@ class FrozenParts:
             _LOG.warning(
                 "%s is frozen and was in evaluation mode, but is run in training mode: %s; %sa method `train` of the "
                 "module that calls `self.%s.eval()` keeps the whole part in evaluation mode",
-                *(name, what, keys, name),
+                name,
+                what,
+                keys,
+                name,
             )
         self._parts = {}
 

@@ -32,7 +32,8 @@ InputsForm = Sequence[str] | Mapping[str, str | Mapping[str, str | torch.dtype |
 SourceForm = torch.dtype | Scaling | Literal["keep", "list"]
 _TABLES = torch.nn.Embedding | torch.nn.EmbeddingBag
 _KEYS = ("source", "dtype", *KEYS, "stack")
-_kind_of, _from_numpy = attrgetter("__class__", "dtype", "flags.writeable"), torch.from_numpy
+_kind_of = attrgetter("__class__", "dtype", "flags.writeable")
+_from_numpy = torch.from_numpy
 _OF_NUMPY = {
     dtype: torch.empty(0, dtype=dtype).numpy().dtype
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int64, torch.bool)
@@ -119,7 +120,8 @@ class Passing:
         Raises:
             ArgumentError: forward cannot be called with these sources.
         """
-        signature, named = signature_of(module), dict(names.named)
+        signature = signature_of(module)
+        named = dict(names.named)
         try:
             signature.bind(*names.positional, **named)
         except TypeError as error:
@@ -218,11 +220,15 @@ class Inputs:
             except (AttributeError, TypeError, ValueError):  # no arrays, or strides that a tensor cannot have
                 pass
         tensors: dict[str, Any] = {}
-        for name in self.needed(batch) if self.optional else self.required:
+        names = self.required
+        if self.optional:
+            names = self.needed(batch)
+        for name in names:
             value = batch[name]
             is_ready = type(value) is Tensor and value.dtype in self._wanted and name not in self._names.forms
-            is_here = is_ready and (value.is_cpu if self._on_cpu else value.device == self._device)
-            tensors[name] = value if is_here else self._convert(name, value)
+            if not is_ready or not (value.is_cpu if self._on_cpu else value.device == self._device):
+                value = self._convert(name, value)
+            tensors[name] = value
         return tensors
 
     def read(self, name: str, value: Any, part: str = "") -> tuple[Tensor, torch.dtype]:
@@ -274,7 +280,9 @@ class Inputs:
             StreamError: an entry cannot be moved to the device.
         """
         found: list[Any] = []
-        for entry in values.tolist() if isinstance(values, np.ndarray) and values.dtype.kind in "UO" else values:
+        if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
+            values = values.tolist()
+        for entry in values:
             try:
                 found.append(changed(entry, self._moved))
             except Exception as error:
@@ -319,7 +327,8 @@ def signature_of(module: torch.nn.Module) -> inspect.Signature:
     try:
         return inspect.signature(module.forward)
     except ValueError:
-        kind, nothing = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        nothing = inspect.Parameter.empty
         forward: Any = module.forward
         arguments = forward.schema.arguments[1:]
         return inspect.Signature(
@@ -343,7 +352,8 @@ def _source(parameter: str, entry: Any) -> tuple[str, SourceForm | None]:
     if not isinstance(entry, Mapping):
         raise ArgumentError("inputs", f"{parameter}: {entry!r} is not a source; write a name, or {{dtype: keep}}")
     check_keys(f"inputs.{parameter}", entry, _KEYS)
-    source, dtype = entry.get("source", parameter), entry.get("dtype")
+    source = entry.get("source", parameter)
+    dtype = entry.get("dtype")
     if not isinstance(source, str):
         raise ArgumentError("inputs", f"{parameter}: source {source!r} is not a name")
     stack = entry.get("stack", True)

@@ -270,7 +270,8 @@ class ModuleModel(AbstractModel):
 
         Without rows, the batch has none of this rank, but its metrics are computed with those of the others.
         """
-        loop, metrics = self._main_loop, self._stream_metrics
+        loop = self._main_loop
+        metrics = self._stream_metrics
         is_of_loop = loop is None or loop.stream_name is None or (loop.stream_name, loop.training) == (stream, train)
         if metrics is not None and is_of_loop:
             if rows_in(batch):

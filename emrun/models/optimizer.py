@@ -59,7 +59,8 @@ def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimi
         raise ArgumentError(f"{key}{refused}", text) from error
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-    kind, defaults = type(optimizer).__name__, getattr(optimizer, "defaults", {})
+    kind = type(optimizer).__name__
+    defaults = getattr(optimizer, "defaults", {})
     if options.get("no_decay") is not None and "weight_decay" not in defaults:
         raise ArgumentError(f"{key}.no_decay", f"{kind} has no argument weight_decay; remove no_decay")
     unknown = [name for group in groups for name in group if name != "params" and name not in defaults]

@@ -172,7 +172,8 @@ class Optimizers:
         several = state.get("optimizers")
         names = [each.name for each in self.members if each.name]
         if sorted(several or ()) != sorted(names):
-            now, then = (listed(each) if each else "no names" for each in (names, list(several or ())))
+            now = listed(names) if names else "no names"
+            then = listed(list(several)) if several else "no names"
             raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
         refusals: list[str] = []
         for each in self.members:

@@ -94,12 +94,15 @@ class Outputs:
     def leave_out_missing(self) -> None:
         """From now on, leave out losses and metrics that need what is not there; drop the metrics of streams."""
         self._left_out = set()
-        self._loss, self.of_streams = None, {}
+        self._loss = None
+        self.of_streams = {}
 
     def leave_out_all(self) -> None:
         """From now on, there are no losses and no metrics."""
         self.terms = self.of_batches = self.of_streams = self._metrics = {}
-        self.only_in, self._loss, self._sums_terms = {}, None, False
+        self.only_in = {}
+        self._loss = None
+        self._sums_terms = False
 
     def part_with(self, source: str) -> str | None:
         """Return the key of the first loss or metric that names a source, None if none does."""

@@ -44,7 +44,8 @@ def parameter_groups(module: Module, options: Values, key: str) -> list[Group]:
         raise ArgumentError(key, f"module {type(module).__name__} has no parameters to train")
     if options.get("match") is not None:
         parameters = _matching(parameters, options["match"], f"{key}.match")
-    groups, place = options.get("groups") or [], f"{key}.groups"
+    groups = options.get("groups") or []
+    place = f"{key}.groups"
     found = _returned(module, groups, place) if callable(groups) else _configured(parameters, groups, place)
     _check_apart(found, parameters, place)
     held = {id(each) for group in found for each in group["params"]}

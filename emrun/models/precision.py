@@ -31,7 +31,8 @@ class Autocast:
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device.type
+        self._dtype = dtype
+        self._device = device.type
         self.enabled = True
         """Whether the parts run in 16 bits; False while they are compared with those in 32."""
 

@@ -40,7 +40,8 @@ def recompute(module: Module, value: object) -> list[str]:
     argument = _KEY
     if isinstance(value, Mapping):
         check_keys(_KEY, value, ["match"])
-        value, argument = value.get("match"), f"{_KEY}.match"
+        value = value.get("match")
+        argument = f"{_KEY}.match"
     matching = matching_parts(module, argument, value)
     is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
     chosen = {name: part for name, part in matching.items() if not is_inside[name]}

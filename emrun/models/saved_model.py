@@ -52,13 +52,15 @@ class SavedModel(ModuleModel):
             self.evaluation_weights = None
         if self.load_initial is not None:
             self.load_initial()
-        self._main_loop, self._restores_averages = main_loop, True
+        self._main_loop = main_loop
+        self._restores_averages = True
 
     def before_training(self) -> None:
         """Forget averages of a checkpoint that no hook has taken."""
         super().before_training()
         if self.restored_weights is not None and not self._evaluates:
-            self.restored_weights, self._restores_averages = None, False  # nor after the second load
+            self.restored_weights = None
+            self._restores_averages = False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
     def after_stream(self, stream_name: str) -> None:
@@ -109,7 +111,8 @@ class SavedModel(ModuleModel):
 
     def _collected(self, *, copied: bool) -> dict[str, Collected]:
         """Return file -> the weights of evaluations, and those of the training if they are others."""
-        others, module = self._evaluation_weights, self.module
+        others = self._evaluation_weights
+        module = self.module
         self._loadable.check()
         if others is None:
             return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}

@@ -115,7 +115,8 @@ class ScheduledOptimizer:
             first, _, rest = error.argument.partition(".")
             if first != "scheduler" or self._scheduler_key == "scheduler":
                 raise
-            raise ArgumentError(f"{self._scheduler_key}{f'.{rest}' * bool(rest)}", error.message, error.fix) from error
+            key = f"{self._scheduler_key}.{rest}" if rest else self._scheduler_key
+            raise ArgumentError(key, error.message, error.fix) from error
 
     def begin_stream(self, loop: Loop | None) -> None:
         """Prepare for the batches of a train stream.
@@ -135,7 +136,7 @@ class ScheduledOptimizer:
         if names:
             _LOG.warning(
                 "%sin the first update, there is no gradient for %s: nothing that is minimised depends on %s",
-                f"optimizer {self.name!r}: " * bool(self.name),
+                f"optimizer {self.name!r}: " if self.name else "",
                 few(names),
                 "it" if len(names) == 1 else "them",
             )
@@ -146,7 +147,10 @@ class ScheduledOptimizer:
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        horizon, limits, fixed, schedule = loop.horizon, loop.limits, loop.fixed_epoch_size, self.scheduler
+        horizon = loop.horizon
+        limits = loop.limits
+        fixed = loop.fixed_epoch_size
+        schedule = self.scheduler
         assert schedule is not None
         with self.errors():
             if isinstance(schedule, ClosedForm):

@@ -59,7 +59,8 @@ class Sharding:
     ) -> None:
         self.given: set[str] = set()
         """The names of the parameters for which this rank has calculated a gradient; the step clears them."""
-        self._is_alone, self._noted = is_alone, dict[int, Parameter]()
+        self._is_alone = is_alone
+        self._noted: dict[int, Parameter] = {}
         if not isinstance(value, Mapping) or not value:
             raise ArgumentError("strategy", f"{value!r} is not a mapping such as {{shard: '^blocks\\.\\d+$'}}")
         check_keys("strategy", value, ["shard"])
@@ -67,10 +68,15 @@ class Sharding:
         for name, part in matching_parts(module, KEY, value["shard"]).items():
             parts.setdefault(id(part), (name, part))  # a part may have several names
         self._check(module, {key: name for key, (name, _) in parts.items()})
-        self._module, self._parts = module, [name for name, _ in parts.values()]
+        self._module = module
+        self._parts = [name for name, _ in parts.values()]
         if ranks.several:
-            what = counted(len(parts), "part"), type(module).__name__, ranks.size
-            _LOG.info("strategy: %s of %s, and the rest of it, are sharded over %d ranks", *what)
+            _LOG.info(
+                "strategy: %s of %s, and the rest of it, are sharded over %d ranks",
+                counted(len(parts), "part"),
+                type(module).__name__,
+                ranks.size,
+            )
             self._divide(module, [*reversed(parts.values()), ("", module)], ranks)
         else:  # `emrun check --nproc` calls hooks as several ranks do
             module.register_forward_pre_hook(self._refuse_alone)
@@ -184,7 +190,9 @@ class Sharding:
 
     def _new(self, path: str, part: Module) -> Iterator[tuple[str, Parameter]]:
         """Yield the parameters of a part, whole now and with a gradient, that are not noted yet: name, itself."""
-        for name, each in part.named_parameters(path) if torch.is_grad_enabled() else ():
+        if not torch.is_grad_enabled():
+            return
+        for name, each in part.named_parameters(path):
             if each.requires_grad and id(each) not in self._noted and not is_in_pieces(each):
                 yield name, each
 

@@ -118,7 +118,8 @@ class StreamMetrics:
         values = dict(result) if isinstance(result, Mapping) and result else {"": result}
         found = {str(key): number for key, each in values.items() if (number := _number(each)) is not None}
         if not found:
-            metric, (key, wrong) = self._calculations[name], next(iter(values.items()))
+            metric = self._calculations[name]
+            key, wrong = next(iter(values.items()))
             entry = f" for {str(key)!r}" if key != "" else ""
             raise ArgumentError(
                 metric.key,
@@ -142,7 +143,10 @@ class StreamMetrics:
                 "model.metrics.%s is wrong for stream %r: of %d updates, %d have values outside of 0 to 1, which "
                 "torchmetrics takes as logits, and the others are taken as probabilities; give the metric "
                 "probabilities, such as an output of softmax or sigmoid",
-                *(name, stream, len(flags), count),
+                name,
+                stream,
+                len(flags),
+                count,
             )
 
     def values(self, stream: str) -> Values:
@@ -207,11 +211,14 @@ class StreamMetrics:
         if empty:
             return {**states[0], "metrics": self._take()}
         metrics = dict(states[0]["metrics"])
-        for name, each in self._states.items() if states[0]["open"] is not None and len(states) > 1 else ():
+        if states[0]["open"] is None or len(states) == 1:  # there is nothing to merge
+            return {**states[0], "metrics": metrics}
+        for name, each in self._states.items():
             saved = [state["metrics"].get(name) for state in states]
             if not all(map(each.fits, saved)):
                 continue
-            metric, others = self._calculations[name].metric, []
+            metric = self._calculations[name].metric
+            others = []
             for one in saved[1:]:
                 each.restore(one)
                 others.append(copy.deepcopy(metric))

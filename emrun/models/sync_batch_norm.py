@@ -95,7 +95,9 @@ def _forward(self: _BatchNorm, input: Tensor) -> Tensor:
     own = torch.cat([mean, variance, mean.new_full((1,), count)])
     rows = [own if rank == ranks().rank else torch.zeros_like(own) for rank in range(ranks().size)]
     found = summed(torch.stack(rows))  # of shape (ranks, 2 C + 1)
-    means, variances, counts = found[:, : len(mean)], found[:, len(mean) : -1], found[:, -1:]
+    means = found[:, : len(mean)]
+    variances = found[:, len(mean) : -1]
+    counts = found[:, -1:]
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total

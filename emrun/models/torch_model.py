@@ -232,26 +232,45 @@ class TorchModel(SavedModel):
     def _choose_step(self, accumulate: int, micro_batch_size: int | Literal["auto"] | None) -> None:
         """Choose what is done with a train batch, for the whole run."""
         check_count("accumulate", accumulate, minimum=1)
-        parts, scale, several = (self, self._optimizers, self._skipped), self._skipped.scale, ranks().several
+        optimizers = self._optimizers
+        skipped = self._skipped
+        scale = skipped.scale
         is_one = accumulate == 1 and micro_batch_size is None
-        self._parts: MicroBatches | None = None
-        if several:
-            how: dict[str, Any] = {"accumulate": accumulate, "ranks": ranks(), "carries_loss": is_one}
-            exchanges = self._synchronised is not None
-            if self._sharding is not None:
-                self._updates: Plain = ShardedWindows(*parts, **how, sharding=self._sharding)
-            else:
-                is_usual = not self.trains_itself
-                is_single = is_one and is_usual and self._optimizers.only is not None
-                kind = SummedBatches if is_single else SummedWindows
-                sends = is_usual and micro_batch_size != "auto"  # what is sent cannot be calculated again
-                self._updates = kind(*parts, **how, sends=sends, exchanges=exchanges)
-        elif is_one:
-            self._updates = Plain(*parts) if scale is None else Scaled(*parts, scale=scale)
+        # what makes the updates
+        if ranks().several and self._sharding is not None:
+            self._updates: Plain = ShardedWindows(
+                self,
+                optimizers,
+                skipped,
+                accumulate=accumulate,
+                ranks=ranks(),
+                carries_loss=is_one,
+                sharding=self._sharding,
+            )
+        elif ranks().several:
+            is_usual = not self.trains_itself
+            is_single = is_one and is_usual and optimizers.only is not None
+            kind = SummedBatches if is_single else SummedWindows
+            self._updates = kind(
+                self,
+                optimizers,
+                skipped,
+                accumulate=accumulate,
+                ranks=ranks(),
+                carries_loss=is_one,
+                sends=is_usual and micro_batch_size != "auto",  # what is sent cannot be calculated again
+                exchanges=self._synchronised is not None,
+            )
+        elif is_one and scale is None:
+            self._updates = Plain(self, optimizers, skipped)
         elif scale is None:
-            self._updates = Windows(*parts, accumulate=accumulate)
+            self._updates = Windows(self, optimizers, skipped, accumulate=accumulate)
+        elif is_one:
+            self._updates = Scaled(self, optimizers, skipped, scale=scale)
         else:
-            self._updates = ScaledWindows(*parts, accumulate=accumulate, scale=scale)
+            self._updates = ScaledWindows(self, optimizers, skipped, accumulate=accumulate, scale=scale)
+        # the step around them
+        self._parts: MicroBatches | None = None
         self._step: Plain | MicroBatches | Own | InAutocast = self._updates
         self._weighs: list[Look] = []
         make = cast("Callable[..., None]", self._updates.update)
@@ -267,6 +286,7 @@ class TorchModel(SavedModel):
             self._step = Own(self, self._step)
             if type(self).train_step is not TorchModel.train_step:
                 self.train_step = FirstWindow(self)  # type: ignore[method-assign]
+        # what a step calls
         is_usual = not self.trains_itself and type(self).backward is TorchModel.backward
         self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
         self._update: Callable[..., None] = make if is_usual else self.update
@@ -454,7 +474,8 @@ class TorchModel(SavedModel):
 
     def _begin_stream(self, stream: str, inputs: Tensors, batch: Batch) -> None:
         """Prepare for the batches of a train stream."""
-        self._stream, self._trained = stream, True
+        self._stream = stream
+        self._trained = True
         self._looks = [self._check_first]
         self._updates.begin_stream(stream)
         if not self._is_compared and self._summed is not None:
@@ -593,7 +614,8 @@ class TorchModel(SavedModel):
         if self._stream_metrics is not None:
             self._stream_metrics.clear()
         if not self._evaluates:
-            self._trained, self._stream = False, None
+            self._trained = False
+            self._stream = None
             self._updates.forget()
             self._skipped.begin_epoch()
 

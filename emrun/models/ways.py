@@ -37,7 +37,8 @@ class Ways:
     @contextmanager
     def without(self, keys: Collection[str]) -> Iterator[None]:
         """Run the model without some of the ways in the block; keys that it does not use have no effect."""
-        model, off = self.model, {*keys} & {*self.used}
+        model = self.model
+        off = {*keys} & {*self.used}
         replaced: dict[str, list[tuple[Any, str, Any]]] = {
             "compile": [(model, "_call", model._inputs.passing.call), (model.module, "_compiled_call_impl", None)],
             "precision": [(model._autocast, "enabled", False)],
@@ -62,16 +63,19 @@ class Ways:
         parts = [model.module, *(each for each in model.losses.values() if isinstance(each, torch.nn.Module))]
         tensors = [each for part in parts for each in (*part.parameters(), *part.buffers())]
         tensors = [each for each in tensors if each.dtype is torch.float32]
-        before, convert = [each.data for each in tensors], model._tensors
+        before = [each.data for each in tensors]
+        convert = model._tensors
         model._tensors = lambda batch: _doubled(convert(batch), rounded)
         try:
             for each in tensors:
-                each.grad, each.data = None, _doubled(each.data, rounded)
+                each.grad = None
+                each.data = _doubled(each.data, rounded)
             yield
         finally:
             model._tensors = convert
             for each, data in zip(tensors, before, strict=True):
-                each.grad, each.data = None, data
+                each.grad = None
+                each.data = data
 
 
 def _doubled(value: Any, rounded: torch.dtype) -> Any:

@@ -70,7 +70,11 @@ class Cosine(ClosedForm):
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final + (1 - final) (1 + cos(pi t / T)) / 2, where t and T are of the current cycle."""
-        final, cycles, height, cos, pi = self.final, self._cycles, 1 - self.final, math.cos, math.pi
+        final = self.final
+        height = 1 - final
+        cycles = self._cycles
+        cos = math.cos
+        pi = math.pi
         if cycles > length:
             raise ArgumentError("scheduler.cycles", f"{cycles} is more than the {length} updates of the decay")
 
@@ -99,7 +103,9 @@ class Polynomial(ClosedForm):
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return final + (1 - final) (1 - t / T) ** power."""
-        final, height, power = self.final, 1 - self.final, self._power
+        final = self.final
+        height = 1 - final
+        power = self._power
         return lambda done: final + height * (1 - done / length) ** power
 
 
@@ -158,7 +164,8 @@ class InverseSqrt(ClosedForm):
         """Return 1 / sqrt(1 + t / timescale)."""
         timescale = (*self.own_lengths, self.warmup)[0]
         assert timescale is not None  # one of them is given
-        scale, sqrt = timescale.updates(horizon), math.sqrt
+        scale = timescale.updates(horizon)
+        sqrt = math.sqrt
         if scale == 0:
             message = f"{timescale} is less than an update, as a timescale"
             raise ArgumentError(f"scheduler.{timescale.argument}", message)

@@ -136,7 +136,8 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: the run is too short for the parts of the schedule, or its length is not known.
         """
-        name, total = type(self).__name__, horizon.updates
+        name = type(self).__name__
+        total = horizon.updates
         warmup = self.warmup.updates(horizon) if self.warmup is not None else 0
         if total is None:
             if self.needs_horizon:
@@ -164,16 +165,16 @@ class ClosedForm(ABC):
             ArgumentError: see `factor`; or the horizon has changed since the run began, and with it the rates of
                 updates that were made already.
         """
-        for each in self.lengths() if horizon.share is not None else ():
-            if each.unit != "%":
-                raise ArgumentError(
-                    f"scheduler.{each.argument}", f"{each}: time ends the run; write a share such as 5%"
-                )
+        if horizon.share is not None:
+            for each in self.lengths():
+                if each.unit != "%":
+                    message = f"{each}: time ends the run; write a share such as 5%"
+                    raise ArgumentError(f"scheduler.{each.argument}", message)
         known = self.planned
         if known is not None and horizon.updates is None:
             horizon = _horizon_of(known)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
-        new = dict[str, Any](began=self.updates_done, **of_run)
+        new: dict[str, Any] = {"began": self.updates_done, **of_run}
         if known is not None and not self._is_changed:
             if self._keeps_rates(known, horizon):
                 new = {**known, **of_run}
@@ -200,10 +201,12 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `factor`.
         """
-        known, name = self.planned, type(self).__name__
+        known = self.planned
+        name = type(self).__name__
         if known is None or known["updates"] is None or horizon.updates is None or self._is_changed:
             return None
-        is_longer, done = horizon.updates > known["updates"], self.updates_done
+        is_longer = horizon.updates > known["updates"]
+        done = self.updates_done
         if self._keeps_rates(known, horizon) or (is_longer and self._on_extend is not None):
             return None
         text = (
@@ -212,7 +215,8 @@ class ClosedForm(ABC):
         )
         if is_longer:
             places = (done, (done + horizon.updates - 1) // 2, horizon.updates - 1)
-            before, after = self._factor_of(known)(done - 1), [self.factor(horizon)(place) for place in places]
+            before = self._factor_of(known)(done - 1)
+            after = [self.factor(horizon)(place) for place in places]
             text += (
                 f"{REPLAN} accepts the rates of the longer run: {curves.by_group(self._bases(), after)} in the next "
                 f"update, halfway, and in the last one, after {curves.by_group(self._bases(), [before])} in the "
@@ -245,7 +249,8 @@ class ClosedForm(ABC):
         """
         if horizon.updates == known["updates"]:
             return True
-        before, now = self._factor_of(known), self.factor(horizon)
+        before = self._factor_of(known)
+        now = self.factor(horizon)
         made = range(known["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
@@ -267,7 +272,8 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `plan`.
         """
-        name, bases = type(self).__name__, self._bases()
+        name = type(self).__name__
+        bases = self._bases()
         with_lengths = name + "".join(f", {each.name} {each}" for each in self.lengths())
         if horizon.share is not None:
             rates = curves.sampled(self.plan(horizon), TICKS, bases)
@@ -276,15 +282,18 @@ class ClosedForm(ABC):
             is_of_shares = all(each.unit == "%" for each in self.lengths())
             rates = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else []
             return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
-        factor, plan = self.plan(horizon), self.planned or {}
-        updates, began = plan["updates"], plan["began"]
+        factor = self.plan(horizon)
+        plan = self.planned or {}
+        updates = plan["updates"]
         planned = _horizon_of(plan)
         name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
         if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
         note = ""
         if "before" in plan:
-            old, new = (curves.by_group(bases, [share]) for share in (plan["before"], factor(began)))
+            began = plan["began"]
+            old = curves.by_group(bases, [plan["before"]])
+            new = curves.by_group(bases, [factor(began)])
             note = f"on_extend=replan after {began} updates, from {old} to {new}"
         return SchedulePlan(name, updates, note=note, rates=curves.sampled(factor, max(updates, 1), bases))
 

@@ -47,5 +47,5 @@ def by_group(bases: Sequence[float], shares: Sequence[float]) -> str:
     texts = {base: ", ".join(f"{base * share:.3g}" for share in shares) for base in found}
     if len(found) == 1:
         return next(iter(texts.values()))
-    named = {base: f"group{'s' * (len(each) > 1)} {', '.join(each)}" for base, each in found.items()}
+    named = {base: f"{'group' if len(each) == 1 else 'groups'} {', '.join(each)}" for base, each in found.items()}
     return "; ".join(f"{named[base]}: {text}" for base, text in texts.items())

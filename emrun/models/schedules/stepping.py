@@ -54,7 +54,8 @@ class Scheduler:
             StateError: the state belongs to another scheduler, or the scheduler refuses it.
         """
         check_class(saved, "scheduler", _class_of(self.scheduler))
-        old, new = saved["configured"], self._configured
+        old = saved["configured"]
+        new = self._configured
         with refusals("scheduler", self.scheduler):
             self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
@@ -151,7 +152,8 @@ def build_scheduler(
         ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
     """
     options: Values = getattr(form, "options", {})
-    step_on, metric = options.get("step_on", "epoch"), options.get("metric")
+    step_on = options.get("step_on", "epoch")
+    metric = options.get("metric")
     if optimizer is None:
         raise ArgumentError("scheduler", "there is no optimizer whose learning rate the scheduler could set")
     if step_on not in ("epoch", "update"):

@@ -17,7 +17,8 @@ gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
 _is_there = partial(is_not, None)
 exhaust = deque[Any](maxlen=0).extend
-_GRAD, _NONE = repeat("grad"), repeat(None)
+_GRAD = repeat("grad")
+_NONE = repeat(None)
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

@@ -37,7 +37,8 @@ def compare_halves(model: Any, inputs: Values, examples: int) -> bool:
     Raises:
         ArgumentError: forward gathers rows of all ranks, which cannot be done with parts of batches.
     """
-    parts, calls = model._parts, gather.calls
+    parts = model._parts
+    calls = gather.calls
     count = examples if parts is None else min(examples, max(2, parts.size or 2))
     middle = count // 2
     losses: list[Tensor] = []
@@ -53,7 +54,8 @@ def compare_halves(model: Any, inputs: Values, examples: int) -> bool:
         raise ArgumentError("micro_batch_size", "cannot be used with emrun.all_gather: a rank has its own parts")
     if len(losses) < 3 or gathers:
         return gathers
-    whole, halves = losses[0].item(), float(mean(losses[1:], weights[1:]))
+    whole = losses[0].item()
+    halves = float(mean(losses[1:], weights[1:]))
     if math.isfinite(whole) and not math.isclose(
         whole, halves, rel_tol=_ROUNDED.get(model.precision, 1e-3), abs_tol=1e-6
     ):

@@ -73,7 +73,10 @@ class LossScale:
 
     def clear(self) -> None:
         """Forget a window that has begun."""
-        self._is_scaled, self._found, self._overflows, self.unit = False, None, False, None
+        self._is_scaled = False
+        self._found = None
+        self._overflows = False
+        self.unit = None
         self._scaler._per_optimizer_states.clear()
 
     @property

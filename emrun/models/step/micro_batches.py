@@ -40,8 +40,10 @@ class MicroBatches:
         if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
             raise ArgumentError("micro_batch_size", message)
-        self._model, self._window = model, window
-        self.backward, self.update = window.backward, window.update
+        self._model = model
+        self._window = window
+        self.backward = window.backward
+        self.update = window.update
         self.size: int | None = None if size == "auto" else size
         """The largest number of examples of a part; None as long as it is not known."""
         self._left = 0 if size != "auto" else _TRIED  # the windows in which the size may still be halved
@@ -105,7 +107,9 @@ class MicroBatches:
 
     def _run(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
-        examples, model, window = rows_in(batch), self._model, self._window
+        examples = rows_in(batch)
+        model = self._model
+        window = self._window
         if self.size is None or examples <= self.size:
             return window.run(train_step, inputs, batch)
         if not self._has_warned:

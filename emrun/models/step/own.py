@@ -105,8 +105,10 @@ class Own:
     """
 
     def __init__(self, model: Any, step: Plain | MicroBatches | InAutocast) -> None:
-        self._model, self._step = model, step
-        self.backward, self.update = step.backward, step.update
+        self._model = model
+        self._step = step
+        self.backward = step.backward
+        self.update = step.update
 
     def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""
@@ -128,7 +130,8 @@ class InAutocast:
     """
 
     def __init__(self, step: Plain | MicroBatches, autocast: Autocast) -> None:
-        self._step, self._autocast = step, autocast
+        self._step = step
+        self._autocast = autocast
 
     def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
         """Run the train step on a batch, or on each of its parts."""

@@ -72,7 +72,9 @@ class Plain:
     """Whether a window of batches has begun that the last batch did not end."""
 
     def __init__(self, model: Any, optimizers: Optimizers, skipped: SkippedUpdates) -> None:
-        self._model, self._optimizers, self._skipped = model, optimizers, skipped
+        self._model = model
+        self._optimizers = optimizers
+        self._skipped = skipped
         self.scheduled: list[ScheduledOptimizer] = []
         """Those whose schedules step after each window, whether it has one update of theirs, several or none."""
         self.parameters: list[Parameter] = []
@@ -98,19 +100,25 @@ class Plain:
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        members, loop = self._optimizers.members, self._model._main_loop
+        members = self._optimizers.members
+        loop = self._model._main_loop
         self._skipped.begin_stream(stream)
+        # the parameters, and whose schedules step
         self.parameters = all_parameters(self._model.module)
         self.list_optimizers()
         self.scheduled = [each for each in members if each.scheduler is not None and each.scheduler.on_update]
-        self._before, self._after = (
-            partial(loop.notify, event) if loop is not None and loop.listens(event) else None
-            for event in ("before_update", "after_update")
-        )
+        # the hooks of an update
+        self._before = self._after = None
+        if loop is not None and loop.listens("before_update"):
+            self._before = partial(loop.notify, "before_update")
+        if loop is not None and loop.listens("after_update"):
+            self._after = partial(loop.notify, "after_update")
+        # which losses are refused
         self._can_use = _not_looked_at
         waits = not all(each.is_cpu for each in self.parameters)  # for a device, to read a loss
         if loop is not None and loop.on_nan_loss == "error" and not waits:
             self._can_use = is_finite if self._model.trains_itself else math.isfinite
+        # the warnings, the plan and the optimizers
         self._optimizers.warn_of_untrained()
         self._model.frozen_parts.warn()
         if self._optimizers.is_plan_due:
@@ -221,7 +229,8 @@ class Plain:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
         self._optimizers.warn_of_untrained()  # once more: code of the user may have replaced parameters
         self._skipped.report()
-        loop, members = self._model._main_loop, self._optimizers.members
+        loop = self._model._main_loop
+        members = self._optimizers.members
         late = [each.name for each in members if each.step is None]
         if loop is not None and loop.training_epochs_done == 1 and 0 < len(late) < len(members):
             text = "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step"

@@ -53,7 +53,9 @@ class ShardSums:
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter], ranks: Ranks, given: set[str]) -> None:
-        self._parameters, self._ranks, self._given = parameters, ranks, given
+        self._parameters = parameters
+        self._ranks = ranks
+        self._given = given
 
     def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
         """Divide the gradients by the sum of the weights, unless this is 0; one that no rank has given becomes None.

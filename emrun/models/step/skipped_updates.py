@@ -50,7 +50,8 @@ class SkippedUpdates:
         self._count += 1
         if self.total == 1:
             which = "an update" if update is None else f"update {update}"
-            which += f" of optimizer {optimizer!r}" * bool(optimizer)
+            if optimizer:
+                which += f" of optimizer {optimizer!r}"
             _LOG.info("%s was skipped: %s; %s counts such updates", which, reason, NAME)
 
     def values(self, stream: str) -> dict[str, int]:

@@ -51,7 +51,10 @@ class SummedWindows(Windows):
         self, *arguments: Any, accumulate: int, ranks: Ranks, carries_loss: bool, sends: bool, exchanges: bool
     ) -> None:
         super().__init__(*arguments, accumulate=accumulate)
-        self._ranks, self._carries_loss, self._sends, self.exchanges = ranks, carries_loss, sends, exchanges
+        self._ranks = ranks
+        self._carries_loss = carries_loss
+        self._sends = sends
+        self.exchanges = exchanges
         self._sums: dict[Optimizer, GradientSums] = {}
         self._early: GradientSums | None = None  # whose gradients are sent during the backward pass
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
@@ -98,7 +101,9 @@ class SummedWindows(Windows):
 
     def take_mean(self, *_: Any) -> None:
         """Give the model the mean loss of the current batch on all ranks; all ranks call this."""
-        loss, mean, self._mean_loss = self._model._minimised, self._mean_loss, None
+        loss = self._model._minimised
+        mean = self._mean_loss
+        self._mean_loss = None
         if mean is None and loss is not None:
             weight = torch.as_tensor(self.weight).to(loss)
             sums = torch.stack([weighted(loss, weight), weight])
@@ -158,7 +163,8 @@ class _Bucket:
         sizes = [each.numel() for each in members]
         kind = members[0] if members else torch.empty(0, dtype=torch.float64)
         flat = torch.zeros(sum(sizes) + extra, device=kind.device, dtype=kind.dtype)
-        self.sums, self.extra = flat[: sum(sizes)], flat[sum(sizes) :]
+        self.sums = flat[: sum(sizes)]
+        self.extra = flat[sum(sizes) :]
         self.views = [_like(*each) for each in zip(torch.split(self.sums, sizes), members, strict=True)]
         """For each gradient its part of the bucket, of the same shape."""
         self.begin = ranks.summing(flat)
@@ -175,7 +181,10 @@ def _copied(grads: list[Tensor | None], views: list[Tensor]) -> Tensor:
         message = "a gradient is sparse, which several ranks do not support; set sparse=False"
         raise ArgumentError("optimizer", message)
     for grad, view in zip(grads, views, strict=True):
-        view.zero_() if grad is None else view.copy_(grad)
+        if grad is None:
+            view.zero_()
+        else:
+            view.copy_(grad)
     return torch.tensor([each is not None for each in grads])
 
 
@@ -203,7 +212,8 @@ class GradientSums:
     """
 
     def __init__(self, parameters: Sequence[Parameter], ranks: Ranks) -> None:
-        self._parameters, self._ranks = parameters, ranks
+        self._parameters = parameters
+        self._ranks = ranks
         self._layout: _Layout | None = None
         self._sent: list[Any] = []  # works of torch: of the buckets that are sent already, in their order
         self._listens = False
@@ -239,15 +249,26 @@ class GradientSums:
             ArgumentError: a gradient is sparse.
             StreamError: no rank has an example.
         """
-        layout, sent = self._layout, self._sent
+        # where the gradients go
+        layout = self._layout
+        sent = self._sent
         if layout is None or layout.may_change:
             layout = self._laid_out()
-        views, extra, begins = layout.views, layout.extra, layout.begins
-        grads, filled = [*map(gradient_of, layout.trained)], views
+        views = layout.views
+        extra = layout.extra
+        begins = layout.begins
+        grads = [*map(gradient_of, layout.trained)]
+        filled = views
+        # those that the backward pass has not sent
         if self._listens:
-            self._listens, self._sends, self._has_looked = False, self._sends or not self._has_looked, True
+            self._listens = False
+            self._sends = self._sends or not self._has_looked
+            self._has_looked = True
+            self._sent = []
             first = sum(len(each.members) for each in layout.buckets[: len(sent)])
-            grads, filled, begins, self._sent = grads[first:], views[first:], begins[len(sent) :], []
+            grads = grads[first:]
+            filled = views[first:]
+            begins = begins[len(sent) :]
         try:
             torch._foreach_copy_(filled, grads)
             are_there: Any = 1.0
@@ -255,11 +276,13 @@ class GradientSums:
             if self._laid_out() is not layout:  # a hook has frozen some
                 return self.reduce(weight, loss)
             are_there = torch.cat([torch.ones(len(views) - len(filled)), _copied(grads, filled)])
+        # the numbers beside them
         is_number = weight.__class__ is float and weight > 0
         extra[0] = weight
         extra[1] = 0.0 if loss is None else loss * weight if is_number else weighted(loss, weight)
         extra[2] = is_number or weight.__class__ is Tensor
         extra[EXTRA:] = are_there
+        # the sums, divided
         end_sums(begins, sent)
         total = divisor = extra[0]
         if not is_number:
@@ -279,8 +302,9 @@ class GradientSums:
         are_trained = list(map(_is_trained, self._parameters))
         layout = self._layout
         if layout is None or layout.are_trained != are_trained:
-            for handle in layout.handles if layout is not None else ():
-                handle.remove()
+            if layout is not None:
+                for handle in layout.handles:
+                    handle.remove()
             layout = self._layout = _Layout(self._parameters, are_trained, self._ranks, self._take)
         return layout
 
@@ -325,7 +349,9 @@ class _Layout:
         ranks: Ranks,
         take: Callable[[_Bucket, Parameter], None],
     ) -> None:
-        self.are_trained, self.may_change = are_trained, not all(are_trained)
+        self.are_trained = are_trained
+        self.may_change = not all(are_trained)
+        # the groups of parameters, from the last one to the first
         trained = list(compress(parameters, are_trained))
         size = sum(each.numel() * each.element_size() for each in trained)
         limit = min(_MOST, max(_LEAST, size // _PARTS))
@@ -342,12 +368,14 @@ class _Layout:
                 del open_groups[kind]
         last = next((each for each in reversed(groups) if each[0].dtype in _PRECISE), [])
         groups = [*(each for each in groups if each is not last), last]  # of its own if no dtype is precise
+        # their buckets
         self.buckets = [_Bucket(each, (EXTRA + len(trained)) * (each is last), ranks) for each in groups]
         self.buckets[-1].waiting.add(None)
         self.trained = [each for group in groups for each in group]
         self.views = [view for bucket in self.buckets for view in bucket.views]
         """The places of their gradients."""
-        self.sums, self.begins = ([getattr(each, name) for each in self.buckets] for name in ("sums", "begin"))
+        self.sums = [each.sums for each in self.buckets]
+        self.begins = [each.begin for each in self.buckets]
         self.extra = self.buckets[-1].extra
         """The weight, the loss, the flag for rows, and a flag for each gradient."""
         self.handles = [

@@ -98,9 +98,10 @@ class Windows(Plain):
         optimizer = self._optimizers.named(optimizer)
         if optimizer in self._asked:
             name = next((each.name for each in self._optimizers.members if each.optimizer is optimizer), "")
+            given = repr(name) if name else ""
             raise ArgumentError(
                 key,
-                f"train_step calls update({f'{name!r}' * bool(name)}) twice for a batch, but an optimizer makes "
+                f"train_step calls update({given}) twice for a batch, but an optimizer makes "
                 "one update for all parts of a window; call it once, or remove the key",
             )
         self._asked.add(optimizer)
@@ -141,7 +142,8 @@ class Windows(Plain):
 
     def finish(self) -> None:
         """End the window: make the updates that are due."""
-        self.is_open, self.left = False, self._accumulate
+        self.is_open = False
+        self.left = self._accumulate
         while self._pending:
             self._make(next(iter(self._pending)))
         self.step_schedules()
@@ -149,6 +151,7 @@ class Windows(Plain):
     def forget(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
         super().forget()
-        self.is_open, self.left = False, self._accumulate
+        self.is_open = False
+        self.left = self._accumulate
         self._pending.clear()
         self._ended.clear()

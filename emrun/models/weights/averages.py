@@ -53,7 +53,8 @@ class EvaluationWeights:
         self.in_use = wanted
         for tensor, other in self._pairs:
             if is_in_pieces(tensor):  # `fully_shard` reads its own memory
-                one, two = piece(tensor), piece(other)
+                one = piece(tensor)
+                two = piece(other)
                 values = one.clone()
                 one.copy_(two)
                 two.copy_(values)

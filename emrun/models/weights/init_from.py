@@ -76,13 +76,15 @@ class InitFrom:
                 where, f"{value!r} is neither a path nor a mapping such as {{path: FILE, match: REGEX}}"
             )
         check_keys(where, value, list(InitFromForm.__annotations__))
-        path, key = value.get("path"), f"{where}.path"
+        path = value.get("path")
+        key = f"{where}.path"
         if not isinstance(path, str | os.PathLike) or not str(path):
             message = f"{path!r} is not the path of a run directory, a checkpoint, or a file with weights"
             raise ArgumentError(key, message)
         policy = value.get("on_mismatch", "error")
         check_choice(f"{where}.on_mismatch", policy, Mismatch)
-        match, rename = patterns(f"{where}.match", value.get("match")), _renames(f"{where}.rename", value.get("rename"))
+        match = patterns(f"{where}.match", value.get("match"))
+        rename = _renames(f"{where}.rename", value.get("rename"))
         return cls(expanded(path), match, rename, policy == "skip", key, where)
 
     @classmethod

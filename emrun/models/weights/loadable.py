@@ -107,7 +107,8 @@ class Loadable:
 
     def register(self) -> None:
         """Record the structure of the module when the model is registered; after that, a checkpoint is loaded."""
-        self._registered, self._before_update = structure(own_tensors(self._model.module)), None
+        self._registered = structure(own_tensors(self._model.module))
+        self._before_update = None
         self._not_loaded = {}
 
     def check_saving(self, *, saves_more: bool) -> None:
@@ -265,5 +266,8 @@ def _place(tensor: Tensor) -> int:
 
 def _differ(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors differ in a bit, once the other has the dtype of the first."""
-    first, second = (each.to("cpu", one.dtype).contiguous().flatten().view(torch.uint8) for each in (one, other))
-    return not torch.equal(first, second)
+    return not torch.equal(_bytes(one, one.dtype), _bytes(other, one.dtype))
+
+
+def _bytes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to("cpu", dtype).contiguous().flatten().view(torch.uint8)

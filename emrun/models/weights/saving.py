@@ -56,12 +56,13 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
     storages: set[int] = set()
     found = own_tensors(module)
     if replaced:
-        names = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-        others = {name: replaced[id(each)] for name, each in chain(*names) if id(each) in replaced}
+        held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+        others = {name: replaced[id(each)] for name, each in held if id(each) in replaced}
         found |= {name: tensor for name, tensor in others.items() if name in found}
     for name, *others_of_it in same_tensors(module, found):
         tied |= dict.fromkeys(others_of_it, name)
-        tensor, here = found[name], piece(found[name])
+        tensor = found[name]
+        here = piece(tensor)
         own = here.detach().cpu().contiguous()
         storage = own.untyped_storage().data_ptr()
         is_shared = storage in storages or (copied and storage == here.untyped_storage().data_ptr())
