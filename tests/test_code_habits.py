@@ -19,7 +19,7 @@ LEFT = {
     "emrun/diagnosis": {"R4": 10, "R5": 22, "R6": 1, "R9": 1},
     "emrun/launch": {"R5": 3, "R10": 1},
     "emrun/loop": {"R10": 1},
-    "emrun/models": {"R1": 10, "R2": 3, "R3": 31, "R4": 33, "R5": 31, "R6": 1, "R7": 5, "R9": 7},
+    "emrun/models": {"R5": 31, "R6": 1},
     "emrun/record": {"R5": 7},
     "emrun/storage": {"R2": 2, "R3": 2, "R4": 8, "R7": 2, "R9": 3},
     "emrun/streams": {"R3": 1, "R4": 3, "R5": 12, "R10": 2},
