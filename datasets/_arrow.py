@@ -129,7 +129,8 @@ def _values(array: Any) -> Array | list[Any]:
     if not _is_list(array.type):
         texts: list[Any] = array.to_pylist()
         return texts
-    values, lengths = _values(array.flatten()), _lengths(array)
+    values = _values(array.flatten())
+    lengths = _lengths(array)
     ends = np.cumsum(lengths)
     return [values[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
 

@@ -32,7 +32,8 @@ class ColumnForms:
 
     def __init__(self, fill: Mapping[str, Any] | None, categories: Sequence[str] | None) -> None:
         check_names("categories", categories or [])
-        self.fill, self.categories = dict(fill or {}), tuple(dict.fromkeys(categories or ()))
+        self.fill = dict(fill or {})
+        self.categories = tuple(dict.fromkeys(categories or ()))
         self.types: dict[str, Any] = {}
         """Column -> the type of Arrow that it is read as, once it is known."""
         self.names: dict[str, list[str]] = {}
@@ -86,9 +87,11 @@ class ColumnForms:
         if len(known) in numbers and not self._told[place]:
             self._told[place] = 1
             first = int(np.argmax(numbers == len(known)))
-            row, name = first if rows is None else rows[first], names[indices[first]]
+            row = first if rows is None else rows[first]
+            name = names[indices[first]]
+            once = {"once": f"category of {source}"}
             message = "%s, row %d: column %r has %r, which no train row has; all such categories get the number %d"
-            _LOG.warning(message, *(where, row, source, name, len(known)), extra={"once": f"category of {source}"})
+            _LOG.warning(message, where, row, source, name, len(known), extra=once)
         return numbers
 
 

@@ -182,9 +182,11 @@ class Crop:
         for _ in range(_TRIES):  # as torchvision's RandomResizedCrop
             area = width * height * rng.uniform(*self.area)
             ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
-            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            wide = round(math.sqrt(area * ratio))
+            high = round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
-                left, top = int(rng.integers(width - wide + 1)), int(rng.integers(height - high + 1))
+                left = int(rng.integers(width - wide + 1))
+                top = int(rng.integers(height - high + 1))
                 return left, top, left + wide, top + high
         half = min(width, height * self.ratio[1]) / 2, min(height, width / self.ratio[0]) / 2
         return width / 2 - half[0], height / 2 - half[1], width / 2 + half[0], height / 2 + half[1]

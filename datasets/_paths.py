@@ -49,8 +49,10 @@ def _matching(pattern: Path) -> list[str]:
 
 def what_is_in(folder: Path) -> str:
     """Return the first names in a folder for a message, or an empty string if there is no such folder."""
-    names = sorted(f"{each.name}{'/' * each.is_dir()}" for each in folder.iterdir()) if folder.is_dir() else None
-    return "" if names is None else f"; {str(folder)!r} has {first_of(names)}"
+    if not folder.is_dir():
+        return ""
+    names = sorted(f"{each.name}/" if each.is_dir() else each.name for each in folder.iterdir())
+    return f"; {str(folder)!r} has {first_of(names)}"
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:

@@ -85,6 +85,7 @@ class Splits(ThreeStreams):
         return {name: -(-len(part) // self._batch_size) for name, part in self._parts.items()}
 
     def _open(self, name: str, ctx: StreamContext) -> Iterator[Batch]:
-        part, shuffle = self._parts[name], name == "train" and ctx.epoch > 0
+        part = self._parts[name]
+        shuffle = name == "train" and ctx.epoch > 0
         for rows in ctx.batches(len(part), self._batch_size, shuffle=shuffle, blocks=part.blocks):
             yield part.read(rows, ctx)

@@ -50,8 +50,11 @@ class Digits(ThreeStreams):
         self._shift = shift
         images, labels = _load()
         held_out = np.arange(len(labels)) % _TEST_EVERY == 0
-        parts = {"train": np.flatnonzero(~held_out)}
-        parts["valid"], parts["test"] = np.flatnonzero(held_out)[::2], np.flatnonzero(held_out)[1::2]
+        parts = {
+            "train": np.flatnonzero(~held_out),
+            "valid": np.flatnonzero(held_out)[::2],
+            "test": np.flatnonzero(held_out)[1::2],
+        }
         self._parts: dict[str, _Arrays] = {
             name: {"image": images[rows], "label": labels[rows]} for name, rows in parts.items()
         }

@@ -155,7 +155,8 @@ class _Pictures(Part):
 
         places = self._reader.read(rows, ctx, read_one, self._named)
         if len(places) < len(rows):
-            images, rows = images[places], rows[places]
+            images = images[places]
+            rows = rows[places]
         return with_names({"image": images, "label": self._labels[rows]}, rows.tolist(), self._files)
 
     def _named(self, row: int) -> tuple[str, str]:
@@ -166,7 +167,8 @@ class _Pictures(Part):
         path = self._root / self._files[row]
         pixels = self._images.read(path, _FORMATS, rng)
         if pixels.shape[:2] != self._size:
-            found, first = (f"{height} x {width}" for height, width in (pixels.shape[:2], self._size))
+            found = " x ".join(map(str, pixels.shape[:2]))
+            first = " x ".join(map(str, self._size))
             raise StreamError(
                 f"{path} has {found} pixels (height x width), but the first image of train has {first}; set `size`"
             )
@@ -199,7 +201,8 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
     """Return the folder, the paths of its images relative to the folder, sorted by class and name, and their labels."""
     there = _folders(argument, root)
     if there != classes:
-        less, more = (sorted({*one}.difference(other)) for one, other in ((classes, there), (there, classes)))
+        less = sorted({*classes}.difference(there))
+        more = sorted({*there}.difference(classes))
         what = f"{root} must have the classes of train; missing: {listed(less)}; not in train: {listed(more)}"
         raise ArgumentError(argument, what)
     files: list[str] = []
@@ -217,8 +220,8 @@ def _files(argument: str, root: Path, classes: list[str]) -> tuple[Path, list[st
         files += sorted(own)
         labels += [label] * len(own)
     if others:
-        found = argument, counted(len(others), "name"), root, first_of(others)
-        _LOG.warning("%s: left out %s of %s: %s", *found, extra={"names": others})
+        names = counted(len(others), "name")
+        _LOG.warning("%s: left out %s of %s: %s", argument, names, root, first_of(others), extra={"names": others})
     return root, files, np.array(labels, np.int64)
 
 

@@ -94,7 +94,8 @@ class Mixed(ThreeStreams):
     def train_stream(self, ctx: StreamContext) -> Iterator[Batch]:
         """Yield batches of the datasets, mixed by weight."""
         key = ctx.seed, ctx.stream_name
-        choices, before = self._choices(*key, ctx.epoch), self._read_before(*key, ctx.epoch)
+        choices = self._choices(ctx.seed, ctx.stream_name, ctx.epoch)
+        before = self._read_before(ctx.seed, ctx.stream_name, ctx.epoch)
         places = np.empty_like(choices)  # of each batch, among those of the same dataset in this pass
         for chosen in range(len(self._names)):
             places[choices == chosen] = np.arange(np.count_nonzero(choices == chosen))
@@ -132,7 +133,8 @@ class Mixed(ThreeStreams):
         return {source: values for source, values in batch.items() if source != POSITION}
 
     def _wrapped(self, name: str, stream: str, ctx: StreamContext, *, training: bool) -> StreamWrapper:
-        function, name = stream_function(self._datasets[name], stream), f"{name}.{stream}"
+        function = stream_function(self._datasets[name], stream)
+        name = f"{name}.{stream}"
         return StreamWrapper(function, name=name, seed=ctx.seed, training=training, ranks=ctx.ranks, reading=_READING)
 
     def _choices(self, seed: int, stream: str, epoch: int) -> Rows:

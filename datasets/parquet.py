@@ -146,7 +146,9 @@ class _RowGroups:
         forms: ColumnForms,
         kinds: dict[str, Any],
     ) -> None:
-        self._files, self._forms, self._kinds = files, forms, kinds
+        self._files = files
+        self._forms = forms
+        self._kinds = kinds
         self._identities = [identity(path) for path in files]
         self._groups: list[tuple[int, int]] = []  # index of the file, index of the row group in the file
         sizes: list[int] = []
@@ -218,7 +220,8 @@ class _RowGroups:
         table = self._columns_of(group, self._columns or (), ctx.stream_name)
         for name in self._forms.names:
             found = table.column(name).combine_chunks().dictionary_encode()
-            names, indices = found.dictionary.to_pylist(), found.indices.to_numpy()
+            names = found.dictionary.to_pylist()
+            indices = found.indices.to_numpy()
             numbers = self._forms.numbers(name, names, indices, self._where(group, ctx.stream_name))
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(numbers))
         return _RowGroup(table, views_of(table))
@@ -234,7 +237,8 @@ class _RowGroups:
             StreamError: the row group cannot be read, has changed, or has a null.
         """
         file, number = self._groups[group]
-        path, where = self._files[file], self._where(group, stream)
+        path = self._files[file]
+        where = self._where(group, stream)
         check_unchanged(path, self._identities[file], where)
         try:
             footer = self._footer[1] if self._footer is not None and self._footer[0] == file else None

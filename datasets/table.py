@@ -135,7 +135,8 @@ class _Sources(Part):
             self._sources = dict(_read_npz(argument, files))
         else:
             raise ArgumentError(argument, f"{files} is neither a .npz nor a .csv file, nor {{source: file.npy}}")
-        self._forms, self._where = forms, str(files)
+        self._forms = forms
+        self._where = str(files)
         self._texts: dict[str, list[str]] = {}  # source -> the categories of this stream, whose indices the source has
         named = columns if columns is not None else {source: source for source in self._sources}
         own = {column: source for source, column in named.items() if isinstance(column, str)}
@@ -198,9 +199,12 @@ class _Mapped:
     """A memory-mapped array, of which only the requested rows are read; it is mapped again after unpickling."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._identity = path, identity(path)
+        self._path = path
+        self._identity = identity(path)
         self._values: Array | None = np.load(path, mmap_mode="r", allow_pickle=False)
-        self.shape, self.ndim, self.dtype = self._values.shape, self._values.ndim, self._values.dtype
+        self.shape = self._values.shape
+        self.ndim = self._values.ndim
+        self.dtype = self._values.dtype
 
     def __getitem__(self, rows: Rows) -> Array:
         check_unchanged(self._path, self._identity, str(self._path), "it was mapped")

@@ -124,7 +124,8 @@ class _Windows(Part):
                 what = f"the tokens cannot be read: {reason_of(error)}"
                 raise StreamError(f"stream {ctx.stream_name!r}: {what}") from error
         found = self._windows[rows]
-        tokens, targets = (part.astype(np.int64, order="C") for part in (found[:, :-1], found[:, 1:]))
+        tokens = found[:, :-1].astype(np.int64, order="C")
+        targets = found[:, 1:].astype(np.int64, order="C")
         return {"tokens": tokens, "targets": targets}
 
 
@@ -136,7 +137,9 @@ class _Encoder:
     """Encodes files as tokens; with a folder, they are read from there."""
 
     def __init__(self, tokenizer: Any, separator: int | None, folder: Path | None) -> None:
-        self._tokenizer, self._separator, self._folder = tokenizer, separator, folder
+        self._tokenizer = tokenizer
+        self._separator = separator
+        self._folder = folder
         size = _BYTES if tokenizer is None else _size_of(tokenizer)
         self.vocabulary_size = size if size is None else max(size, -1 if separator is None else separator + 1)
         most = max(2**31 if size is None else size, 0 if separator is None else separator + 1)

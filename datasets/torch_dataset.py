@@ -108,7 +108,9 @@ class TorchDataset(ThreeStreams):
         has_only(self, self._data)
         if self._reader.skips and not any(map(_has_items, self._data.values())):
             raise ArgumentError("on_bad_example", "has no effect: only examples of a map-style dataset are left out")
-        self._batch_size, self._collate, self._sampler = batch_size, collate or default_collate, sampler
+        self._batch_size = batch_size
+        self._collate = collate or default_collate
+        self._sampler = sampler
         self._sources = None if sources is None else list(sources)
         self._classes = getattr(train, "classes", None)
 
@@ -301,7 +303,9 @@ def _with_epoch(data: Any) -> Iterator[Any]:
         yield from _with_epoch(data.dataset)
     elif isinstance(data, ConcatDataset | ChainDataset | StackDataset):
         parts: Any = data.datasets
-        for part in parts.values() if isinstance(parts, Mapping) else parts:
+        if isinstance(parts, Mapping):
+            parts = parts.values()
+        for part in parts:
             yield from _with_epoch(part)
 
 

@@ -178,7 +178,10 @@ class ComputeStats(OfStreams):
                     _LOG.warning(
                         "ComputeStats: no batch of stream %r has a variable %r%s; there is no statistic of it (the "
                         "first batch has %s)",
-                        *(stream, name, did_you_mean(name, there), listed(there)),
+                        stream,
+                        name,
+                        did_you_mean(name, there),
+                        listed(there),
                     )
         if self.main_loop.evaluating:
             self.collected = self._outer

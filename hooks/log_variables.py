@@ -124,7 +124,8 @@ class LogVariables(AbstractHook):
             ]
             if stream == loop.train_stream_name and not loop.evaluating:
                 parts += self._rates() if epoch_id > 0 else []
-                parts.append(f"{short(loop.epoch_seconds)} s{' since the resume' * loop.epoch_is_resumed}")
+                since = " since the resume" if loop.epoch_is_resumed else ""
+                parts.append(f"{short(loop.epoch_seconds)} s{since}")
             if parts:
                 _LOG.info("%s  %s  %s", when, stream.ljust(width), "  ".join(parts))
 

@@ -165,5 +165,7 @@ def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
         ]
         for each in sorted(found, key=lambda each: getattr(each, time), reverse=True)[:_ROWS]
     ]
-    head = ["operation", "calls", f"ms on the {where}", "share", *["memory"] * with_memory]
+    head = ["operation", "calls", f"ms on the {where}", "share"]
+    if with_memory:
+        head.append("memory")
     return Table(rows, head, ("left", *["right"] * (len(head) - 1)))

@@ -162,8 +162,9 @@ class SaveExamples(SavesExamples):
             folder.finish()
         finally:
             folder.drop()
-        shown = counted(len(kept), "example"), stream_name, from_here(place)
-        _LOG.info("saved %s of stream %r in %s", *shown, extra={"once": f"{self.root}/{stream_name}"})
+        examples = counted(len(kept), "example")
+        once = {"once": f"{self.root}/{stream_name}"}
+        _LOG.info("saved %s of stream %r in %s", examples, stream_name, from_here(place), extra=once)
 
     def _read(self, examples: Examples, rows: Sequence[int], keys: Sequence[tuple[float, ...]]) -> list[_Kept]:
         """Return some examples of a batch, as copies."""

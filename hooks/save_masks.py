@@ -127,8 +127,9 @@ class SaveMasks(SavesExamples):
             folder.finish()
         finally:
             self._drop()
-        shown = counted(len(files), "mask"), stream_name, from_here(folder.place)
-        _LOG.info("saved %s of stream %r in %s", *shown, extra={"once": str(folder.place)})
+        masks = counted(len(files), "mask")
+        once = {"once": str(folder.place)}
+        _LOG.info("saved %s of stream %r in %s", masks, stream_name, from_here(folder.place), extra=once)
 
     def after_training(self, success: bool) -> None:
         """Drop an incomplete folder."""

@@ -161,6 +161,15 @@ def _value_of(name: str, shown: Written) -> Any:
             tag=name, image=Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=shown.png)
         )
     if isinstance(shown, Counts):
-        ends = shown.edges[0], shown.edges[-1], sum(shown.counts), shown.total, shown.squares
-        return summary.histogram_raw(name, *ends, shown.edges[1:], shown.counts).value[0]
+        made = summary.histogram_raw(
+            name,
+            min=shown.edges[0],
+            max=shown.edges[-1],
+            num=sum(shown.counts),
+            sum=shown.total,
+            sum_squares=shown.squares,
+            bucket_limits=shown.edges[1:],
+            bucket_counts=shown.counts,
+        )
+        return made.value[0]
     return summary.text(name, shown.text).value[0]

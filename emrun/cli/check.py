@@ -105,7 +105,9 @@ def check(
         for note in contract["notes"]:
             print_error(f"warning: {note}")
         if not is_wrong:
-            also = ", and read all data" * data + ", and compared the ways to compute a step" * numerics
+            also = ", and read all data" if data else ""
+            if numerics:
+                also += ", and compared the ways to compute a step"
             verdict = "no error, but the warnings above" if contract["notes"] else "nothing is wrong"
             click.echo(f"\n{config}: {verdict}; tried a short epoch with all hooks, saving and loading{also}")
     return 1 if is_wrong else 0

@@ -60,13 +60,13 @@ def _overrides(context: click.Context, incomplete: str) -> Iterator[CompletionIt
 
     if "=" in incomplete:
         return
+    sign = "~" if incomplete.startswith("~") else ""  # the override deletes the key
     head, dot, tail = incomplete.removeprefix("~").rpartition(".")
     for name, is_deeper in keys_below(_config_of(context), head.split(".") if head else []).items():
         if name.startswith(tail):
-            deletes = incomplete.startswith("~")
-            ending = "." if is_deeper else "=" * (not deletes)
+            ending = "." if is_deeper else "" if sign else "="
             kind = "partial" if ending else "plain"  # the shell writes no blank after a partial one
-            yield CompletionItem(f"{'~' * deletes}{head}{dot}{name}{ending}", type=kind)
+            yield CompletionItem(f"{sign}{head}{dot}{name}{ending}", type=kind)
 
 
 def _streams_or_overrides(context: click.Context, incomplete: str) -> Iterable[CompletionItem]:
@@ -233,7 +233,8 @@ def _warnings_once() -> Iterator[None]:
 
     Python shows one again after any `warnings.catch_warnings`, such as those of libraries in each epoch.
     """
-    show, told = warnings.showwarning, set()
+    show = warnings.showwarning
+    told: set[tuple[Any, ...]] = set()
 
     def once(*args: Any, **kwargs: Any) -> None:
         key = (str(args[0]), *args[1:4])  # the message, the category, the file and the line

@@ -237,7 +237,10 @@ def import_torch() -> None:
     numbers = [each for each in ending if callable(signal.getsignal(each))]  # not one that is ignored
 
     def end(number: int, frame: Any) -> None:
-        end_by_signal(number) if number_of_ranks() > 1 else report_and_end_by_signal(number)
+        if number_of_ranks() > 1:
+            end_by_signal(number)
+        else:
+            report_and_end_by_signal(number)
 
     with handled(dict.fromkeys(numbers, end)), NamedWhenSlow("importing PyTorch"):
         import torch  # noqa: F401 - here, so that --help does not wait for it

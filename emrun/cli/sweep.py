@@ -197,8 +197,14 @@ def _run(trials: Trials, search: Search | None, command: Sequence[str], place: s
     jobs, threads = prepared(trials.settings, trials.config_of(trials.experiment(first).trials[0]))
 
     def started_with(trial: Trial, ends_sweep: Path) -> list[str]:
-        of_trial = trial.directory, trials.settings.objective, place, ends_sweep
-        return arguments(command_of(command, trial), *of_trial, records=True)
+        return arguments(
+            command_of(command, trial),
+            directory=trial.directory,
+            objective=trials.settings.objective,
+            place=place,
+            ends_sweep=ends_sweep,
+            records=True,
+        )
 
     return SweepLoop(trials, trials.settings, jobs, started_with, threads, search).run()
 

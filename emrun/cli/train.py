@@ -163,7 +163,8 @@ def _go_on(output_dir: Path, loaded: Config) -> int:
     """Resume the run that the same command started; return the exit status."""
     from emrun.training.resume import changes_to
 
-    different, shown = changes_to(output_dir, loaded), from_here(output_dir)
+    different = changes_to(output_dir, loaded)
+    shown = from_here(output_dir)
     if different:
         raise UsageError(
             f"the run in {shown} was started with other values ({', '.join(different)}); to resume it with "
@@ -257,7 +258,8 @@ def _tell_what_survived(training: Training, shown: Path, error: BaseException | 
     kept = f"saved checkpoints: {', '.join(names)}" if names else "no checkpoint was saved"
     is_refused = isinstance(error, ArgumentError) and error.argument == "module" and not loop.iterations_done
     if names and not is_refused:  # otherwise the checkpoints do not fit the module once it is fixed
-        label, words = "resume with", ["resume", str(shown)]
+        label = "resume with"
+        words = ["resume", str(shown)]
         if isinstance(error, DataChanged):
             words.append(error.key)
     else:

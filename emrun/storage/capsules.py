@@ -173,13 +173,15 @@ def keep_failure(
         _LOG.warning("cannot save the %s: %s: %s", what, type(failure).__name__, reason_of(failure))
         return None
     shown = from_here(place)
-    _LOG.info("saved the %s in %s%s", what, shown, f"; repeat the step with: emrun replay {shown}" * is_skip)
+    advice = f"; repeat the step with: emrun replay {shown}" if is_skip else ""
+    _LOG.info("saved the %s in %s%s", what, shown, advice)
     return place
 
 
 def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
     """Return the capsule of the same step with the same error, if there is one."""
-    for number in _numbers(root) if root.is_dir() else ():
+    numbers = _numbers(root) if root.is_dir() else []
+    for number in numbers:
         with suppress(OSError, ValueError, RecursionError):
             found, intact = read_seal(root / str(number) / _FACTS)
             if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):

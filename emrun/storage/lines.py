@@ -116,7 +116,9 @@ class Lines:
             truncate(self.path, len(kept))
         elif content != kept:
             write_atomically(self.path, kept)
-        self.length, self.lines, self._digest = 0, 0, hashlib.sha256()
+        self.length = 0
+        self.lines = 0
+        self._digest = hashlib.sha256()
         self._count(kept)
 
     def _count(self, data: bytes) -> None:

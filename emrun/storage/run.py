@@ -269,7 +269,10 @@ def check_free(directory: Path) -> None:
         names = sorted(each.name for each in directory.iterdir()) if directory.exists() else []
     there = [name for name in names if not name.startswith(".") and name not in FOREIGN]
     if there:
-        named = listed([in_one_line(name, 40) for name in [*there[:_SHOWN], *["..."] * (len(there) > _SHOWN)]])
+        first = there[:_SHOWN]
+        if len(there) > _SHOWN:
+            first.append("...")
+        named = listed([in_one_line(name, 40) for name in first])
         raise UsageError(
             f"{shown} is not empty: it has {named}. A new run needs a new or an empty directory; choose another "
             f"--output-dir, and write what a job prints beside it, such as to {shown}.out"
@@ -344,8 +347,10 @@ def no_run(place: Path, missing: str = CONFIG) -> UsageError:
         runs: list[Path] = []
         with suppress(OSError):
             runs = sorted((each.parent for each in place.glob(f"*/{TRACE}")), key=lambda each: each.stat().st_mtime)
-        newest = listed([str(from_here(each)) for each in runs[: -_SHOWN - 1 : -1]])
-        return UsageError(f"{place} is not a run directory: {why}{f'; the newest runs in it: {newest}' * bool(runs)}")
+        newest = [str(from_here(each)) for each in runs[: -_SHOWN - 1 : -1]]
+        if newest:
+            why += f"; the newest runs in it: {listed(newest)}"
+        return UsageError(f"{place} is not a run directory: {why}")
     if (place.parent / TRACE).exists():
         return UsageError(f"{place} is a file; give the run directory instead: {place.parent}")
     begin = f"; to start a run with this config: emrun train {place}" if place.suffix in (".yaml", ".yml") else ""
@@ -363,11 +368,12 @@ def _make_free(candidates: Iterable[Path]) -> Path:
 
 def _directory_name(name: str, overrides: str, clock: Clock) -> str:
     pattern = os.environ.get(_FORMAT_VARIABLE, _DEFAULT_FORMAT)
-    name, timestamp = safe_component("name", name), clock().strftime("%Y%m%d-%H%M%S")
+    name = safe_component("name", name)
+    timestamp = clock().strftime("%Y%m%d-%H%M%S")
     shown = f"_{overrides}" if overrides and len(name) + len(overrides) < _LONGEST_NAME else ""
-    fields = {"name": name, "overrides": shown, "timestamp": timestamp}
     try:
-        return safe_component(_FORMAT_VARIABLE, pattern.format(**fields), also="=+")
+        made = pattern.format(name=name, overrides=shown, timestamp=timestamp)
+        return safe_component(_FORMAT_VARIABLE, made, also="=+")
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        fields_ = "its fields are {name}, {overrides}, {timestamp}"
-        raise UsageError(f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; {fields_}") from error
+        fields = "its fields are {name}, {overrides}, {timestamp}"
+        raise UsageError(f"{_FORMAT_VARIABLE}={pattern!r} is not a valid format for {name!r}; {fields}") from error

@@ -111,7 +111,8 @@ def describe(path: Path, *, flushes: bool = False) -> dict[str, Any]:
         path: the file.
         flushes: whether to flush the file to disk first.
     """
-    found, size = hashlib.sha256(), 0
+    found = hashlib.sha256()
+    size = 0
     with opened_regular(path, 1 if flushes else _DEPTH) as file:  # a folder that this process has just made is no link
         if flushes:
             os.fsync(file.fileno())

@@ -44,7 +44,9 @@ class StepRandomness:
             of_whole_steps: no hook may change the batch. If a hook may, the caller calls `before_hook` and
                 `before_model` instead, and None is returned.
         """
-        before, between, now = self._at_hooks, self._at_model, random_state()
+        before = self._at_hooks
+        between = self._at_model
+        now = random_state()
         self._by_hooks = {name: take for name, take in GENERATORS.items() if between[name] != before[name]}
         self._by_model = {name: take for name, take in GENERATORS.items() if now[name] != between[name]}
         self._before = {name: between[name] for name in self._by_model}

@@ -135,13 +135,15 @@ class Trace:
         """
         self._written_at = self._clock()
         now = _in_text(self._written_at)
-        entries = {"train_begin": now, **{key: previous[key] for key in _KEPT if previous.get(key) is not None}}
-        if resumed.get("checkpoint"):
-            entries["has_checkpoints"] = True
+        kept = {key: previous[key] for key in _KEPT if previous.get(key) is not None}
         before = {key: previous.get(key) for key in ("reason", "command", "directory", "host", "pid")}
         entry = {"time": now, **resumed, "before": {"status": last_status(previous), **before}}
         resumes = previous.get("resumes")
-        self.write(**others, **entries, resumes=[*(resumes if isinstance(resumes, list) else []), entry])
+        self.add(**others, train_begin=now)
+        self.add(**kept)  # with `train_begin`, if it has one
+        if resumed.get("checkpoint"):
+            self.add(has_checkpoints=True)
+        self.write(resumes=[*(resumes if isinstance(resumes, list) else []), entry])
 
     def count(self, epochs_done: int, iterations_done: int) -> None:
         """Set the number of finished epochs and iterations; at most every ten seconds, the file is written."""

@@ -115,9 +115,11 @@ class DatasetStreams:
         if key in known:
             return known[key]
         source = self.source_of(name)
-        function, reading = stream_function(self._dataset, source), self.reading
+        function = stream_function(self._dataset, source)
+        reading = self.reading
         if self.overfit is not None:
-            function, reading = self._kept_batches, replace(reading, workers=0)
+            function = self._kept_batches
+            reading = replace(reading, workers=0)
         if source == self.train_stream_name:
             batches = batches or self.fixed_epoch_size
         known[key] = self._wrapped(

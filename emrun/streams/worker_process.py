@@ -154,7 +154,8 @@ def _begin(task: Task) -> None:
 
 def _end_with_the_loop(folder: Path) -> None:
     """End this worker when the process of the loop has ended."""
-    parent, started_by = multiprocessing.parent_process(), os.getppid()
+    parent = multiprocessing.parent_process()
+    started_by = os.getppid()
     assert parent is not None  # this is a worker
     while parent.is_alive() and os.getppid() == started_by:  # a child forked later may keep the sentinel open
         parent.join(_LOOK_AGAIN)

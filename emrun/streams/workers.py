@@ -82,7 +82,8 @@ class Workers(Iterator[Any]):
                 task.stream_pass = None
                 _write(stream_pass, task, method)
                 stack.enter_context(_STARTING)
-                task.path, task.safe_path = user_directories(), os.environ.get(SAFE_PATH)
+                task.path = user_directories()
+                task.safe_path = os.environ.get(SAFE_PATH)
                 stack.callback(set_environment, SAFE_PATH, task.safe_path)
                 set_environment(SAFE_PATH, "1")
                 stack.callback(sys.path.extend, task.path)

@@ -129,8 +129,9 @@ class WritesRows(OfStreams):
                 self.rows = self._written
                 self.columns = file.columns
                 self._drop()
-        shown = counted(self.rows, "row"), stream_name, from_here(self.path)
-        _LOG.info("wrote %s of stream %r to %s", *shown, extra={"once": f"{stream_name} {self.path}"})
+        rows = counted(self.rows, "row")
+        once = {"once": f"{stream_name} {self.path}"}
+        _LOG.info("wrote %s of stream %r to %s", rows, stream_name, from_here(self.path), extra=once)
 
     def before_epoch(self, epoch_id: int) -> None:
         """Drop what an evaluation that was interrupted has left."""

@@ -36,20 +36,25 @@ def halves(
     count = examples_of(batch)
     if count < 2:
         raise NotApplicableError("the batch has one example")
-    parts = [part for part, _ in split(batch, count, -(-count // 2))]
-    (whole, outputs), *others = (_traced(measure, each, module) for each in (batch, *parts))
-    first, second = (each.gradients for each, _ in others)
-    weights = [each.weight / sum(other.weight for other, _ in others) for each, _ in others]
-    found = difference(whole.gradients, _sum(weights, (first, second)))
+
+    # the gradients of the batch, and those of its halves
+    whole, outputs = _traced(measure, batch, module)
+    others = [_traced(measure, half, module) for half, _ in split(batch, count, -(-count // 2))]
+    gradients = [each.gradients for each, _ in others]
+    total = sum(each.weight for each, _ in others)
+    weights = [each.weight / total for each, _ in others]
+    found = difference(whole.gradients, _sum(weights, gradients))
     if found is None:
         return Row(WHAT, SAME)
     name, by = found
+
+    # why they differ
     part = _first_apart(outputs, [seen for _, seen in others])
     if part is not None:
         kind = type(module.get_submodule(part)).__name__
         shown = f"{part} ({kind})" if part else kind
         return Row(WHAT, DEPENDS, f"{shown} gives an example another output in another batch", part or kind)
-    own, left = _fit(whole.gradients, first, second)
+    own, left = _fit(whole.gradients, gradients)
     if left < _FITS and min(own) > _FITS:
         return Row(WHAT, DIFFERS, f"{name} by {by:.2g}: {_weighting(own, weights)}", name, by)
     kinds = [getattr(each, "__name__", type(each).__name__) for each in losses.values()]
@@ -60,7 +65,8 @@ def halves(
 def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn.Module) -> tuple[Measured, _Seen]:
     """Return what a step has measured, and what goes into and out of the parts of the module for each example."""
     seen: _Seen = {}
-    count, calls = examples_of(batch), dict[str, int]()
+    count = examples_of(batch)
+    calls: dict[str, int] = {}
 
     def note(name: str, *values: Any) -> None:
         calls[name] = calls.get(name, 0) + 1
@@ -88,10 +94,10 @@ def _rows(values: Any, count: int) -> list[Tensor]:
 
 def _first_apart(whole: _Seen, parts: Sequence[_Seen]) -> str | None:
     """Return the first part of the module that makes, of the same rows, other rows of the batch than of its half."""
-    for key, values in whole.items():
+    for key, (given, made) in whole.items():
         if all(key in seen for seen in parts):
-            given, made = (_are_apart(*each) for each in zip(values, *(seen[key] for seen in parts), strict=True))
-            if made and not given:
+            others = [seen[key] for seen in parts]
+            if _are_apart(made, *(each for _, each in others)) and not _are_apart(given, *(each for each, _ in others)):
                 return key[0]
     return None
 
@@ -111,13 +117,14 @@ def _sum(weights: Sequence[float], gradients: Sequence[Gradients]) -> Gradients:
     }
 
 
-def _fit(whole: Gradients, first: Gradients, second: Gradients) -> tuple[tuple[float, float], float]:
+def _fit(whole: Gradients, parts: Sequence[Gradients]) -> tuple[tuple[float, float], float]:
     """Return the two weights of the halves with which they come next to the whole, and what is left, relatively."""
-    one, other, both = (
-        torch.cat([each.get(name, torch.zeros_like(whole[name])).double().flatten() for name in whole])
-        for each in (first, second, whole)
-    )
-    halves = torch.stack([one, other], 1)
+
+    def joined(gradients: Gradients) -> Tensor:
+        return torch.cat([gradients.get(name, torch.zeros_like(whole[name])).double().flatten() for name in whole])
+
+    halves = torch.stack([joined(each) for each in parts], 1)
+    both = joined(whole)
     weights = torch.linalg.lstsq(halves, both[:, None]).solution
     left = (halves @ weights)[:, 0] - both
     return (float(weights[0]), float(weights[1])), float(left.norm() / both.norm())

@@ -36,14 +36,18 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
     drawn: Row | None = None
     made_anew: set[str] = set()
     for stream, source in {train_stream: train_stream, **evaluated}.items():
-        (first, changed), (again, _), (others, _) = (_pass(model, read(source), stream, seed) for seed in (0, 0, 1))
+        # twice with the same random states, and once with others
+        first, changed = _pass(model, read(source), stream, seed=0)
+        again, _ = _pass(model, read(source), stream, seed=0)
+        others, _ = _pass(model, read(source), stream, seed=1)
         for what, name, one, other in _differences(first, again):
             why = " has state of its own, which its reset() leaves" if what == "metric" else " is another each time"
             if name in changed:
                 why = " in a second pass: the model changes it in place, and the dataset has no other copy"
             if name in changed or stream != train_stream:
                 return _row(AGAIN, DIFFERS, what, name, stream, one, other, why)
-        for what, name, one, other in _differences(first, others) if stream != train_stream else ():
+        drawing = _differences(first, others) if stream != train_stream else []
+        for what, name, one, other in drawing:
             if parts := _dropping(model):
                 return _row(AGAIN, DIFFERS, what, name, stream, one, other, f": in evaluation mode, {parts[0]} drops")
             drawn = drawn or _row(AGAIN, RANDOM, what, name, stream, one, other, " depends on global random numbers")

@@ -57,18 +57,27 @@ def prove(config: Config, ranks: int = 1, only: Collection[str] = ()) -> list[di
     config = config.with_defaults({"seed": 0, "code_directory": escaped(str(Path.cwd()))})
     plan = Plan.of(config, Imported())
     with apart(), temporary_folder("numerics") as place, ExitStack() as stack:
+        # the model, built once
         (place / CONFIG).write_text(dump(config.root), encoding="utf-8")
         training = assemble(plan, place, Run(place), is_new=True)
-        model, loop, trained = training.model, training.main_loop, training.main_loop.train_stream_name
+        model = training.model
+        loop = training.main_loop
         if plan.get("deterministic", False):
             stack.callback(partial((kernels := DeterministicKernels()).after_training, success=True))
             kernels.before_training()
-        step, tryout = Step.of(training), Tryout(training, model, RoundTrip(model, model), [])
+        step = Step.of(training)
+        tryout = Tryout(training, model, RoundTrip(model, model), [])
         stack.callback(partial(call_event, model, "after_training", success=True))
         stack.enter_context(tryout.hooks_called())
+
+        # the first batches of its streams
+        trained = loop.train_stream_name
         read = {name: [batch for _, batch, _ in tryout.usable(name)] for name in loop.streams.sources}
-        first, each_first = read[trained][0], {name: batches[0] for name, batches in read.items() if batches}
+        first = read[trained][0]
+        each_first = {name: batches[0] for name, batches in read.items() if batches}
         evaluated = {name: loop.streams.source_of(name) for name in loop.streams.extra}
+
+        # the rows
         of_halves = cache(partial(_halves, step, first))
         makers: dict[str, Callable[[], Row]] = {
             WHAT: of_halves,

@@ -25,7 +25,8 @@ def way(step: Step, key: str, batch: Batch) -> Row:
         NotApplicableError: gradients cannot be taken.
         RandomError: with the same random states, the plain step gives other gradients each time.
     """
-    model, what = step.model, WAYS[key]
+    model = step.model
+    what = WAYS[key]
     if key not in model.ways.used:
         return Row(what, LEFT_OUT, f"the config does not have model.{key}")
     has_dropout = key == "recompute"  # which draws the same numbers again
@@ -42,7 +43,8 @@ def way(step: Step, key: str, batch: Batch) -> Row:
 
 def _bounds(step: Step, batch: Batch) -> dict[str, float]:
     """Return the error that each gradient may have in 16 bits: that of a run in float64 with rounded weights."""
-    ways, dtype = step.model.ways, torch.float16 if step.model.precision == "fp16" else torch.bfloat16
+    ways = step.model.ways
+    dtype = torch.float16 if step.model.precision == "fp16" else torch.bfloat16
     with ways.without(WAYS):
         with ways.in_float64():
             exact = step.measure(batch).gradients

@@ -101,7 +101,8 @@ def find(root: Path, name: str | None = None) -> Path:
         UsageError: the checkpoint does not exist; the message lists those that do.
     """
     here = Contents.of(root)
-    for candidate in (name,) if name else DEFAULTS:
+    candidates = (name,) if name else DEFAULTS
+    for candidate in candidates:
         path = root / candidate
         if candidate == Path(candidate).name and not candidate.startswith(".") and path.is_dir():
             place = path.resolve()
@@ -109,7 +110,7 @@ def find(root: Path, name: str | None = None) -> Path:
                 raise StorageError(errno.ELOOP, f"{path} leads to {place}, which is not beside it")
             return place
     manifests = {} if here.links or here.others else here.manifests(root)  # a copy of the run may have lost the links
-    for candidate in (name,) if name else DEFAULTS:
+    for candidate in candidates:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
         if named:
             return (root / max(named, key=lambda each: manifests[each].commit)).resolve()

@@ -188,7 +188,8 @@ def check_resumable(place: Path) -> None:
     Raises:
         UsageError: it has an earlier format, or `leave_out` has removed a file.
     """
-    manifest, why = readable_manifest(place), None  # None: damaged, or deleted by a run at work
+    why = None
+    manifest = readable_manifest(place)  # None: damaged, or deleted by a run at work
     if manifest is not None and manifest.format < FORMAT:
         last = _LAST_COMMITS[manifest.format]
         why = f"has format {manifest.format}; the last commit of emrun that resumes it is {last}"

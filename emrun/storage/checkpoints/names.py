@@ -148,7 +148,8 @@ class Names:
                 self._expected.rmdir()
             if nameless or self._asides:
                 self._delete(nameless)
-            self._expected, self._seen = None, _times_of(root)
+            self._seen = _times_of(root)
+            self._expected = None
 
     def _delete(self, nameless: Iterable[str]) -> None:
         """Delete checkpoints that lost their last name, unless a link made by another process points to them."""

@@ -97,9 +97,11 @@ def _of_run(path: Path) -> SavedWeights:
     root = path / CHECKPOINTS
     while True:
         try:
-            place, which = commits.find(root, "best"), "best"
+            place = commits.find(root, "best")
+            which = "best"
         except UsageError:
-            place, which = commits.find(root), "the run has no best; latest"
+            place = commits.find(root)
+            which = "the run has no best; latest"
         try:
             verify(place)
             found = _of_file(_weights_in(place))

@@ -126,7 +126,8 @@ def read_tensors(directory: Path, name: str) -> dict[str, Any]:
     """
     if not (directory / SHARDS).exists():
         return read_weights(directory, name)
-    content, opened = _read(directory), _Opened(directory)
+    content = _read(directory)
+    opened = _Opened(directory)
     found: dict[str, Any] = {}
     with reading(f"{directory / SHARDS}", ANOTHER_CHECKPOINT):
         for key, each in content["tensors"][name].items():
@@ -199,7 +200,8 @@ class Stored:
         return torch.cat(found) if found else torch.empty((0, *self.shape[1:]), dtype=self.dtype)
 
     def _rows(self, file: str, begin: int, end: int, first: int, last: int) -> Tensor:
-        path, is_all = self.files.directory / file, (begin, end) == (first, last)
+        path = self.files.directory / file
+        is_all = (begin, end) == (first, last)
         with storing(path, "read", SafetensorError):
             piece = self.files[file].get_slice(self.name)
             there = tuple(piece.get_shape())
