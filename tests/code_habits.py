@@ -110,11 +110,11 @@ def _of_call(call, values):
         if isinstance(starred, ast.Starred):
             unpacked = starred.value
             packed = values.get(unpacked.id) if isinstance(unpacked, ast.Name) else unpacked
-            if isinstance(packed, ast.Tuple):
+            if isinstance(packed, ast.Tuple) and packed.elts:
                 yield "R1"
     for keyword in call.keywords:
         packed = values.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
-        if keyword.arg is None and isinstance(packed, ast.Dict):
+        if keyword.arg is None and isinstance(packed, ast.Dict) and packed.keys:
             yield "R2"
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     sets_computed = name == "setattr" and len(call.args) == 3 and not isinstance(call.args[1], ast.Constant)

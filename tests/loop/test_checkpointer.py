@@ -300,7 +300,7 @@ def test_the_newest_is_the_last_that_was_saved_or_loaded(saving, root):
     at(other, 1, 10).rewind(find(root, "latest"))
     assert other.progress.newest_checkpoint == ("it-00000010", 10)
     with pytest.raises(StorageError, match="the disk is full"):
-        other.save_latest(1, 11, "between")
+        at(other, 1, 11).save_latest()
     assert other.progress.newest_checkpoint == ("it-00000010", 10)
 
 
@@ -309,7 +309,7 @@ def test_the_state_of_a_checkpoint_that_was_loaded_is_only_named(saving, root):
     other = broken(root)
     at(other, 1, 10).rewind(find(root, "latest"))
     other.requests.add("best", "error")
-    other.save_latest(1, 10, "between")
+    at(other, 1, 10).save_latest()
     assert names_in(root) == ["best", "it-00000010", "latest"]
 
 
