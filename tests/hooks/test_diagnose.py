@@ -87,7 +87,7 @@ def train(module, *hooks, batches=BATCHES, every="20 updates", optimizer=ADAM, u
     model = TorchModel(module, optimizer=optimizer, device="cpu", **arguments)
     hooks = [Diagnose(every=every), *hooks]
     with MainLoop(model, Streams(train=batches), hooks, on_unused_sources="ignore") as loop:
-        loop.updates_done = updates_done
+        loop.progress.updates_done = updates_done
         loop.epoch(["train"])
 
 

@@ -98,7 +98,7 @@ def test_a_run_logs_the_shares_of_each_epoch_and_of_all(train_digits, in_docstri
 def test_hooks_are_timed_only_if_a_hook_asks_for_the_times(train_digits):
     plain = train_digits([{"ComputeStats": {"variables": ["loss"]}}]).main_loop
     timed = train_digits([{"ComputeStats": {"variables": ["loss"]}}, "LogProfile"]).main_loop
-    assert plain.epochs.events.profiling is None
-    profile = timed.epochs.events.profiling.seconds
+    assert plain.parts.callbacks.profiling is None
+    profile = timed.parts.callbacks.profiling.seconds
     assert profile["hook_ComputeStats"][0] > 0
     assert list(profile["batch_length_valid"]) == [100, 80]
