@@ -214,7 +214,7 @@ class _Attempt:
         seed_everything(self._seed, "hooks")
         hook = self._hook_recipe.build(self._supplied)
         if self._capsule.step.event != "before_batch":
-            hook.mute("before_batch")  # the saved batch has its changes
+            AbstractHook.mute(hook, "before_batch")  # the saved batch has its changes
         return [hook, *kernels]
 
     def is_same(self, error: BaseException, *, exactly: bool) -> bool:

@@ -25,7 +25,7 @@ from emrun.ranks.shares import like, rows_in
 from emrun.streams.stream import StreamWrapper
 
 _LOG = logging.getLogger(__name__)
-_WEIGHTS = frozenset(("loss_weight", "example_weight"))
+_WEIGHTS = ("loss_weight", "example_weight")
 """The outputs with weights of the examples."""
 
 Outputs = Mapping[str, Any]
@@ -103,6 +103,7 @@ class BatchLoop:
                     parts.callbacks.notify("before_stream", stream_name=stream.name)
                 progress.enter(stream.__enter__(), train=train)  # a train stream reads ahead during evaluations too
                 iterations = None if stream.has_begun else progress.iterations_done
+                is_awaited = not train and parts.length.awaits(stream)
                 stages = self._stages_of(stream, train=train)
                 with parts.time.counting(train=train):
                     batches = self._run_batches(stream, stages, train=train)
@@ -119,7 +120,7 @@ class BatchLoop:
         parts.changed_data.end_stream(stream, train=train)
         if train:
             parts.length.end_train_stream(stream, iterations)
-        else:
+        elif is_awaited:
             parts.length.end_evaluation(stream, batches)
         self.end_slow_start()
         if stages.shares is not None:
@@ -160,9 +161,9 @@ class BatchLoop:
         if profiling is not None:
             batches = profiling.batches_of(name, batches)
             run = profiling.run_of(name, run)
-            note_length = profiling.note_length_of(name)
             if after_batch is not None:
                 after_batch = profiling.report_of(name, after_batch)
+            note_length = profiling.note_length_of(name)
 
         # what is recorded
         before_first_step = self._before_first_step(stream, train=train) if parts.run is not None else None
@@ -275,7 +276,7 @@ class BatchLoop:
                 if is_first:
                     is_first = False
                     before_step = self._end_first_batch(outputs, train=train)
-                    if train and not _WEIGHTS.isdisjoint(outputs):
+                    if train and any(outputs.get(name) is not None for name in _WEIGHTS):
                         note_outputs = self._parts.loss.note
                 if train:
                     progress.iterations_done += 1  # here, because a call would cost as much as a hook
@@ -306,7 +307,7 @@ class BatchLoop:
                     break
         except BaseException as error:  # user code may also call sys.exit
             if at_work is not None:
-                self._blame(error, at_work, stream, stages)
+                self._blame(error, at_work, stream, stages, train=train)
             raise
         if train and model.is_accumulating:
             self._close_window(window, stream, stages)
@@ -329,16 +330,17 @@ class BatchLoop:
             parts.shares.log_shares()
         return before_step
 
-    def _blame(self, error: BaseException, batch: Batch, stream: StreamWrapper, stages: Stages) -> None:
+    def _blame(self, error: BaseException, batch: Batch, stream: StreamWrapper, stages: Stages, *, train: bool) -> None:
         """Name the batch in an error that it has caused, and keep the step."""
         parts = self._parts
         stages.name_batch(error)
-        if parts.failures.directory is not None and not isinstance(error, RankFailed):
-            try:
-                parts.checkpointer.wait()
-            except Exception as saving_error:  # the training must end with the failure of the step
-                _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
-        parts.failures.keep(error, batch, stream, train=parts.progress.training)
+        if parts.failures.directory is None or isinstance(error, RankFailed):
+            return
+        try:
+            parts.checkpointer.wait()
+        except Exception as saving_error:  # the training must end with the failure of the step
+            _LOG.warning("the last checkpoint was not saved: %s", reason_of(saving_error))
+        parts.failures.keep(error, batch, stream, train=train)
 
     def _leaves(self, stream: StreamWrapper, *, train: bool) -> bool:
         """After a batch, save what is requested; return whether the loop leaves the stream."""
@@ -360,7 +362,7 @@ class BatchLoop:
                 self._parts.callbacks.end_training()
             except BaseException as error:
                 if window is not None:
-                    self._blame(error, window.batch, stream, stages)
+                    self._blame(error, window.batch, stream, stages, train=True)
                 raise
 
     def finish_update(self) -> None:

@@ -222,7 +222,8 @@ class Callbacks:
 
     def _misplaced(self, event: str) -> HookError:
         """Return the error for an update that is skipped in an event of no update."""
-        name = type(self.failed_hook() or self.model).__name__
+        hook = self.failed_hook()
+        name = type(self.model if hook is None else hook).__name__
         return HookError(f"{name} raised UpdateSkipped in {event}; an update can only be skipped in before_update")
 
     def _name_failed(self, error: BaseException, arguments: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from emrun.base.errors import RankFailed
 from emrun.base.types import Batch
 from emrun.hook import AbstractHook, UpdateSkipped
 from emrun.loop.progress import Progress
@@ -150,16 +149,17 @@ class Failures:
             train: whether the model was trained on the batch.
         """
         at_work = self.at_work
-        if self.directory is None or at_work.randomness is None or isinstance(error, RankFailed):
+        if self.directory is None or at_work.randomness is None:
             return None
         event = at_work.failed_event
         if event == "before_batch" and at_work.offered is not None:
             batch = at_work.offered
 
         # after the batch, and after a window of which only the update has failed, the batch is counted already
-        only_update_failed = self._closing is not None and not isinstance(error, UpdateSkipped)
+        closing = self._closing if train else None  # a hook may evaluate within the update
+        only_update_failed = closing is not None and not isinstance(error, UpdateSkipped)
         is_counted = train and (event == "after_batch" or only_update_failed)
-        position = stream.position if self._closing is None else self._closing.position
+        position = stream.position if closing is None else closing.position
         hook = next((each for each in self.hooks if each is at_work.failed), None)
         step = Step(
             stream=stream.name,

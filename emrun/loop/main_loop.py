@@ -309,8 +309,7 @@ class MainLoop(Loop):
         """Set the counters to those of the loaded checkpoint; with `evaluating=True`, the loop then only evaluates."""
         updates_done = iterations_done // self.model.iterations_per_update  # about right
         self.parts.progress.start_between_epochs(epochs_done, iterations_done, updates_done)
-        if evaluating:
-            self.parts.progress.only_evaluate()
+        self.parts.progress.only_evaluate(evaluating)
 
     def restore(self, place: Path, changed: Sequence[str] = ()) -> Path:
         """Load a checkpoint: weights and state of the model, states of the hooks, counters, positions of the streams.

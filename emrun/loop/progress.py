@@ -66,9 +66,9 @@ class Progress:
         """Whether terminations and requests for checkpoints have an effect."""
         return not (self.evaluating or self.begins_again)
 
-    def only_evaluate(self) -> None:
-        """Evaluate only, from now on."""
-        self.evaluating = True
+    def only_evaluate(self, evaluating: bool) -> None:
+        """Evaluate only, from now on, or train."""
+        self.evaluating = evaluating
 
     def start_from(self, epochs_done: int, iterations_done: int, updates_done: int, phase: Phase) -> None:
         """Set the counters to those of a checkpoint."""

@@ -251,11 +251,13 @@ class RunLength:
         elif began is not None and stream.epoch_ended:
             self._check_pass(self._progress.epochs_done + 1, self._progress.iterations_done - began)
 
+    def awaits(self, stream: StreamWrapper) -> bool:
+        """Return whether the zeroth epoch of a stream will tell the length of a pass."""
+        is_known = self._is_fixed or self._pass is not None or self._epoch is not None
+        return stream.name == self._streams.train_stream_name and not (self._progress.evaluating or is_known)
+
     def end_evaluation(self, stream: StreamWrapper, batches: int) -> None:
         """Take the number of batches that the model got in the zeroth epoch for the length of a pass."""
-        is_known = self._is_fixed or self._pass is not None or self._epoch is not None
-        if stream.name != self._streams.train_stream_name or self._progress.evaluating or is_known:
-            return
         if batches and stream.epoch_ended:
             self._pass = batches
             self._source = "the zeroth epoch"

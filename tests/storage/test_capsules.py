@@ -7,8 +7,9 @@ import resource
 import numpy as np
 import pytest
 import torch
+from doubles import SGD, Affine
 
-from emrun import AbstractHook, AbstractModel, TrainingAborted, TrainingTerminated
+from emrun import AbstractHook, AbstractModel, TorchModel, TrainingAborted, TrainingTerminated
 from emrun.base.errors import ArgumentError, EmrunError, StorageError, UsageError
 from emrun.loop.main_loop import MainLoop
 from emrun.storage.capsules import MOST, Step, find_capsule, keep_failure, kind_of, read_capsule
@@ -220,6 +221,55 @@ def test_the_loop_keeps_the_batch_that_fails_and_only_with_a_run(run):
             found = read_capsule(*find_capsule(loop.capsule))
             assert found.batch == {"x": [2]}
             assert (found.step.stream, found.step.batch, found.step.iteration) == ("unnamed_train_0", 2, 2)
+
+
+class Passes:
+    """Streams of the same batch, again and again."""
+
+    def train_stream(self):
+        return [{"x": np.ones(2, np.float32), "y": np.ones(2, np.float32)}] * 3
+
+    def valid_stream(self):
+        return self.train_stream()
+
+
+def failing(run, hook, **options):
+    """Train on `Passes` until a hook fails; return the capsule."""
+    model = TorchModel(Affine(), ["x", "y"], ["loss"], optimizer=SGD, **options)
+    loop = MainLoop(model, Passes(), [hook], run=run, skip_zeroth_epoch=True, on_unused_sources="ignore")
+    with pytest.raises(ValueError, match="bad"):
+        loop.run_training()
+    return read_capsule(*find_capsule(loop.capsule))
+
+
+def test_a_step_that_fails_while_a_pass_of_another_stream_is_open_is_one_of_the_training(run):
+    class Fails(AbstractHook):
+        def after_batch(self):
+            if self.main_loop.training:
+                recalibrate(self.main_loop.evaluation_pass("valid"))
+
+    def recalibrate(batches):
+        next(batches)
+        raise ValueError("bad")
+
+    step = failing(run, Fails()).step
+    assert (step.stream, step.train, step.iteration, step.batch) == ("train", True, 0, 0)
+
+
+def test_an_evaluation_that_fails_within_the_last_update_of_an_epoch_has_its_own_position(run):
+    class Fails(AbstractHook):
+        def before_update(self):
+            if self.main_loop.iterations_done == 2:  # the last batch makes an update alone
+                self.main_loop.run_evaluation("valid")
+
+        def after_batch(self):
+            if self.main_loop.evaluating:
+                raise ValueError("bad")
+
+    loop_step = failing(run, Fails(), accumulate=2).step
+    first = read_capsule(sorted((run.directory / "failures").iterdir())[0], run.directory).step
+    assert (first.stream, first.train, first.pass_number, first.batch) == ("valid", False, 0, 0)
+    assert (loop_step.stream, loop_step.train, loop_step.batch) == ("train", True, 2)
 
 
 def test_a_stream_that_fails_leaves_no_capsule(run):
