@@ -139,7 +139,6 @@ def test_each_file_that_may_use_private_attributes_of_others_does():
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "SLF001"]
     folders = ("emrun", "hooks", "datasets", "benchmarks", "sample_configs")
     exclude = ["--exclude", "emrun/hooks", "--exclude", "emrun/datasets", "--exclude", "emrun/sample_configs"]
-    pytest.importorskip("ruff")
     output = ["--output-format", "concise", "--quiet"]
     found = subprocess.run(
         [*command, *exclude, *output, *folders], cwd=ROOT, capture_output=True, text=True, check=False

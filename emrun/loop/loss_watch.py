@@ -1,4 +1,4 @@
-"""Ends a training whose loss is not finite, if the model has not refused the update already, as it does on a CPU."""
+"""Ends a training whose loss is not finite. On a CPU, the model refuses the update before."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LossWatch:
         return f"the loss was {kind} {when}"
 
     def note(self, outputs: Mapping[str, Any]) -> None:
-        """Note the outputs of a training batch, if its examples have weights."""
+        """Keep the outputs of a training batch whose examples have weights."""
         self._outputs = outputs
 
     def look(self) -> None:

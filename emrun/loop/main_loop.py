@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def _read(path: str) -> Any:
-    """Return a property of the main loop that is an attribute of one of its parts; to read it is no call of Python."""
+    """Return a property of the main loop that reads an attribute of one of its parts, without a call of Python."""
     return property(attrgetter(path))
 
 
@@ -121,7 +121,7 @@ class MainLoop(Loop):
     """
 
     parts: Parts
-    """What takes part in the training; for the package itself."""
+    """The parts of the loop, for emrun itself."""
     batches: BatchLoop
     training_loop: TrainingLoop
     session: Session

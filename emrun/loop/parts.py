@@ -39,7 +39,7 @@ from emrun.streams.reading import Reading
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What takes part in a training; each part is described by its class."""
+    """The parts of a main loop; the class of each part describes it."""
 
     model: AbstractModel
     hooks: list[AbstractHook]

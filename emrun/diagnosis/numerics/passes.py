@@ -25,7 +25,7 @@ def second_pass(model: Any, read: Read, train_stream: str, evaluated: Mapping[st
     """Evaluate the first batches of streams twice with the same random states, and once with others.
 
     Of the train stream, which may differ in each pass, only sources count that the model has changed in place. A change
-    of a source that each pass makes anew is told, but is no difference.
+    of a source that each pass makes anew is reported, but does not count as a difference.
 
     Args:
         model: the model.

@@ -31,11 +31,6 @@ class RankStates:
         self._seed = seed
         self._later: list[tuple[AbstractHook, list[Mapping[str, Any]]]] = []
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        return self._ranks.rank
-
     def with_parts(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state with what the other ranks keep for themselves; all ranks call this."""
         if "ranks" in state:
