@@ -1,0 +1,184 @@
+"""The base of all kinds of steps: what is done with a train batch, or with a part of one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from emrun.base.errors import ArgumentError
+from emrun.base.types import Batch, Values
+from emrun.models.modes import Tensors
+from emrun.models.outputs import mean_loss
+from emrun.models.step.manual import Manual
+from emrun.models.step.updater import Closure, Updater
+
+Parameters = Sequence[Parameter] | None
+
+
+def backward(loss: Tensor, of: Parameters = None) -> None:
+    """Add the gradients of a scalar loss to those of some parameters; of all by default.
+
+    Raises:
+        ArgumentError: the loss does not depend on any parameter with `requires_grad`.
+    """
+    try:
+        loss.backward(inputs=of)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if loss.requires_grad:
+            raise
+        message = "the loss does not depend on any parameter with requires_grad; there is nothing to train"
+        if not torch.is_grad_enabled():
+            message = "your code has called torch.set_grad_enabled(False); enable gradients again"
+        raise ArgumentError("loss", message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a step calls of the model: methods that a subclass of `TorchModel` may override.
+
+    Args:
+        forward: returns the outputs of a batch or a part, in the precision of the model.
+        manual: the `train_step` of a subclass; None if the step does what `TrainingStep.train` does.
+        backward: a `backward` of a subclass, to which the loss is given; None for that of the step.
+        update: an `update` of a subclass, to which the optimizer is given; None for that of the step.
+    """
+
+    forward: Callable[[Tensors], Values]
+    manual: Manual | None = None
+    backward: Callable[..., None] | None = None
+    update: Callable[..., None] | None = None
+
+
+class TrainingStep(ABC):
+    """Owns the loss that is minimised and the outputs of the batch; a derived class says how gradients come about.
+
+    Args:
+        calls: what a step calls of the model.
+        updater: makes the updates.
+    """
+
+    is_open = False
+    """Whether a window of batches has begun that the last batch did not end."""
+    is_skipping = False
+    """Whether the current update is skipped because its gradients in float16 are not finite."""
+
+    def __init__(self, calls: Calls, updater: Updater) -> None:
+        self.minimised: Tensor | None = None
+        """The loss that was minimised last, detached, of shape ()."""
+        self.outputs: Values | None = None
+        """The outputs of the current batch, with gradients; None at other times."""
+        self.updater = updater
+        self._forward = calls.forward
+        self._manual = calls.manual
+        self._train: Callable[[Tensors], Values] = self.train if calls.manual is None else self._train_manually
+        self._add: Callable[[Tensor], None] = self.add if calls.backward is None else calls.backward
+        self._update_of_model = calls.update
+        self._make: Callable[[Any, Tensor], None] = self.make if calls.update is None else self._ask_model
+        self._looks = False  # whether the outputs of the next batch are looked at
+        self._check_first: Callable[[Values], bool] | None = None  # while the first batch of a stream is awaited
+
+    # what each kind of step says
+
+    @abstractmethod
+    def run(self, inputs: Tensors, batch: Batch) -> Values:
+        """Train on a batch, or on a part of one; return its outputs.
+
+        Args:
+            inputs: source name -> tensor on the model's device, or a mapping of tensors.
+            batch: the batch or the part, for the number of its examples.
+        """
+
+    @abstractmethod
+    def add(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of a loss to those of some parameters; of all by default."""
+
+    @abstractmethod
+    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+        """Make the update of an optimizer with the gradients of this batch, or note it for the end of the window."""
+
+    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+        """Make the update that a `train_step` of a subclass asks for; see `make`."""
+        self.make(optimizer, self.minimised)
+
+    def weigh(self, outputs: Values) -> None:
+        """Look at the outputs of a batch before its loss is minimised, e.g. at the weights of its examples."""
+
+    def begin_stream(self, check_first: Callable[[Values], bool]) -> None:
+        """Prepare for the batches of a train stream.
+
+        Args:
+            check_first: called with the outputs of the first batch before its update; returns whether the outputs of
+                later batches may have weights.
+        """
+        self._check_first = check_first
+        self._looks = True
+
+    def forget(self) -> None:
+        """Clear the gradients, and forget what an incomplete epoch has left."""
+        self.updater.clear()
+
+    # the same for all of them
+
+    def train(self, inputs: Tensors) -> Values:
+        """Run forward and backward, and make the updates: what `TorchModel.train_step` does."""
+        outputs = self._forward(inputs)
+        self.outputs = outputs
+        if self._looks:
+            self.look(outputs)
+        loss = outputs.get("loss")
+        if loss.__class__ is not Tensor or loss.ndim:
+            loss = mean_loss(outputs)
+        self.minimised = minimised = loss.detach()
+        self._add(loss)
+        for member in self.updater.optimizers.members:
+            self._make(member.optimizer, minimised)
+        self.outputs = None  # frees the graph, whose memory the next step needs
+        return outputs
+
+    def look(self, outputs: Values) -> None:
+        """Look at the outputs of the first batch of a stream, and of later ones if they may have weights."""
+        if self._check_first is not None:
+            self._begin_batches(outputs, self._check_first)
+        self.weigh(outputs)
+
+    def _begin_batches(self, outputs: Values, check_first: Callable[[Values], bool]) -> None:
+        """Look at all that the first batch of a stream shows."""
+        self._check_first = None
+        self._looks = check_first(outputs)
+
+    def _train_manually(self, inputs: Tensors) -> Values:
+        """Call the `train_step` of a subclass, which may call `backward` of the loss itself."""
+        assert self._manual is not None
+        self.minimised = None
+        outputs = self._manual(inputs)
+        loss = outputs.get("loss")
+        if self.minimised is None and isinstance(loss, Tensor) and not loss.dim():
+            self.minimised = loss.detach()
+        return outputs
+
+    def _ask_model(self, optimizer: Optimizer | None, loss: Tensor) -> None:
+        """Let the `update` of a subclass make an update."""
+        assert self._update_of_model is not None
+        self._update_of_model(optimizer)
+
+    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+        """Add the gradients of a loss that a subclass has calculated; see `TorchModel.backward`."""
+        if self._manual is None:
+            self.add(loss, of)
+        else:
+            self._manual.backward(self.add, loss, of)
+
+    def update(self, optimizer: Any, closure: Closure | None = None) -> None:
+        """Make an update that a subclass asks for; see `TorchModel.update`."""
+        optimizer = self.updater.optimizers.named(optimizer)
+        if self._manual is None:
+            self.ask(optimizer, closure)
+        else:
+            self._manual.update(self.ask, optimizer, closure)
