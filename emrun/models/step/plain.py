@@ -20,9 +20,9 @@ from emrun.base.types import Batch, EpochData, State, Values
 from emrun.base.wording import few, size_of
 from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.modes import Tensors
-from emrun.models.optimizer import Step, learning_rates
-from emrun.models.optimizers import Optimizers
-from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.optimizers.bare_step import BareStep, learning_rates
+from emrun.models.optimizers.named import Optimizers
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.ranks.parts import weighs_nothing
@@ -37,7 +37,7 @@ Parameters = Sequence[Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
 _FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
-_FOREIGN.step = Step.of(None)
+_FOREIGN.step = BareStep.of(None)
 _not_looked_at = partial(operator.is_not, object())  # returns True for any loss
 
 
@@ -143,7 +143,7 @@ class Plain:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
         self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
         for each in self._owners.values():
-            each.step = None if each.step is None else Step.of(each.optimizer)
+            each.step = None if each.step is None else BareStep.of(each.optimizer)
         self._cleared = Cleared(self.parameters, list(self._owners))
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
-from emrun.models.optimizer import learning_rates
+from emrun.models.optimizers.bare_step import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
 from emrun.ranks.parts import weighs_nothing
