@@ -14,7 +14,6 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Prefetch, State, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel
-from emrun.models.alike import copy_from_first
 from emrun.models.compilation import Compilation
 from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputNames, Inputs, InputsForm
@@ -29,6 +28,7 @@ from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms
+from emrun.models.weights.over_ranks import copy_from_first
 from emrun.models.weights.saving import extra_state, own_memory, tensors_of
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces

@@ -18,9 +18,9 @@ from torch.nn import Module, Parameter
 from emrun.base.arguments import check_keys
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted
-from emrun.models.alike import copy_from_first
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.recomputation import matching_parts
-from emrun.models.scheduled_optimizer import ScheduledOptimizer
+from emrun.models.weights.over_ranks import copy_from_first
 from emrun.models.weights.saving import tensors_of
 from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces

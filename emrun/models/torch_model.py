@@ -19,11 +19,11 @@ from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch,
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
-from emrun.models.alike import check_alike, copy_from_first
 from emrun.models.inputs import InputsForm
 from emrun.models.modes import Tensors
-from emrun.models.optimizer import check_steps_alone, parameters_of
-from emrun.models.optimizers import Optimizers
+from emrun.models.optimizers.build import check_steps_alone
+from emrun.models.optimizers.named import Optimizers
+from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.outputs import mean_loss
 from emrun.models.precision import Precision
 from emrun.models.saved_model import SavedModel
@@ -43,6 +43,7 @@ from emrun.models.sync_batch_norm import warn_of_batch_norm
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
+from emrun.models.weights.over_ranks import check_alike, copy_from_first
 from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph

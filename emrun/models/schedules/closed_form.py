@@ -13,7 +13,7 @@ from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import TICKS, Horizon, State, Values
 from emrun.base.wording import counted
 from emrun.hook import Loop
-from emrun.models.optimizer import check_class
+from emrun.models.optimizers.state import check_class
 from emrun.models.schedules import curves
 from emrun.models.schedules.curves import Factor
 from emrun.models.schedules.part_lengths import Length

@@ -14,7 +14,8 @@ import torch
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData, Factory, Horizon, State, Values
 from emrun.epoch_data import check_address, number_at
-from emrun.models.optimizer import check_class, equal, is_raised_by_torch, refusals
+from emrun.models.optimizers.build import is_raised_by_torch
+from emrun.models.optimizers.state import check_class, equal, refusals
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.preview import MOST_STEPS, PARTS, all_in, made_by, on_dummy, rates_ahead, without_rate
 from emrun.schedule_plan import SchedulePlan

@@ -13,6 +13,8 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from emrun.models.optimizers.parameters import parameters_beside
+
 gradient_of = attrgetter("grad")
 _kind_of = attrgetter("device", "dtype", "layout")
 _is_there = partial(is_not, None)
@@ -64,13 +66,6 @@ def all_parameters(module: torch.nn.Module) -> list[Parameter]:
         parameters += [parameter for parameter in each._parameters.values() if parameter is not None]
         modules += [child for child in each._modules.values() if child is not None]
     return parameters
-
-
-def parameters_beside(parameters: Sequence[Parameter], *optimizers: Optimizer | None) -> list[Parameter]:
-    """Return the parameters of a module that its optimizers do not have."""
-    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
-    held = {id(each) for group in groups for each in group["params"]}
-    return [parameter for parameter in parameters if id(parameter) not in held]
 
 
 class Cleared:

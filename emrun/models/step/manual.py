@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
-from emrun.models.optimizer import parameters_of
+from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.micro_batches import MicroBatches
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep

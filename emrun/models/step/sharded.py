@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
-from emrun.models.optimizer import names_of, parameters_of
+from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.models.sharding import Sharding
 from emrun.models.step.plain import Parameters, backward
 from emrun.models.step.summed import EXTRA, SummedWindows

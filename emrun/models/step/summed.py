@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors, in_mode
-from emrun.models.optimizer import parameters_of
+from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
 from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
 from emrun.models.step.windows import Windows

@@ -17,7 +17,7 @@ from emrun.base.randomness import preserved_randomness
 from emrun.base.temporary import temporary_folder
 from emrun.base.wording import few, in_one_line, listed
 from emrun.models.modes import Tensors, modes, set_modes
-from emrun.models.optimizer import parameters_of
+from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.weights.fit import is_ordinary, kind_of
 from emrun.models.weights.saving import extra_state, own_memory, own_tensors, put
 from emrun.ranks.pieces import piece

@@ -19,7 +19,7 @@ from emrun.base.wording import listed
 from emrun.hook import Loop
 from emrun.models.modes import Tensors
 from emrun.models.module_model import ModuleModel
-from emrun.models.optimizers import Optimizers
+from emrun.models.optimizers.named import Optimizers
 from emrun.models.sharding import Sharding
 from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew

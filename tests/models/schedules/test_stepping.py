@@ -10,7 +10,7 @@ from doubles import Normed, Streams
 from emrun import AbstractHook, Factory, MainLoop, TorchModel, TrainingTerminated, create_model
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import ComputeStats, StopAfter
-from emrun.models.optimizer import build_optimizer
+from emrun.models.optimizers.build import build_optimizer
 from emrun.models.schedules.stepping import build_scheduler
 
 EXPONENTIAL = torch.optim.lr_scheduler.ExponentialLR

@@ -4,7 +4,7 @@ import pytest
 import torch
 from in_ranks import in_ranks, results_of
 
-from emrun.models.alike import check_alike, copy_from_first
+from emrun.models.weights.over_ranks import check_alike, copy_from_first
 from emrun.ranks.group import join
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from emrun import Factory
 from emrun.base.errors import ArgumentError
-from emrun.models.optimizer import build_optimizer
+from emrun.models.optimizers.build import build_optimizer
 
 
 class ScaleNorm(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,19 +14,17 @@ from torch.nn import Module
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import EpochData, Horizon, State, Values
-from emrun.base.wording import did_you_mean, few, listed
+from emrun.base.wording import few
 from emrun.hook import Loop
-from emrun.models.optimizer import (
-    Step,
-    build_optimizer,
+from emrun.models.optimizers.bare_step import BareStep, learning_rates
+from emrun.models.optimizers.build import build_optimizer
+from emrun.models.optimizers.parameters import parameters_of
+from emrun.models.optimizers.state import (
     check_loadable,
     configured_arguments,
-    learning_rates,
     load_optimizer_state,
-    names_of,
     on_shapes,
     optimizer_state,
-    parameters_of,
 )
 from emrun.models.schedules.closed_form import REPLAN, ClosedForm
 from emrun.models.schedules.stepping import Scheduler, build_scheduler
@@ -61,7 +59,7 @@ class ScheduledOptimizer:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
         self.rates: list[float | Tensor] | None = None
         """The learning rates of the last update, or with which a window of several batches has begun."""
-        self.step: Step | None = None
+        self.step: BareStep | None = None
         """The step of the optimizer; None until an update was made in this process."""
         self._kept: list[Tensor] | None = None  # the weights for training, while those for evaluations are in use
         if name and getattr(form, "options", {}).get("match") is None:
@@ -130,7 +128,7 @@ class ScheduledOptimizer:
 
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
-        self.step = Step.of(self.optimizer)
+        self.step = BareStep.of(self.optimizer)
         held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
         names = [name for name, each in module.named_parameters() if id(each) in held]
         if names:
@@ -268,51 +266,3 @@ class ScheduledOptimizer:
 def _horizon_of(loop: Loop | None) -> Horizon:
     """Return how long the run will be; without a loop, this is not known."""
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
-
-
-def optimizers_of(module: Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
-    """Return the optimizers of a model.
-
-    Args:
-        module: the module to train.
-        optimizer: the form of the only optimizer, or name -> form.
-        scheduler: the form of the schedule of every optimizer, or name of an optimizer -> form.
-
-    Raises:
-        ArgumentError: a name is not allowed, or an optimizer or a schedule cannot be built.
-    """
-    if not isinstance(optimizer, Mapping):
-        if isinstance(scheduler, Mapping):
-            raise ArgumentError("scheduler", "has names, but there is one optimizer without a name; write one schedule")
-        return (ScheduledOptimizer(module, "", optimizer, scheduler),)
-    for name in optimizer:
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ArgumentError("optimizer", f"{name!r} is not a name of letters, digits and underscores")
-    if not optimizer:
-        raise ArgumentError("optimizer", "is empty; write {class: NAME, ...}, or {NAME: {class: NAME, match: REGEX}}")
-    schedulers = dict(scheduler) if isinstance(scheduler, Mapping) else dict.fromkeys(optimizer, scheduler)
-    for name in schedulers:
-        if name not in optimizer:
-            there = did_you_mean(str(name), optimizer) or f"; there are {listed(list(optimizer))}"
-            raise ArgumentError(f"scheduler.{name}", f"there is no optimizer {name!r}{there}")
-    has_names = isinstance(scheduler, Mapping)
-    return tuple(
-        ScheduledOptimizer(module, name, form, schedulers.get(name), f"scheduler.{name}" if has_names else "scheduler")
-        for name, form in optimizer.items()
-    )
-
-
-def check_apart(module: Module, members: Sequence[ScheduledOptimizer]) -> None:
-    """Check that no parameter is trained by two optimizers.
-
-    Raises:
-        ArgumentError: one is.
-    """
-    names = names_of(module)
-    owners: dict[int, str] = {}
-    for member in members:
-        for each in parameters_of(member.optimizer):
-            if id(each) in owners:
-                message = f"selects parameter {names[id(each)]!r}, which optimizer {owners[id(each)]!r} trains"
-                raise ArgumentError(f"optimizer.{member.name}.match", message)
-            owners[id(each)] = member.name

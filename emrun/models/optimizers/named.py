@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import Batch, State, Values
 from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
-from emrun.models.scheduled_optimizer import check_apart, optimizers_of
+from emrun.models.optimizers.parameters import names_of, parameters_beside, parameters_of
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
-from emrun.models.step.gradients import parameters_beside
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
@@ -185,3 +186,51 @@ class Optimizers:
                 refusals.append(f"optimizer {each.name!r}: {error}")
         if refusals:
             raise StateError("\n".join(refusals))
+
+
+def optimizers_of(module: Module, optimizer: Any, scheduler: Any) -> tuple[ScheduledOptimizer, ...]:
+    """Return the optimizers of a model.
+
+    Args:
+        module: the module to train.
+        optimizer: the form of the only optimizer, or name -> form.
+        scheduler: the form of the schedule of every optimizer, or name of an optimizer -> form.
+
+    Raises:
+        ArgumentError: a name is not allowed, or an optimizer or a schedule cannot be built.
+    """
+    if not isinstance(optimizer, Mapping):
+        if isinstance(scheduler, Mapping):
+            raise ArgumentError("scheduler", "has names, but there is one optimizer without a name; write one schedule")
+        return (ScheduledOptimizer(module, "", optimizer, scheduler),)
+    for name in optimizer:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ArgumentError("optimizer", f"{name!r} is not a name of letters, digits and underscores")
+    if not optimizer:
+        raise ArgumentError("optimizer", "is empty; write {class: NAME, ...}, or {NAME: {class: NAME, match: REGEX}}")
+    schedulers = dict(scheduler) if isinstance(scheduler, Mapping) else dict.fromkeys(optimizer, scheduler)
+    for name in schedulers:
+        if name not in optimizer:
+            there = did_you_mean(str(name), optimizer) or f"; there are {listed(list(optimizer))}"
+            raise ArgumentError(f"scheduler.{name}", f"there is no optimizer {name!r}{there}")
+    has_names = isinstance(scheduler, Mapping)
+    return tuple(
+        ScheduledOptimizer(module, name, form, schedulers.get(name), f"scheduler.{name}" if has_names else "scheduler")
+        for name, form in optimizer.items()
+    )
+
+
+def check_apart(module: Module, members: Sequence[ScheduledOptimizer]) -> None:
+    """Check that no parameter is trained by two optimizers.
+
+    Raises:
+        ArgumentError: one is.
+    """
+    names = names_of(module)
+    owners: dict[int, str] = {}
+    for member in members:
+        for each in parameters_of(member.optimizer):
+            if id(each) in owners:
+                message = f"selects parameter {names[id(each)]!r}, which optimizer {owners[id(each)]!r} trains"
+                raise ArgumentError(f"optimizer.{member.name}.match", message)
+            owners[id(each)] = member.name

@@ -1,106 +1,27 @@
-"""The optimizer of a `TorchModel`: how a config builds it, and how its state in a checkpoint is checked and loaded."""
+"""The state of an optimizer in a checkpoint: how it is made, checked and loaded."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import math
-import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_map, tree_map_only
 
 from emrun.base.encoding import digest
-from emrun.base.errors import ArgumentError, EmrunError, StateError
+from emrun.base.errors import EmrunError, StateError
 from emrun.base.fields import FieldError
-from emrun.base.types import Factory, State, Values
-from emrun.base.wording import listed
-from emrun.models.parameter_groups import Group, parameter_groups
+from emrun.base.types import State, Values
+from emrun.models.optimizers.groups import Group
+from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
 from emrun.storage.checkpoints.shards import Stored, whole_of
 from emrun.storage.checkpoints.state_file import read_back
-
-_rate_of = itemgetter("lr")
-_are_floats = frozenset((float,)).issuperset
-_WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
-
-
-def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimizer") -> Optimizer:
-    """Build an optimizer of a module's parameters.
-
-    Args:
-        module: the module to train.
-        form: called with the parameters; its options are those of `parameter_groups`.
-        key: the key of the form in the model's section, for messages.
-
-    Raises:
-        ArgumentError: see `parameter_groups`; or torch refuses an argument.
-    """
-    options: Values = getattr(form, "options", {})
-    groups = parameter_groups(module, options, key)
-    try:
-        optimizer = form(groups if len(groups) > 1 or len(groups[0]) > 1 else groups[0]["params"])
-    except (ValueError, TypeError, RuntimeError) as error:
-        if not is_raised_by_torch(error):
-            raise
-        given = form.kwargs.items() if isinstance(form, Factory) else ()
-        text = str(error)
-        is_meant = (name for name, value in given if text.endswith(f": {value}") or f"`{name}" in text)
-        refused = next((f".{name}" for name in is_meant), "")
-        raise ArgumentError(f"{key}{refused}", text) from error
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-    kind = type(optimizer).__name__
-    defaults = getattr(optimizer, "defaults", {})
-    if options.get("no_decay") is not None and "weight_decay" not in defaults:
-        raise ArgumentError(f"{key}.no_decay", f"{kind} has no argument weight_decay; remove no_decay")
-    unknown = [name for group in groups for name in group if name != "params" and name not in defaults]
-    if unknown and defaults:
-        allowed = listed(sorted(defaults))
-        raise ArgumentError(f"{key}.groups", f"unknown argument {unknown[0]!r}; allowed: {allowed}")
-    for group in optimizer.param_groups:
-        if group.get("capturable") and any(each.device.type == "cpu" for each in group["params"]):
-            raise ArgumentError(f"{key}.capturable", f"{kind} cannot capture parameters on the CPU; set model.device")
-        for name in ("lr", "weight_decay"):  # torch does not look at those of groups, nor at infinity
-            value = group.get(name)
-            if isinstance(value, str) or (isinstance(value, int | float) and not 0 <= value < math.inf):
-                where = name if value == defaults.get(name) else "groups"
-                raise ArgumentError(f"{key}.{where}", f"{name} {value!r} is not a finite number of at least 0")
-    return optimizer
-
-
-def check_steps_alone(optimizer: Optimizer, key: str) -> None:
-    """Check that an optimizer makes its update without a function that calculates the loss.
-
-    Raises:
-        ArgumentError: it needs such a function, as LBFGS does.
-    """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ArgumentError(
-            key,
-            f"{type(optimizer).__name__} calculates the loss several times for an update; derive a class from "
-            "emrun.TorchModel whose train_step calls self.update(self.optimizer, closure), and name it in model.class",
-        )
-
-
-def parameters_of(optimizer: Optimizer | None) -> list[torch.nn.Parameter]:
-    """Return the parameters of an optimizer, in their order."""
-    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
-
-
-def names_of(module: Module) -> dict[int, str]:
-    """Return the id of each parameter of a module -> its name."""
-    return {id(each): name for name, each in module.named_parameters()}
 
 
 def configured_arguments(module: Module, optimizer: Optimizer) -> list[Group]:
@@ -115,43 +36,6 @@ def configured_arguments(module: Module, optimizer: Optimizer) -> list[Group]:
         {key: [names.get(id(p)) for p in value] if key == "params" else _number(value) for key, value in group.items()}
         for group in optimizer.param_groups
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The step of an optimizer without torch's wrapper, which takes 5 us to name it for profilers and to seek hooks.
-
-    Args:
-        call: the function in the wrapper; gets the optimizer.
-        hooks: the hooks that the wrapper calls. If there is one, or a profiler, call `optimizer.step` instead.
-    """
-
-    call: Callable[[Optimizer], Any]
-    hooks: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, optimizer: Any) -> Step:
-        """Return the step of an optimizer; of one whose step torch does not wrap, `hooks` are never all empty."""
-        step: Any = getattr(type(optimizer), "step", None)
-        if getattr(step, "__code__", None) is not _WRAPPER or "step" in vars(optimizer):
-            return cls(step, ("another step",))
-        own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        return cls(step.__wrapped__, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
-
-
-def learning_rates(optimizer: Optimizer) -> list[float | torch.Tensor]:
-    """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
-    try:
-        rates = [*map(_rate_of, optimizer.param_groups)]
-        if _are_floats(map(type, rates)):  # the usual case
-            return rates
-    except KeyError:
-        rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    for index, rate in enumerate(rates):
-        if rate.__class__ is not float:
-            is_elsewhere = isinstance(rate, torch.Tensor) and not rate.is_cpu
-            rates[index] = rate.detach().clone() if is_elsewhere else float(rate)
-    return rates
 
 
 def _number(value: Any) -> Any:
@@ -322,9 +206,3 @@ def equal(one: Any, other: Any) -> bool:
         return bool(one == other)
     except (RuntimeError, ValueError):  # of tensors with several numbers
         return digest(one) == digest(other)
-
-
-def is_raised_by_torch(error: BaseException) -> bool:
-    """Return whether the code that raised an error is torch's."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] == "torch"
