@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class Compilation:
                 self.begin(module)
         except Exception as error:  # torch raises many kinds
             raise ArgumentError(_KEY, f"torch.compile refuses {self._options}: {error!s:.300}") from error
+        self._is_on = True
         has_option = (self._options.get("options") or {}).get("triton.cudagraphs", False)
         self._copies = device.type == "cuda" and (self._options.get("mode") in _GRAPHS or has_option)
 
@@ -69,6 +71,8 @@ class Compilation:
             module: the module.
             tensors: source name -> tensor.
         """
+        if not self._is_on:
+            return call(module, tensors)
         self.begin(module)
         if self._copies:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -80,6 +84,18 @@ class Compilation:
         if not self._copies:
             return outputs
         return changed(outputs, lambda each: each.clone() if isinstance(each, Tensor) else each)  # the graph reuses it
+
+    @contextmanager
+    def off(self, module: Module) -> Iterator[None]:
+        """Call a module as it is in the block, and compiled again afterwards, without compiling it once more."""
+        compiled = module._compiled_call_impl
+        self._is_on = False
+        module._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            self._is_on = True
+            module._compiled_call_impl = compiled
 
     def advise(self, error: Exception) -> None:
         """Add a note to an error of torch's compiler, which may compile in the backward pass too, unless it has one."""

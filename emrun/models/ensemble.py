@@ -16,7 +16,10 @@ from emrun.base.errors import ArgumentError, StateError, UsageError
 from emrun.base.types import Batch, Values
 from emrun.base.wording import listed
 from emrun.model import AbstractModel
+from emrun.models.device import find_device, put
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.module_model import ModuleModel
+from emrun.models.outputs import Outputs
 from emrun.models.torch_model import LossForms, MetricForms
 from emrun.storage.trace import TRACE
 
@@ -47,7 +50,9 @@ class MadeOfRuns(ModuleModel):
             message = f"they are on {listed(sorted(devices))}; add overrides: [model.device=...] to an entry"
             raise ArgumentError("runs", message)
         modules = torch.nn.ModuleList([each.module for each in models if isinstance(each, ModuleModel)])
-        super().__init__(modules, [], outputs, loss, metrics, devices.pop())
+        device = find_device(devices.pop())
+        put(modules, device)
+        super().__init__(ForwardPass(modules, device, [], Outputs(outputs, loss, metrics, device, modules)))
 
     def part_with(self, source: str) -> str:
         """Return the run, the loss or the metric that needs a source, for messages."""
@@ -67,10 +72,11 @@ class MadeOfRuns(ModuleModel):
         """
         if train:
             raise UsageError(f"{type(self).__name__} is made of finished runs and cannot be trained")
-        self._outputs.prepare(batch, train, stream)
+        forward_pass = self._forward_pass
+        forward_pass.outputs.prepare(stream)
         with torch.no_grad():
-            inputs = self._inputs.tensors(batch)
-            outputs = self._outputs.of(self.returned(batch, stream), inputs)
+            inputs = forward_pass.tensors(batch)
+            outputs = forward_pass.outputs.of(self.returned(batch, stream), inputs)
             self._measure(outputs, inputs, train, stream, batch)
         return outputs
 

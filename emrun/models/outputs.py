@@ -64,7 +64,7 @@ class Outputs:
         """The metrics that are outputs."""
         self.of_streams = {name: each for name, each in measured.items() if each.metric is not None}
         """The metrics that are computed once for each stream; calling one updates it."""
-        self.prepare({}, False, "")
+        self.prepare("")
         self._left_out: set[str] | None = None  # keys of losses and metrics, after `leave_out_missing`
         self._is_complete = not (self.terms or self.of_batches or names)  # nothing is added to what forward returns
 
@@ -87,7 +87,7 @@ class Outputs:
         needed = {name: None for name, each in wanted if self._named is not None and each.streams is None}
         return list(needed), list(dict.fromkeys(name for name, _ in wanted if name not in needed))
 
-    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
+    def prepare(self, stream: str) -> None:
         """Prepare for a batch of a stream: choose the metrics that are calculated there."""
         self._metrics = {name: each for name, each in self.of_batches.items() if each.is_of(stream)}
 

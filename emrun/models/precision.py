@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -33,8 +33,7 @@ class Autocast:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device.type
-        self.enabled = True
-        """Whether the parts run in 16 bits; False while they are compared with those in 32."""
+        self._is_enabled = True  # False while 16 bits are compared with 32
 
     @classmethod
     def of(cls, precision: Precision, module: torch.nn.Module, device: torch.device) -> Autocast | None:
@@ -64,11 +63,20 @@ class Autocast:
 
     def on(self) -> AbstractContextManager[Any]:
         """Return the context in which operations run in 16 bits, as far as autocast allows it."""
-        return torch.autocast(self._device, self._dtype, enabled=self.enabled)
+        return torch.autocast(self._device, self._dtype, enabled=self._is_enabled)
 
     def off(self) -> AbstractContextManager[Any]:
         """Return the context in which operations run in the dtype of their inputs."""
         return torch.autocast(self._device, enabled=False)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Run in 32 bits in the block, which is compared with 16 bits."""
+        self._is_enabled = False
+        try:
+            yield
+        finally:
+            self._is_enabled = True
 
     def call(self, function: Callable[[Any], Values], inputs: Any) -> Values:
         """Call a function in 16 bits; return the outputs in float32."""
@@ -86,22 +94,36 @@ def in_float32(value: Any) -> Any:
     return changed(value, widened)
 
 
-def use_tf32(device: torch.device) -> str:
-    """Let a GPU multiply matrices in TF32, as it convolves by default; without TF32 there, log a warning.
+class TF32:
+    """Lets a GPU multiply matrices in TF32 during a training, as it convolves by default.
 
-    Returns:
-        The setting of torch before, which is that of the process, to restore it.
+    Args:
+        device: the device of the model; without TF32 there, a warning is logged.
     """
-    before = torch.get_float32_matmul_precision()
-    if has_tf32(device):
-        torch.set_float32_matmul_precision("high")
-    else:
-        _LOG.warning(
-            "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
-            "TF32, since Ampere",
-            str(device),
-        )
-    return before
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before: str | None = None  # the setting of torch, which is that of the process, while another is in use
+
+    def begin(self) -> None:
+        """Change the setting of torch."""
+        if self._before is not None:
+            return
+        self._before = torch.get_float32_matmul_precision()
+        if has_tf32(self._device):
+            torch.set_float32_matmul_precision("high")
+        else:
+            _LOG.warning(
+                "precision: tf32 has no effect on the device %r, which calculates in float32: only GPUs of NVIDIA have "
+                "TF32, since Ampere",
+                str(self._device),
+            )
+
+    def end(self) -> None:
+        """Restore the setting of torch."""
+        if self._before is not None:
+            torch.set_float32_matmul_precision(self._before)
+            self._before = None
 
 
 def has_tf32(device: torch.device) -> bool:

@@ -12,10 +12,8 @@ from torch.nn import Module, SyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
 from emrun.ranks.gather import summed
 from emrun.ranks.group import ranks
-from emrun.ranks.shares import rows_in
 
 _LOG = logging.getLogger(__name__)
 _KEY = "sync_batch_norm"
@@ -68,10 +66,6 @@ class SynchronisedBatchNorm:
         for part in self._parts:
             part.forward = MethodType(_forward, part)  # type: ignore[method-assign]  # a deep copy binds its copy
         self._counts = True
-
-    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
-        """Prepare for a batch."""
-        self.begin(rows_in(batch))
 
     def begin(self, rows: int) -> None:
         """Prepare for a batch of which this rank has some rows, or none; then its row counts nothing."""

@@ -2,59 +2,67 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, cast
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from emrun.base.arguments import check_count
-from emrun.base.errors import ArgumentError
+from emrun.base.errors import ArgumentError, StateError
 from emrun.base.sources import changed, examples_of
 from emrun.base.types import AtLeast, Batch, EpochData, Factory, Form, Prefetch, State, Values
 from emrun.base.wording import NO_OPTIMIZER
 from emrun.events import warn_of_unused
 from emrun.hook import Loop
+from emrun.models.device import find_device, put
+from emrun.models.forward_pass import ForwardPass
+from emrun.models.frozen_parts import FrozenParts
 from emrun.models.inputs import InputsForm
+from emrun.models.memory_format import MemoryFormat
 from emrun.models.modes import Tensors
+from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers.build import check_steps_alone
 from emrun.models.optimizers.named import Optimizers
 from emrun.models.optimizers.parameters import parameters_of
-from emrun.models.outputs import mean_loss
-from emrun.models.precision import Precision
-from emrun.models.saved_model import SavedModel
+from emrun.models.outputs import Outputs
+from emrun.models.precision import Autocast, Precision, TF32
+from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
-from emrun.models.sharding import StrategyForm, check_by_rows
+from emrun.models.sharding import Sharding, StrategyForm, check_by_rows
+from emrun.models.step.accumulated import AccumulatedStep
+from emrun.models.step.choice import choose_step
 from emrun.models.step.halves import compare_halves
+from emrun.models.step.loss_scale import LossScale
+from emrun.models.step.manual import FirstWindow, Manual
 from emrun.models.step.micro_batches import MicroBatches
-from emrun.models.step.own import FirstWindow, InAutocast, Own
-from emrun.models.step.plain import Plain
-from emrun.models.step.scaled import Scaled, ScaledWindows
-from emrun.models.step.sharded import ShardedWindows
+from emrun.models.step.sharded import ShardedSums
 from emrun.models.step.size_search import advise
-from emrun.models.step.summed import SummedBatches, SummedWindows
-from emrun.models.step.windows import Windows
-from emrun.models.sync_batch_norm import warn_of_batch_norm
+from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
+from emrun.models.step.summed import RankSums, SummedBatchStep, SummedStep
+from emrun.models.step.training_step import Calls
+from emrun.models.step.updater import Updater
+from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms, warn_of_batch_norm
 from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
+from emrun.models.weights.module_weights import Weights, begin_with
 from emrun.models.weights.over_ranks import check_alike, copy_from_first
 from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph
+from emrun.ranks.shares import rows_in
 from emrun.schedule_plan import SchedulePlan
 
-_LOG = logging.getLogger(__name__)
 _detach = Tensor.detach
 
 LossForm = Annotated[Factory, Form(keys=("inputs", "scale"))]
 LossForms = LossForm | Mapping[str, LossForm]
-Look = Callable[[Values], None]
 MetricForms = Mapping[str, Annotated[Factory, Form(keys=("inputs", "streams"))]]
 Begin = str | os.PathLike[str] | InitFromForm
 OptimizerForm = Annotated[Factory, Form(keys=("groups", "no_decay", "match"), package="torch.optim", supplied=1)]
@@ -64,7 +72,7 @@ SchedulerForm = Annotated[
 ]
 
 
-class TorchModel(SavedModel):
+class TorchModel(ModuleModel):
     """Trains and evaluates a `torch.nn.Module`.
 
         model:
@@ -193,105 +201,170 @@ class TorchModel(SavedModel):
         sync_batch_norm: bool = False,
         strategy: StrategyForm | None = None,
     ) -> None:
+        # the module
+        self._check_together(micro_batch_size, sync_batch_norm, strategy)
+        check_count("accumulate", accumulate, minimum=1)
+        place = find_device(device)
+        put(module, place)
+        self.frozen_parts = FrozenParts(module)
+        self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
+        if not sync_batch_norm and ranks().several and batch_norms(module):
+            self.least_rows = 2
+        if recompute is not None:
+            make_recompute(module, recompute)
+        # the forward pass
+        layout = None if memory_format is None else MemoryFormat(memory_format)
+        if layout is not None:
+            layout.apply(module)
+        self.precision = precision
+        autocast = Autocast.of(precision, module, place)
+        if precision == "fp16" and ranks().several:
+            raise ArgumentError("precision", "fp16 does not work with several ranks yet; use bf16")
+        super().__init__(
+            ForwardPass(module, place, inputs, Outputs(outputs, loss, metrics, place, module), autocast, layout)
+        )
+        if compile is not None and compile is not False:
+            self._forward_pass.compile(compile)
+        self._tf32 = TF32(place) if precision == "tf32" else None
+        self._sharding = None if strategy is None else self._sharded(strategy)
+        # the optimizers and the weights
+        self._skipped = SkippedUpdates(LossScale(place) if precision == "fp16" else None)
+        self._optimizers = Optimizers(module, optimizer, scheduler)
+        if strategy is not None:
+            check_by_rows(self._optimizers.members)
+        self._weights = Weights(self._forward_pass, self._optimizers)
+        self._loadable = Loadable(self, begins_with=init_from is not None)
+        if init_from is not None:
+            self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
+        # the step
+        self.iterations_per_update = accumulate
+        self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
+        self._has_trained = False  # whether this epoch has trained
+        self._is_compared = False  # whether the first batch was compared with its halves
+        self._forward: Callable[[Tensors], Values] = self._forward_pass.run
+        if type(self).forward is not TorchModel.forward:
+            self._forward = self.forward if autocast is None else partial(autocast.call, self.forward)
+        updater = Updater(self._optimizers, self._skipped)
+        self._step = choose_step(
+            self._calls(),
+            updater,
+            accumulate,
+            splits_batches=micro_batch_size is not None,
+            sums=self._sums(is_single=accumulate == 1 and micro_batch_size is None, sends=micro_batch_size != "auto"),
+        )
+        self._micro_batches: MicroBatches | None = None
+        if micro_batch_size is not None and isinstance(self._step, AccumulatedStep):
+            self._micro_batches = MicroBatches(self._step, micro_batch_size, module, place, self._note_size)
+        self._runner = self._micro_batches or self._step
+        updater.list_optimizers()
+        self._list_stages()
+
+    # what the parts are built of
+
+    def _check_together(self, micro_batch_size: object, sync_batch_norm: bool, strategy: object) -> None:
+        """Refuse arguments that do not work together, or with what a subclass overrides.
+
+        Raises:
+            ArgumentError: there are such arguments.
+        """
+        own = type(self)
         if micro_batch_size is not None and (sync_batch_norm or strategy is not None):
             message = "cannot be used with micro_batch_size, which runs each rank on another number of parts"
             raise ArgumentError("sync_batch_norm" if sync_batch_norm else "strategy", message)
-        super().__init__(
-            module,
-            inputs,
-            outputs,
-            loss,
-            metrics,
-            device,
-            precision,
-            compile=compile,
-            recompute=recompute,
-            memory_format=memory_format,
-            sync_batch_norm=sync_batch_norm,
-            strategy=strategy,
-        )
-        self._begins_with = init_from is not None
-        if init_from is not None:
-            self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
-        self._optimizers = Optimizers(self, optimizer, scheduler)
-        self.iterations_per_update = accumulate
-        self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
-        self._trained = False
-        self._is_compared = False  # whether the first batch was compared with its halves
-        self._minimised: Tensor | None = None
-        self.step_outputs: Values | None = None
-        if self.trains_itself and strategy is not None:
-            message = f"cannot be used with a train_step or an update of {type(self).__name__} yet"
-            raise ArgumentError("strategy", message)
-        self._choose_step(accumulate, micro_batch_size)
-        self._updates.list_optimizers()
-        if strategy is not None:
-            check_by_rows(self._optimizers.members)
-        self._loadable = Loadable(self)
-        self.list_work()
-
-    def _choose_step(self, accumulate: int, micro_batch_size: int | Literal["auto"] | None) -> None:
-        """Choose what is done with a train batch, for the whole run."""
-        check_count("accumulate", accumulate, minimum=1)
-        optimizers = self._optimizers
-        skipped = self._skipped
-        scale = skipped.scale
-        is_one = accumulate == 1 and micro_batch_size is None
-        # what makes the updates
-        if ranks().several and self._sharding is not None:
-            self._updates: Plain = ShardedWindows(
-                self,
-                optimizers,
-                skipped,
-                accumulate=accumulate,
-                ranks=ranks(),
-                carries_loss=is_one,
-                sharding=self._sharding,
-            )
-        elif ranks().several:
-            is_usual = not self.trains_itself
-            is_single = is_one and is_usual and optimizers.only is not None
-            kind = SummedBatches if is_single else SummedWindows
-            self._updates = kind(
-                self,
-                optimizers,
-                skipped,
-                accumulate=accumulate,
-                ranks=ranks(),
-                carries_loss=is_one,
-                sends=is_usual and micro_batch_size != "auto",  # what is sent cannot be calculated again
-                exchanges=self._synchronised is not None,
-            )
-        elif is_one and scale is None:
-            self._updates = Plain(self, optimizers, skipped)
-        elif scale is None:
-            self._updates = Windows(self, optimizers, skipped, accumulate=accumulate)
-        elif is_one:
-            self._updates = Scaled(self, optimizers, skipped, scale=scale)
-        else:
-            self._updates = ScaledWindows(self, optimizers, skipped, accumulate=accumulate, scale=scale)
-        # the step around them
-        self._parts: MicroBatches | None = None
-        self._step: Plain | MicroBatches | Own | InAutocast = self._updates
-        self._weighs: list[Look] = []
-        make = cast("Callable[..., None]", self._updates.update)
-        if isinstance(self._updates, Windows):
-            self._weighs = [self._updates.look]
-            make = self._updates.note
-            if micro_batch_size is not None:
-                self._step = self._parts = MicroBatches(self, self._updates, micro_batch_size)
-                self._weighs.append(self._parts.look)
+        if strategy is None:
+            return
         if self.trains_itself:
-            if self._autocast is not None:
-                self._step = InAutocast(self._step, self._autocast)
-            self._step = Own(self, self._step)
-            if type(self).train_step is not TorchModel.train_step:
-                self.train_step = FirstWindow(self)  # type: ignore[method-assign]
-        # what a step calls
-        is_usual = not self.trains_itself and type(self).backward is TorchModel.backward
-        self._backward: Callable[..., None] = self._updates.backward if is_usual else self.backward
-        self._update: Callable[..., None] = make if is_usual else self.update
-        self._looks: Sequence[Look] = self._weighs  # what looks at outputs
+            raise ArgumentError("strategy", f"cannot be used with a train_step or an update of {own.__name__} yet")
+        if any(getattr(own, name) is not getattr(TorchModel, name) for name in ("save", "stage", "load")):
+            message = f"cannot be used with a save or a load of {own.__name__} yet; remove one of them"
+            raise ArgumentError("strategy", message)
+
+    def _sharded(self, strategy: object) -> Sharding:
+        """Divide the module among the ranks.
+
+        Raises:
+            ArgumentError: something else is asked for that does not work with `strategy` yet; see also `Sharding`.
+        """
+        if self._synchronised is None and (norm := next(iter(batch_norms(self.module)), None)) is not None:
+            message = f"{norm or 'the module'} (BatchNorm) needs the statistics of all ranks; set model.sync_batch_norm"
+            raise ArgumentError("strategy", message)
+        forward_pass = self._forward_pass
+        terms = forward_pass.outputs.terms.values()
+        with_module = next((term.key for term in terms if term.takes_module), None)
+        refused = {
+            "compile": forward_pass.compilation is not None,
+            "memory_format": forward_pass.memory_format is not None,
+            f"a loss that gets the module ({with_module})": with_module is not None,
+        }
+        for name, is_there in refused.items():
+            if is_there:
+                raise ArgumentError("strategy", f"cannot be used with {name} yet; remove one of them")
+        return Sharding(self.module, strategy, ranks(), self._is_alone)
+
+    def _is_alone(self) -> bool:
+        """Return whether a hook is called on this rank only."""
+        return self._main_loop is not None and self._main_loop.is_alone
+
+    def _calls(self) -> Calls:
+        """Return what a step calls: methods of a subclass, as far as it overrides them."""
+        own = type(self)
+        manual = None
+        if self.trains_itself:
+            first_window = None
+            if own.train_step is not TorchModel.train_step:
+                first_window = FirstWindow(
+                    f"{own.__name__}.train_step",
+                    self.iterations_per_update,
+                    self._all_optimizers,
+                    self._loadable.check,
+                    sees_updates=own.update is TorchModel.update,
+                )
+            manual = Manual(self.train_step, self._forward_pass.autocast, first_window)
+        if manual is None and own.backward is TorchModel.backward:
+            return Calls(self._forward)
+        return Calls(self._forward, manual, self.backward, self.update)
+
+    def _sums(self, *, is_single: bool, sends: bool) -> RankSums | None:
+        """Return what several ranks exchange in a step; None in one process.
+
+        Args:
+            is_single: whether an update has a single part, so that its sums also have the loss.
+            sends: whether gradients may be sent during the backward pass; what is sent cannot be calculated again.
+        """
+        if not ranks().several:
+            return None
+        if self._sharding is not None:
+            return ShardedSums(self.module, ranks(), self._sharding, carries_loss=is_single)
+        return RankSums(
+            self.module,
+            ranks(),
+            carries_loss=is_single,
+            sends=sends and not self.trains_itself,
+            exchanges=self._synchronised is not None,
+        )
+
+    def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
+        """Load other weights to begin with; see `AbstractModel.load_initial`."""
+        self.load_initial = None
+        return begin_with(self.module, init_from)
+
+    def _note_size(self, size: int) -> None:
+        """Write a `micro_batch_size` that was found to the config of the run."""
+        if self.write_setting is not None:
+            self.write_setting("micro_batch_size", size)
+
+    def _list_stages(self) -> None:
+        """Note whether there is something to do before and after a batch; called when something is added or removed."""
+        self._prepares = (
+            self._optimizers.has_modes
+            or self._synchronised is not None
+            or self._weights.averages is not None
+            or bool(self._forward_pass.outputs.only_in)
+        )
+        takes_mean = self._summed is not None and not isinstance(self._summed, SummedBatchStep)
+        self._finishes = takes_mean or self._stream_metrics is not None
+
+    # what the model tells
 
     @property
     def trains_itself(self) -> bool:
@@ -300,26 +373,17 @@ class TorchModel(SavedModel):
         return own.train_step is not TorchModel.train_step or own.update is not TorchModel.update
 
     @property
-    def _summed(self) -> SummedWindows | None:
-        return self._updates if isinstance(self._updates, SummedWindows) else None
+    def is_sharded(self) -> bool:  # type: ignore[override]
+        """Whether this rank has only some rows of each weight."""
+        return self._sharding is not None and ranks().several
 
-    def list_work(self) -> None:
-        """Note what is done before and after a batch; called when something is added or removed."""
-        before: list[Callable[[Batch, bool, str], None]] = []
-        if self._optimizers.has_modes:
-            before.append(self._optimizers.prepare)
-        if self._synchronised is not None:
-            before.append(self._synchronised.prepare)
-        if self._evaluation_weights is not None:
-            before.append(self._evaluation_weights.prepare)
-        if self._outputs.only_in:
-            before.append(self._outputs.prepare)
-        self._before = before
-        after: list[Callable[..., None]] = []
-        if self._summed is not None and not isinstance(self._summed, SummedBatches):
-            after.append(self._summed.take_mean)
-        self._after = after if self._stream_metrics is None else [*after, self._measure]
-        self._forward = self._in_precision
+    @property
+    def _summed(self) -> SummedStep | None:
+        return self._step if isinstance(self._step, SummedStep) else None
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._main_loop is not None and self._main_loop.evaluating
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -329,8 +393,8 @@ class TorchModel(SavedModel):
     @optimizer.setter
     def optimizer(self, optimizer: Optimizer | None) -> None:
         self._optimizers.replace(optimizer)
-        self._updates.list_optimizers()
-        self.list_work()
+        self._step.updater.list_optimizers()
+        self._list_stages()
 
     @property
     def optimizers(self) -> Mapping[str, Optimizer]:
@@ -340,7 +404,10 @@ class TorchModel(SavedModel):
     @property
     def own_optimizers(self) -> Mapping[str, Optimizer]:
         """Name -> optimizer, also those that are attributes of a subclass."""
-        attributes = {name: each for name, each in vars(self).items() if isinstance(each, Optimizer)}
+        return self._all_optimizers()
+
+    def _all_optimizers(self) -> Mapping[str, Optimizer]:
+        attributes = {name: value for name, value in vars(self).items() if isinstance(value, Optimizer)}
         return {**attributes, **self.optimizers}
 
     @property
@@ -354,19 +421,28 @@ class TorchModel(SavedModel):
         return self._optimizers.schedulers
 
     @property
+    def step_outputs(self) -> Values | None:
+        """See the class."""
+        return self._step.outputs
+
+    @step_outputs.setter
+    def step_outputs(self, outputs: Values | None) -> None:
+        self._step.show(outputs)
+
+    @property
     def is_accumulating(self) -> bool:  # type: ignore[override]
         """Whether a window has begun that the last train batch did not end."""
-        return self._updates.is_open
+        return self._step.is_open
 
     @property
     def splits_batches(self) -> bool:
         """Whether a batch may be run in parts, see `micro_batch_size`."""
-        return self._parts is not None
+        return self._micro_batches is not None
 
     @property
     def is_skipping(self) -> bool:
         """Whether the current update is skipped because its gradients in float16 are not finite; in `before_update`."""
-        return self._updates.is_skipping
+        return self._step.is_skipping
 
     @property
     def skipped_updates(self) -> int:  # type: ignore[override]
@@ -379,51 +455,71 @@ class TorchModel(SavedModel):
 
         None if it is not known: a subclass trains without any optimizer, or has an `update` of its own.
         """
+        has_updated = self._step.updater.has_updated
         if type(self).update is TorchModel.update and (self.own_optimizers or not self.trains_itself):
-            return self._updates.has_updated
-        return self._updates.has_updated or None
+            return has_updated
+        return has_updated or None
 
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
-        super().register_mainloop(main_loop)
-        self._stream = None
-        self._loadable.register()
-        for each in self._optimizers.members:
-            each.register()
+    @property
+    def writes(self) -> Sequence[str]:  # type: ignore[override]
+        """Names of the entries of `model.metrics` that are computed once for each stream; fp16 adds a count."""
+        return [*super().writes, *([SKIPPED] if self._skipped.scale is not None else [])]
+
+    def stream_values(self, stream: str) -> Values:
+        """Return the metrics of a whole stream, and of a train stream the number of `skipped_updates`."""
+        return {**super().stream_values(stream), **self._skipped.values(stream)}
 
     @property
     def monitors(self) -> Sequence[str]:
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        return list(dict.fromkeys(each.metric for each in self._optimizers.members if each.metric is not None))
+        metrics = (member.metric for member in self._optimizers.members)
+        return list(dict.fromkeys(metric for metric in metrics if metric is not None))
 
-    def before_training(self) -> None:
-        """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
+    def step_values(self) -> Values:
+        """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
+
+        The learning rates are those of the last update, or of the first one as long as there is none; in a window,
+        those with which it has begun.
+        """
+        step = self._step
+        loss = step.minimised
+        only = self._optimizers.only
+        if loss is not None and only is not None and only.rates is not None:  # the usual case
+            return {"loss": loss, "learning_rate": only.rates}
+        rates = self._optimizers.rates(self._main_loop, of_next=step.is_open)
+        values = {"loss": loss, "learning_rate": rates}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def schedule_plan(self) -> SchedulePlan | None:
+        """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.
 
         Raises:
-            ArgumentError: there is no optimizer, or a resume could not load the weights.
+            ArgumentError: the schedule does not fit the length of the run.
         """
-        super().before_training()
-        if self._evaluates:
-            return
-        warn_of_unused(self.module)
-        if ranks().several and self._synchronised is None:
-            warn_of_batch_norm(self.module)
-        if not self.optimizers and type(self).train_step is TorchModel.train_step:
-            raise ArgumentError("optimizer", NO_OPTIMIZER)
-        if not self.trains_itself:
-            for name, each in self.optimizers.items():
-                check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
-        if self._main_loop is not None and self._main_loop.has_run:
-            own = type(self)
-            saves_more = own.state_dict is not TorchModel.state_dict
-            if own.save is SavedModel.save and own.load is SavedModel.load:
-                self._loadable.check_saving(saves_more=saves_more)
-            elif not saves_more:
-                self._loadable.check_own(begins_with=self._begins_with)
-            for member in self._optimizers.members:
-                member.check_loadable()
-            if self._stream_metrics is not None:
-                self._stream_metrics.check()
+        return self._optimizers.plan(self._main_loop)
+
+    def prefetcher(self) -> Prefetch | None:
+        """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
+        return self._forward_pass.prefetcher() if type(self).run is TorchModel.run else None
+
+    def memory_of_rank(self, count: int) -> dict[str, int]:
+        """Return what the first of several ranks needs, which has most, for a model with `strategy` in one process.
+
+        Args:
+            count: the number of ranks.
+
+        Returns:
+            What needs memory -> bytes, after an update.
+        """
+        assert self._sharding is not None
+        return self._sharding.memory_of_rank(count, self.optimizers.values())
+
+    @property
+    def ways(self) -> Ways:
+        """What changes how a step is calculated, and not what it calculates; to compare the two."""
+        return Ways(self._forward_pass, self._micro_batches)
+
+    # a batch
 
     def run(self, batch: Batch, train: bool, stream: str) -> Values:
         """Run the module on a batch and, when `train` is true, make an update.
@@ -434,80 +530,111 @@ class TorchModel(SavedModel):
         Raises:
             StreamError: the batch does not fit the module.
         """
-        self._updates.has_updated = False
-        if self.module.training is not train:
-            self.module.train(train)
-        if self._before:
-            for prepare in self._before:
-                prepare(batch, train, stream)
-        inputs = self._tensors(batch)
+        # the tensors
+        forward_pass = self._forward_pass
+        module = forward_pass.module
+        if module.training is not train:
+            module.train(train)
+        try:
+            if self._prepares:
+                self._prepare(batch, train, stream)
+            inputs = forward_pass.tensors(batch)
+        except Exception:
+            self._step.updater.forget()
+            raise
         if not train:
-            return self._evaluate(inputs, train, stream, batch)
+            return self._evaluate(inputs, stream, batch)
+        # the step
         if stream is not self._stream:
             self._begin_stream(stream, inputs, batch)
         try:
-            outputs = self._step.run(self.train_step, inputs, batch)
+            outputs = self._runner.run(inputs, batch)
         except Exception as error:
-            self.step_outputs = None
-            advise(error, self._parts.size if self._parts is not None else None, examples_of(batch))
-            if self._compilation is not None:
-                self._compilation.advise(error)
+            self._explain(error, batch)
             raise
+        # the outputs
         try:
             detached = dict(zip(outputs, map(_detach, outputs.values())))  # noqa: B905 - keys and values of one mapping
         except TypeError:  # a value is not a tensor
             detached = changed(outputs, of_no_graph)
-        if self._after:
-            for finish in self._after:
-                finish(detached, inputs, train, stream, batch)
+        if self._finishes:
+            self._finish(detached, inputs, stream, batch)
         return detached
 
-    def _evaluate(self, inputs: Tensors, train: bool, stream: str, batch: Batch) -> Values:
+    def _prepare(self, batch: Batch, train: bool, stream: str) -> None:
+        """Prepare the module and its outputs for a batch."""
+        self._optimizers.set_mode(train=train)
+        if self._synchronised is not None:
+            self._synchronised.begin(rows_in(batch))
+        if self._weights.averages is not None:
+            self._weights.averages.use(not train)
+        self._forward_pass.outputs.prepare(stream)
+
+    def _evaluate(self, inputs: Tensors, stream: str, batch: Batch) -> Values:
+        """Return the outputs of a batch that is not trained on."""
         if self._summed is not None:
             prepare_to_gather(batch)
         with torch.no_grad():
             outputs = self._forward(inputs)
         if self._stream_metrics is not None:
-            self._measure(outputs, inputs, train, stream, batch)
-        if self._evaluation_weights is not None and self._main_loop is not None and self._main_loop.training:
-            self._evaluation_weights.use(False)  # a hook has run the model between two train batches
+            self._measure(outputs, inputs, False, stream, batch)
+        if self._main_loop is not None and self._main_loop.training:
+            self._weights.use_trained()  # a hook has run the model between two train batches
         return outputs
 
     def _begin_stream(self, stream: str, inputs: Tensors, batch: Batch) -> None:
-        """Prepare for the batches of a train stream."""
+        """Prepare for the batches of a train stream, of which the first one has come."""
         self._stream = stream
-        self._trained = True
-        self._looks = [self._check_first]
-        self._updates.begin_stream(stream)
+        self._has_trained = True
+        self.frozen_parts.warn()
+        self._step.updater.begin_stream(stream, self, self._main_loop)
+        self._step.begin_stream(self._check_first)
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
             prepare_to_gather(batch)
-            self._summed.exchanges |= compare_halves(self, inputs, examples_of(batch))
+            gathers = compare_halves(
+                self.module,
+                self._forward,
+                inputs,
+                examples_of(batch),
+                precision=self.precision,
+                micro_batches=self._micro_batches,
+            )
+            self._summed.exchange_if(gathers)
 
-    def step_values(self) -> Values:
-        """Return the last minimised `loss`, a scalar on its device, and the `learning_rate` of each parameter group.
+    def _check_first(self, outputs: Values) -> bool:
+        """Check the first batch of a train stream before its update; return whether later outputs may have weights."""
+        if self._main_loop is not None:
+            self._main_loop.check_outputs(outputs)
+        self._loadable.check()
+        return type(self).forward is not TorchModel.forward or self._forward_pass.outputs.may_have_weights
 
-        The learning rates are those of the last update, or of the first one as long as there is none; in a window,
-        those with which it has begun.
+    def _explain(self, error: Exception, batch: Batch) -> None:
+        """Add advice to an error of a train step, and free its outputs."""
+        self._step.show(None)
+        advise(error, None if self._micro_batches is None else self._micro_batches.size, examples_of(batch))
+        if self._forward_pass.compilation is not None:
+            self._forward_pass.compilation.advise(error)
+
+    def _finish(self, outputs: Values, inputs: Tensors, stream: str, batch: Batch) -> None:
+        """Take the mean loss of all ranks, and add the batch to the metrics of its stream."""
+        if self._summed is not None and not isinstance(self._summed, SummedBatchStep):
+            self._summed.take_mean()
+        if self._stream_metrics is not None:
+            self._measure(outputs, inputs, True, stream, batch)
+
+    # what a subclass may override
+
+    def forward(self, inputs: Tensors) -> dict[str, Any]:
+        """Run the module and calculate losses and metrics.
+
+        Args:
+            inputs: source name -> tensor on the model's device.
+
+        Returns:
+            Output name -> value, with gradients where they are enabled. Values of 16 bits become float32.
         """
-        loss = self._minimised
-        only = self._optimizers.only
-        if loss is not None and only is not None and only.rates is not None:  # the usual case
-            return {"loss": loss, "learning_rate": only.rates}
-        values = {"loss": loss, "learning_rate": self._optimizers.rates(of_next=self._updates.is_open)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def schedule_plan(self) -> SchedulePlan | None:
-        """Return the learning rates of the run, as far as its length is known; `run` logs what becomes known later.
-
-        Raises:
-            ArgumentError: the schedule does not fit the length of the run.
-        """
-        return self._optimizers.plan()
-
-    def prefetcher(self) -> Prefetch | None:
-        """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
-        return self._prefetch() if type(self).run is TorchModel.run else None
+        return self._forward_pass.run(inputs)
 
     def train_step(self, inputs: Tensors) -> Values:
         """Run the module forward and backward and make an update; a subclass may override it to train in another way.
@@ -522,31 +649,7 @@ class TorchModel(SavedModel):
         Returns:
             Output name -> value.
         """
-        outputs = self._forward(inputs)
-        self.step_outputs = outputs
-        for look in self._looks:
-            look(outputs)
-        loss = outputs.get("loss")
-        if loss.__class__ is not Tensor or loss.ndim:
-            loss = mean_loss(outputs)
-        self._minimised = loss.detach()
-        self._backward(loss)
-        for each in self._optimizers.members:
-            self._update(each.optimizer)
-        self.step_outputs = None  # frees the graph, whose memory the next step needs
-        return outputs
-
-    def _check_first(self, outputs: Values) -> None:
-        """Check the first batch of a train stream, before its update."""
-        if isinstance(self._updates, Windows) and "loss_weight" in outputs:
-            self._weighs[0] = self._updates.look_at_loss
-        is_known = type(self).forward is TorchModel.forward and not self._outputs.may_have_weights
-        self._looks = self._weighs[1:] if is_known else self._weighs
-        if self._main_loop is not None:
-            self._main_loop.check_outputs(outputs)
-        self._loadable.check()
-        for look in self._looks:
-            look(outputs)
+        return self._step.train(inputs)
 
     def backward(self, loss: Tensor, optimizer: Optimizer | str | None = None) -> None:
         """Calculate the gradients of a scalar loss and add them to those of the parameters.
@@ -560,14 +663,15 @@ class TorchModel(SavedModel):
         Raises:
             ArgumentError: the loss does not depend on any parameter with `requires_grad`, or no optimizer has the name.
         """
-        self._minimised = loss.detach()
         if optimizer is None:
             self._step.backward(loss)
-        elif of := [each for each in parameters_of(self._optimizers.named(optimizer)) if each.requires_grad]:
-            self._step.backward(loss, of)
-            loop = self._main_loop
-            if isinstance(optimizer, str) and loop is not None and loop.training and not (self._parts or self._summed):
-                loop.record(f"loss_{optimizer}", self._minimised)
+            return
+        trained = [each for each in parameters_of(self._optimizers.named(optimizer)) if each.requires_grad]
+        self._step.backward(loss, trained)
+        loop = self._main_loop
+        is_whole = self._micro_batches is None and self._summed is None
+        if isinstance(optimizer, str) and trained and is_whole and loop is not None and loop.training:
+            loop.record(f"loss_{optimizer}", loss.detach())
 
     def update(self, optimizer: Optimizer | str | None, closure: Callable[[], Tensor] | None = None) -> None:
         """Make an update with the current gradients; hooks are called before and after.
@@ -586,12 +690,72 @@ class TorchModel(SavedModel):
         """
         self._step.update(optimizer, closure)
 
+    # the events of the loop
+
+    def register_mainloop(self, main_loop: Loop) -> None:
+        """Store the loop, whose hooks may listen to the updates; forget the weights for evaluations of another loop."""
+        if not self._optimizers.has_modes:
+            self.evaluation_weights = None
+        if self.load_initial is not None:
+            self.load_initial()
+        self._main_loop = main_loop
+        self._stream = None
+        self._weights.register()
+        self._loadable.register()
+        for member in self._optimizers.members:
+            member.register()
+
+    def before_training(self) -> None:
+        """Check that there is an optimizer, unless a subclass trains in its own way, and that the weights can be saved.
+
+        Raises:
+            ArgumentError: there is no optimizer, or a resume could not load the weights.
+        """
+        if self._tf32 is not None:
+            self._tf32.begin()
+        if self._evaluates:
+            return
+        self._weights.drop_restored()
+        # what will be trained
+        warn_of_unused(self.module)
+        if ranks().several and self._synchronised is None:
+            warn_of_batch_norm(self.module)
+        if not self.optimizers and type(self).train_step is TorchModel.train_step:
+            raise ArgumentError("optimizer", NO_OPTIMIZER)
+        if not self.trains_itself:
+            for name, optimizer in self.optimizers.items():
+                check_steps_alone(optimizer, "optimizer" if name == "optimizer" else f"optimizer.{name}")
+        # what will be saved
+        if self._main_loop is not None and self._main_loop.has_run:
+            own = type(self)
+            saves_more = own.state_dict is not TorchModel.state_dict
+            if own.save is TorchModel.save and own.load is TorchModel.load:
+                self._loadable.check_saving(saves_more=saves_more)
+            elif not saves_more:
+                self._loadable.check_own([self, self._weights])
+            for member in self._optimizers.members:
+                member.check_loadable()
+            if self._stream_metrics is not None:
+                self._stream_metrics.check()
+
+    def before_epoch(self, epoch_id: int) -> None:
+        """Reset what an incomplete epoch has left."""
+        self._weights.use_trained()
+        if self._stream_metrics is not None:
+            self._stream_metrics.clear()
+        if not self._evaluates:
+            self._has_trained = False
+            self._stream = None
+            self._step.forget()
+            self._skipped.begin_epoch()
+
     def finish_update(self) -> None:
         """Make the update of a window that has fewer batches than `accumulate`."""
-        if isinstance(self._updates, Windows) and self._updates.is_open:
-            self._use_trained()
+        step = self._step
+        if isinstance(step, AccumulatedStep) and step.is_open:
+            self._weights.use_trained()
             self._optimizers.set_mode(train=True)
-            self._updates.finish()
+            step.finish()
 
     def after_stream(self, stream_name: str) -> None:
         """Compute the metrics of a whole stream; after a train stream, all ranks get the buffers of rank 0.
@@ -608,17 +772,7 @@ class TorchModel(SavedModel):
             if not self.is_sharded:
                 check_alike(dict(self.module.named_parameters()), ranks())
         super().after_stream(stream_name)
-
-    def before_epoch(self, epoch_id: int) -> None:
-        """Reset what an incomplete epoch has left."""
-        self._use_trained()
-        if self._stream_metrics is not None:
-            self._stream_metrics.clear()
-        if not self._evaluates:
-            self._trained = False
-            self._stream = None
-            self._updates.forget()
-            self._skipped.begin_epoch()
+        self._weights.use_trained()
 
     def after_epoch(self, epoch_id: int, epoch_data: EpochData) -> None:
         """Step the scheduler after a training epoch, and check that a resume can load the checkpoint.
@@ -627,35 +781,85 @@ class TorchModel(SavedModel):
             ArgumentError: a resume could not load the checkpoint.
         """
         self._loadable.check()
-        if self._trained and not self._evaluates:
-            self._updates.end_epoch(epoch_data)
+        if self._has_trained and not self._evaluates:
+            self._step.updater.end_epoch(epoch_data)
 
-    def memory_of_rank(self, count: int) -> dict[str, int]:
-        """Return what the first of several ranks needs, which has most, for a model with `strategy` in one process.
+    def after_training(self, success: bool) -> None:
+        """Drop the batches that were copied ahead of time, and restore the setting of torch."""
+        self._forward_pass.clear()
+        if self._tf32 is not None:
+            self._tf32.end()
 
-        Args:
-            count: the number of ranks.
-
-        Returns:
-            What needs memory -> bytes, after an update.
-        """
-        assert self._sharding is not None
-        return self._sharding.memory_of_rank(
-            count, [each.optimizer for each in self._optimizers.members if each.optimizer]
-        )
+    # checkpoints
 
     @property
-    def ways(self) -> Ways:
-        """What changes how a step is calculated, and not what it calculates; to compare the two."""
-        return Ways(self)
+    def evaluation_weights(self) -> Tensors | None:
+        """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
+
+        A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
+        checkpoint has these weights, `training.safetensors` those that are trained.
+        """
+        return None if self._weights.averages is None else self._weights.averages.others
+
+    @evaluation_weights.setter
+    def evaluation_weights(self, weights: Tensors | None) -> None:
+        self._weights.replace_averages(weights)
+        self._list_stages()
+
+    @property
+    def restored_weights(self) -> Tensors | None:
+        """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+        return self._weights.restored
+
+    @restored_weights.setter
+    def restored_weights(self, weights: Tensors | None) -> None:
+        self._weights.take_restored(weights)
+
+    def recompute_batch_norm(self, batches: Iterable[Batch]) -> None:
+        """Calculate the running statistics of BatchNorm anew, for the weights of evaluations.
+
+        This is `torch.optim.swa_utils.update_bn`: the module runs on the batches in training mode, without gradients,
+        and the statistics become the means over the batches. Nothing else changes. After an error, and if there is no
+        batch, the statistics stay as they are. The statistics of the training stay in any case.
+        """
+        self._weights.recompute_batch_norm(batches, self._forward)
+
+    def save(self, directory: Path) -> None:
+        """Write the weights to `model.safetensors`.
+
+        Raises:
+            StateError: the weights lie on several ranks, of which each writes its own; see `stage`.
+            StorageError: the file cannot be written.
+        """
+        if self.is_sharded:
+            raise StateError("the weights lie on several ranks (model.strategy), and are in the checkpoints only")
+        self._loadable.check()
+        self._weights.save(directory)
+
+    def stage(self) -> Callable[[Path], Any] | None:
+        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`."""
+        if getattr(self.save, "__func__", None) is not TorchModel.save:
+            return None
+        self._loadable.check()
+        return self._weights.stage(is_sharded=self.is_sharded)
+
+    def load(self, directory: Path) -> None:
+        """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
+
+        Raises:
+            StorageError: a file cannot be read, or does not fit this module.
+        """
+        self._weights.load(directory)
+        self._list_stages()
 
     def state_dict(self) -> State:
         """Return the states of optimizers and schedulers, and the module's extra state and modes."""
+        scale = self._skipped.scale
         return {
             **self._optimizers.state_dict(),
-            "loss_scale": scale.state_dict() if (scale := self._skipped.scale) is not None else None,
+            "loss_scale": None if scale is None else scale.state_dict(),
             "skipped_updates": self._skipped.state_dict(),
-            "trained": self._trained,
+            "trained": self._has_trained,
             **super().state_dict(),
         }
 
@@ -665,11 +869,8 @@ class TorchModel(SavedModel):
         Raises:
             StateError: the config has another optimizer or scheduler.
         """
-        self._optimizers.load_state_dict(state)
-        self._skipped.load_state_dict(state["skipped_updates"])
-        if (scale := self._skipped.scale) is not None and state["loss_scale"] is not None:
-            scale.load_state_dict(state["loss_scale"])
-        elif scale is not None:
-            _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")
-        self._trained = state["trained"]
+        self._optimizers.load_state_dict(state, self._main_loop)
+        self._skipped.load_state_dict(state["skipped_updates"], state["loss_scale"])
+        self._has_trained = state["trained"]
+        self._weights.load_trained()
         super().load_state_dict(state)

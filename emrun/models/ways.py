@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import torch
 
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.recomputation import keeps_activations, recomputed
+from emrun.models.step.micro_batches import MicroBatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,38 +20,41 @@ class Ways:
     """Runs a model without some of the ways, to compare the two.
 
     Args:
-        model: a `TorchModel`, whose file needs this one.
+        forward_pass: runs the module.
+        micro_batches: runs the parts of a batch; None without parts.
     """
 
-    model: Any
+    forward_pass: ForwardPass
+    micro_batches: MicroBatches | None
+
+    @property
+    def _off(self) -> Mapping[str, Callable[[], AbstractContextManager[None]]]:
+        """Each way that the model uses -> what switches the way off in a block."""
+        forward_pass = self.forward_pass
+        module = forward_pass.module
+        off: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+        if forward_pass.compilation is not None:
+            off["compile"] = partial(forward_pass.compilation.off, module)
+        if forward_pass.autocast is not None:
+            off["precision"] = forward_pass.autocast.disabled
+        if self.micro_batches is not None:
+            off["micro_batch_size"] = self.micro_batches.off
+        if recomputed(module):
+            off["recompute"] = partial(keeps_activations, module)
+        return off
 
     @property
     def used(self) -> Sequence[str]:
         """Those of `compile`, `precision`, `micro_batch_size` and `recompute` that the model uses."""
-        used = {
-            "compile": self.model._compilation,
-            "precision": self.model._autocast,
-            "micro_batch_size": self.model._parts,
-            "recompute": recomputed(self.model.module) or None,
-        }
-        return [key for key, part in used.items() if part is not None]
+        return list(self._off)
 
     @contextmanager
     def without(self, keys: Collection[str]) -> Iterator[None]:
         """Run the model without some of the ways in the block; keys that it does not use have no effect."""
-        model = self.model
-        off = {*keys} & {*self.used}
-        replaced: dict[str, list[tuple[Any, str, Any]]] = {
-            "compile": [(model, "_call", model._inputs.passing.call), (model.module, "_compiled_call_impl", None)],
-            "precision": [(model._autocast, "enabled", False)],
-            "micro_batch_size": [(model._parts, "size", None)],
-        }
         with ExitStack() as stack:
-            if "recompute" in off:
-                stack.enter_context(keeps_activations(model.module))
-            for owner, name, value in chain.from_iterable(replaced[key] for key in replaced if key in off):
-                stack.callback(setattr, owner, name, getattr(owner, name))
-                setattr(owner, name, value)
+            for key, off in self._off.items():
+                if key in keys:
+                    stack.enter_context(off())
             yield
 
     @contextmanager
@@ -59,23 +64,23 @@ class Ways:
         Args:
             rounded: the dtype to whose values all of them are rounded.
         """
-        model = self.model
-        parts = [model.module, *(each for each in model.losses.values() if isinstance(each, torch.nn.Module))]
-        tensors = [each for part in parts for each in (*part.parameters(), *part.buffers())]
+        # the tensors of the module and of its losses
+        losses = [term.function for term in self.forward_pass.outputs.terms.values()]
+        modules = [self.forward_pass.module, *(loss for loss in losses if isinstance(loss, torch.nn.Module))]
+        tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
         tensors = [each for each in tensors if each.dtype is torch.float32]
         before = [each.data for each in tensors]
-        convert = model._tensors
-        model._tensors = lambda batch: _doubled(convert(batch), rounded)
-        try:
-            for each in tensors:
-                each.grad = None
-                each.data = _doubled(each.data, rounded)
-            yield
-        finally:
-            model._tensors = convert
-            for each, data in zip(tensors, before, strict=True):
-                each.grad = None
-                each.data = data
+        # the block
+        with self.forward_pass.changing(partial(_doubled, rounded=rounded)):
+            try:
+                for each in tensors:
+                    each.grad = None
+                    each.data = _doubled(each.data, rounded)
+                yield
+            finally:
+                for each, data in zip(tensors, before, strict=True):
+                    each.grad = None
+                    each.data = data
 
 
 def _doubled(value: Any, rounded: torch.dtype) -> Any:

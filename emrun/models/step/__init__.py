@@ -1,10 +1,23 @@
 """The step of a `TorchModel`: what it does with a train batch, chosen once when the model is built.
 
-`plain` makes an update with each batch, as PyTorch's own loop does; `windows` adds up the gradients of several batches,
-or of the parts of a batch (`micro_batches`; `size_search` is about full memory). Their losses are scaled (`scaled`,
-float16), and their gradients summed over ranks (`summed`). `own` is for subclasses that train in their own way. All of
-them make their updates as `plain` does: hooks, the step of the optimizer, its schedule; `skipped_updates` counts those
-that are not made. `gradients` has functions for gradients.
+Each kind of step says how gradients come about; `Updater` makes the updates of all of them (hooks, the step of the
+optimizer, its schedule), and `SkippedUpdates` counts those that are not made. `training_step` chooses the kind:
+
+    model                                     a batch is an update    a window of batches, or parts of a batch
+    ----------------------------------------  ----------------------  ----------------------------------------
+    one process                               SingleStep              AccumulatedStep
+    one process, fp16                         ScaledStep              AccumulatedScaledStep
+    several ranks                             SummedBatchStep         SummedStep
+    several ranks, several optimizers or a
+    `train_step` of a subclass                SummedStep              SummedStep
+    several ranks, `strategy`                 ShardedStep             ShardedStep
+
+A batch that is split (`micro_batch_size`) is run by `MicroBatches`, which gives its parts to such a step. A
+`train_step` of a subclass is called by `Manual`, in each kind of step.
+
+Read `training_step` (the base class, with the plain forward and backward), `single` and `updater`; then `accumulated`,
+`micro_batches` (`size_search` is about full memory), `summed` with `gradient_sums`, and `sharded`. `loss_scale` is the
+scale of float16; `halves` finds losses that look at a whole batch; `gradients` has functions for gradients.
 
 May import: what `models` may.
 """

@@ -33,6 +33,7 @@ class AccumulatedStep(TrainingStep):
         accumulate: the number of batches of a window.
     """
 
+    weighs_examples = True
     count = staticmethod(examples_of)
     """Returns the number of examples of a batch."""
 
@@ -82,6 +83,7 @@ class AccumulatedStep(TrainingStep):
 
     def begin_parts(self, joined: Joined) -> None:
         """Begin with the parts of a batch, whose outputs are joined."""
+        self.minimised = None
         self._joined = joined
         self._looks = True
 
@@ -91,14 +93,14 @@ class AccumulatedStep(TrainingStep):
         self.minimised = None
         return loss
 
-    def end_parts(self, loss: Tensor | None, weight: float | Tensor) -> None:
-        """End the parts of a batch: take its loss and its weight, for the mean of ranks."""
-        self.minimised = loss
-        self.weight = weight
-
-    def drop_parts(self) -> None:
+    def end_parts(self) -> None:
         """Forget the outputs of the parts of a batch."""
         self._joined = None
+
+    def take_batch(self, loss: Tensor | None, weight: float | Tensor) -> None:
+        """Take the loss and the weight of a batch of several parts, for the mean of ranks."""
+        self.minimised = loss
+        self.weight = weight
 
     # the weights
 
@@ -107,6 +109,7 @@ class AccumulatedStep(TrainingStep):
         if "loss_weight" in outputs:
             self._weight_name = "loss_weight"
         super()._begin_batches(outputs, check_first)
+        self._looks |= self._joined is not None
 
     def weigh(self, outputs: Values) -> None:
         """Take the sum of the examples' weights, if they have any, for the weight of the current part.
@@ -186,6 +189,7 @@ class AccumulatedStep(TrainingStep):
 
     def forget(self) -> None:
         """Clear the gradients, and forget a window that has begun."""
+        self.outputs = None
         self.clear()
         self.is_open = False
         self._left = self._accumulate

@@ -1,4 +1,4 @@
-"""The gradients of all ranks are summed, while the rest of them is still being calculated."""
+"""The sums of gradients over all ranks, which are sent while the rest of the gradients is still being calculated."""
 
 from __future__ import annotations
 
@@ -11,19 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StreamError
-from emrun.base.types import Batch, Values
-from emrun.models.modes import Tensors, in_mode
-from emrun.models.optimizer import parameters_of
-from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
-from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
-from emrun.models.step.windows import Windows
-from emrun.ranks.gather import prepare as prepare_to_gather
+from emrun.models.step.gradients import gradient_of, set_gradients
 from emrun.ranks.group import Ranks, answered, end_sums
 from emrun.ranks.parts import weighted
-from emrun.ranks.shares import rows_in
 
 _MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
 _LEAST = 2**20  # a smaller message takes as long
@@ -32,119 +24,6 @@ EXTRA = 3
 """Numbers before the flags of gradients: the weight, the loss times the weight, the number of rows."""
 _is_trained = attrgetter("requires_grad")
 _PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
-
-
-class SummedWindows(Windows):
-    """Sums the gradients of a window over all ranks, and divides them by the weight of the window on all ranks.
-
-    Args:
-        ranks: the ranks.
-        carries_loss: whether the sums of an update also have the loss: if a window has one part.
-        sends: whether the gradients of the only optimizer may be sent while others are calculated: several optimizers,
-            and a subclass that trains in its own way, could send in another order on each rank.
-        exchanges: whether forward and backward exchange messages, so that a rank without rows runs both, too.
-    """
-
-    count = staticmethod(prepare_to_gather)
-
-    def __init__(
-        self, *arguments: Any, accumulate: int, ranks: Ranks, carries_loss: bool, sends: bool, exchanges: bool
-    ) -> None:
-        super().__init__(*arguments, accumulate=accumulate)
-        self._ranks = ranks
-        self._carries_loss = carries_loss
-        self._sends = sends
-        self.exchanges = exchanges
-        self._sums: dict[Optimizer, GradientSums] = {}
-        self._early: GradientSums | None = None  # whose gradients are sent during the backward pass
-        self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
-
-    def begin_stream(self, stream: str) -> None:
-        """Prepare for the batches of a train stream; see `Plain`."""
-        super().begin_stream(stream)
-        only = self._model.optimizer if self._sends else None
-        sums = None if only is None else self._sums_of(only)
-        self._early = sums if sums is not None and sums.is_parted else None
-
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on the rows of this rank."""
-        if self.exchanges or rows_in(batch):
-            return super().run(train_step, inputs, batch)
-        with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
-            return super().run(train_step, inputs, batch)
-
-    def backward(self, loss: Tensor, of: Parameters = None) -> None:
-        """Add the gradients of the weighted loss; those of the last part are sent as they arrive."""
-        weight = self.weight
-        if weight.__class__ is Tensor or weight or self.exchanges:  # 0.0 of a rank without rows
-            if self._early is not None and self.is_ending:
-                self._early.begin_backward()
-            backward(loss * weight, of)
-
-    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
-        """Note that the window makes an update at its end; see `Windows`."""
-        refuse_closure(closure, "optimizer", "several ranks")
-        super().update(optimizer)
-
-    def _end_early(self, optimizer: Optimizer | None) -> None:
-        """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
-        if self._before is None:
-            self._refuse_loss()
-
-    def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
-        """Make the gradients those of the mean loss of the window on all ranks."""
-        loss = self._model._minimised if self._carries_loss else None
-        self._mean_loss = self._sums_of(optimizer).reduce(weight, loss)
-        if self._carries_loss:
-            self._model._minimised = self._mean_loss  # for hooks of the update
-        return True
-
-    def take_mean(self, *_: Any) -> None:
-        """Give the model the mean loss of the current batch on all ranks; all ranks call this."""
-        loss = self._model._minimised
-        mean = self._mean_loss
-        self._mean_loss = None
-        if mean is None and loss is not None:
-            weight = torch.as_tensor(self.weight).to(loss)
-            sums = torch.stack([weighted(loss, weight), weight])
-            self._ranks.add_up(sums)
-            mean = sums[0] / sums[1]
-        self._model._minimised = mean
-
-    def _sums_of(self, optimizer: Optimizer) -> GradientSums:
-        """Return the sums of the gradients of an optimizer over all ranks."""
-        return self._sums.get(optimizer) or self._sums.setdefault(optimizer, self._new_sums(optimizer))
-
-    def _new_sums(self, optimizer: Optimizer) -> GradientSums:
-        return GradientSums(parameters_of(optimizer), self._ranks)
-
-
-class SummedBatches(SummedWindows):
-    """Sums the gradients of each batch, which is a window; `train_step` makes one update, of the only optimizer."""
-
-    is_ending = True
-
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on the rows of this rank."""
-        rows = prepare_to_gather(batch)
-        exhaust(self._cleared.gradients())
-        if self._cleared.more:
-            self.clear()
-        self.weight = float(rows)
-        if rows or self.exchanges:
-            outputs = train_step(inputs)
-        else:
-            with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
-                outputs = train_step(inputs)
-        if self.scheduled:
-            self.step_schedules()
-        return outputs
-
-    def note(self, optimizer: Optimizer | None) -> None:
-        """Make an update at once, with which the model gets the mean loss of all ranks."""
-        sums = self._sums.get(optimizer) or self._sums_of(optimizer)  # type: ignore[arg-type]
-        self._model._minimised = sums.reduce(self.weight, self._model._minimised)
-        Plain.update(self, optimizer)
 
 
 class _Bucket:

@@ -68,7 +68,7 @@ def all_parameters(module: torch.nn.Module) -> list[Parameter]:
     return parameters
 
 
-class Cleared:
+class GradientsToClear:
     """What is cleared before a step: the gradients of parameters, and optimizers that clear theirs in their own way.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -16,6 +16,8 @@ from emrun.base.randomness import preserved_randomness
 from emrun.base.types import Values
 from emrun.models.modes import copied_buffers, in_mode, restore_buffers
 from emrun.models.outputs import mean_loss
+from emrun.models.precision import Precision
+from emrun.models.step.micro_batches import MicroBatches
 from emrun.ranks import gather
 from emrun.ranks.parts import loss_weights, mean, rows_of
 
@@ -23,41 +25,55 @@ _LOG = logging.getLogger(__name__)
 _ROUNDED = {"bf16": 3e-2, "fp16": 3e-2, "tf32": 1e-2}  # relative differences that are no more than rounding
 
 
-def compare_halves(model: Any, inputs: Values, examples: int) -> bool:
+def compare_halves(
+    module: torch.nn.Module,
+    forward: Callable[[Values], Values],
+    inputs: Values,
+    examples: int,
+    *,
+    precision: Precision,
+    micro_batches: MicroBatches | None,
+) -> bool:
     """Warn if the loss of a batch is not the mean of those of its halves; return whether forward gathers rows of ranks.
 
     The module runs three times in evaluation mode, on a rank without rows too, so that all ranks exchange the same
     messages.
 
     Args:
-        model: a `TorchModel`, on several ranks.
+        module: the module, on several ranks.
+        forward: returns the outputs of the module for a batch.
         inputs: source name -> tensor of the batch.
         examples: the number of its examples, at least 1.
+        precision: the precision of the model, whose rounding does not count.
+        micro_batches: runs the parts of a batch; None if a batch is run whole.
 
     Raises:
         ArgumentError: forward gathers rows of all ranks, which cannot be done with parts of batches.
     """
-    parts = model._parts
+    # the losses of the batch and of its halves
     calls = gather.calls
-    count = examples if parts is None else min(examples, max(2, parts.size or 2))
+    count = examples
+    if micro_batches is not None:
+        count = min(examples, max(2, micro_batches.size or 2))
     middle = count // 2
     losses: list[Tensor] = []
     weights: list[Any] = []
-    with suppress(Exception), without_traces(model.module):  # the step itself raises what is wrong, with its inputs
+    with suppress(Exception), without_traces(module):  # the step itself raises what is wrong, with its inputs
         for begin, end in ((0, count), (0, middle or count), (middle, count)):
-            outputs = model._forward({name: rows_of(values, begin, end) for name, values in inputs.items()})
+            outputs = forward({name: rows_of(values, begin, end) for name, values in inputs.items()})
             losses.append(mean_loss(outputs).float())
             given = loss_weights(outputs)
             weights.append(end - begin if given is None else given.sum())
+    # what they tell
     gathers = gather.calls > calls
-    if parts is not None and gathers:
+    if micro_batches is not None and gathers:
         raise ArgumentError("micro_batch_size", "cannot be used with emrun.all_gather: a rank has its own parts")
     if len(losses) < 3 or gathers:
         return gathers
     whole = losses[0].item()
     halves = float(mean(losses[1:], weights[1:]))
     if math.isfinite(whole) and not math.isclose(
-        whole, halves, rel_tol=_ROUNDED.get(model.precision, 1e-3), abs_tol=1e-6
+        whole, halves, rel_tol=_ROUNDED.get(str(precision), 1e-3), abs_tol=1e-6
     ):
         _LOG.warning(
             "several ranks: the loss looks at the whole batch: it is %.4g for %d examples, but %.4g as the mean of "

@@ -8,6 +8,8 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError
 from emrun.base.types import State, Values
 
+NOT_FINITE = "gradients in float16 are not finite, so the scale of the loss is reduced"
+
 
 class LossScale:
     """Scales losses, unscales gradients and follows their range, with a `torch.amp.GradScaler`.

@@ -1,9 +1,10 @@
-"""Subclasses that train in their own way: the first window of `train_step`, and how it runs in 16 bits."""
+"""The `train_step` of a subclass: the precision in which it runs, and what its first window is checked for."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,144 +13,158 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch, Values
+from emrun.base.types import Values
 from emrun.models.modes import Tensors
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.precision import Autocast, in_float32
-from emrun.models.step.micro_batches import MicroBatches
-from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep
+from emrun.models.step.updater import Closure
 from emrun.ranks.group import ranks
 
 _LOG = logging.getLogger(__name__)
 
 
 class FirstWindow:
-    """Stands for `train_step` of a model during its first window; then it is gone, so that no later step is slower.
+    """Watches a `train_step` during its first window, for what a beginner forgets.
 
     Args:
-        model: a `TorchModel`, whose file needs this one.
-
-    Raises:
-        ArgumentError: `train_step` does not return outputs, or the window ends without an update although the model
-            has an optimizer.
+        name: the name of the method, for messages.
+        batches: the number of batches of a window.
+        optimizers: returns name -> optimizer, also those that are attributes of the subclass.
+        check_weights: called before an update; raises an error if a resume could not load the weights.
+        sees_updates: whether each update is noted here: the subclass has no `update` of its own.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._left = model.iterations_per_update
+    def __init__(
+        self,
+        name: str,
+        batches: int,
+        optimizers: Callable[[], Mapping[str, Optimizer]],
+        check_weights: Callable[[], None],
+        *,
+        sees_updates: bool,
+    ) -> None:
+        self._name = name
+        self._batches = batches
+        self._optimizers = optimizers
+        self._check_weights = check_weights
+        self._sees_updates = sees_updates
+        self._left = batches
         self._asked = False  # whether `update` was called
         self._has_gradients = ranks().several  # whether an update had any; a rank without rows has none
         self._held: dict[Optimizer, dict[Tensor, int]] = {}  # before the update of another optimizer
 
-    def __call__(self, inputs: Tensors) -> Values:
-        """Call `train_step` of the class, and check what the step has done."""
-        model = self._model
-        if "train_step" not in vars(model):
-            return type(model).train_step(model, inputs)  # type: ignore[no-any-return]
-        name = f"{type(model).__name__}.train_step"
+    def begin(self) -> None:
+        """Begin with a batch, or with a part of one."""
         self._held = {}
-        model.update = model._update = partial(self._update, model.update)
-        try:
-            outputs: Any = type(model).train_step(model, inputs)
-        finally:
-            del model.update
-            model._update = model.update
+
+    def end(self, outputs: Any) -> bool:
+        """End a batch, or a part of one; return whether the window is over.
+
+        Raises:
+            ArgumentError: `train_step` does not return outputs, or the window ends without an update although the model
+                has an optimizer.
+        """
         if not isinstance(outputs, Mapping):
             what = "nothing" if outputs is None else f"a {type(outputs).__name__}"
-            raise ArgumentError("class", f"{name} returned {what}; end it with `return outputs`, a mapping of names")
+            message = f"{self._name} returned {what}; end it with `return outputs`, a mapping of names"
+            raise ArgumentError("class", message)
         self._left -= 1
         has_trained = self._asked and self._has_gradients
-        if not has_trained and self._left <= 0 and model.own_optimizers:
-            count = model.iterations_per_update
-            window = "batch" if count == 1 else f"{count} batches"
+        if self._sees_updates and not has_trained and self._left <= 0 and self._optimizers():
+            window = "batch" if self._batches == 1 else f"{self._batches} batches"
             what = "updates without gradients" if self._asked else "no update"
             raise ArgumentError(
                 "class",
-                f"{name} has made {what} in its first {window}; call self.update(self.optimizer), not "
+                f"{self._name} has made {what} in its first {window}; call self.update(self.optimizer), not "
                 "optimizer.step(), after self.backward(loss), or set model.accumulate to the number of batches of an "
                 "update",
             )
-        if has_trained or self._left <= 0:
-            vars(model).pop("train_step", None)  # a window of several parts still has it
-        return outputs
+        return has_trained or self._left <= 0
 
-    def _update(self, update: Any, optimizer: Optimizer | str | None, *args: Any, **kwargs: Any) -> None:
-        """Make an update; warn if its gradients stem from before and after the update of another optimizer."""
+    def note_update(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+        """Look at an update before it is made; warn of gradients from both sides of the update of another optimizer."""
         self._asked = True
-        self._model._loadable.check()
-        named = self._model.own_optimizers
-        own = named.get(optimizer, optimizer) if isinstance(optimizer, str) else optimizer
-        self._has_gradients |= bool(args or kwargs) or any(each.grad is not None for each in parameters_of(own))
-        held = self._held.pop(own, {})  # type: ignore[arg-type]
+        self._check_weights()
+        self._has_gradients |= has_closure or any(each.grad is not None for each in parameters_of(optimizer))
+        named = self._optimizers()
+        held = self._held.pop(optimizer, {})
         if any(gradient._version != version for gradient, version in held.items()):
-            name = next((name for name, each in named.items() if each is own), "")
+            name = next((name for name, each in named.items() if each is optimizer), "")
             _LOG.warning(
                 "the optimizer %s uses gradients from before and after the update of another optimizer; if this is a "
                 "mistake, give backward the optimizer: self.backward(loss, optimizer=%r)",
                 name,
                 name,
             )
-        for each in named.values():
-            if each is not own:
-                gradients = [parameter.grad for parameter in parameters_of(each) if parameter.grad is not None]
-                self._held[each] = {gradient: gradient._version for gradient in gradients}
-        update(optimizer, *args, **kwargs)
+        for other in named.values():
+            if other is not optimizer:
+                gradients = [parameter.grad for parameter in parameters_of(other) if parameter.grad is not None]
+                self._held[other] = {gradient: gradient._version for gradient in gradients}
 
 
-class Own:
-    """Another step, for a `train_step` that may call `backward` of the loss itself.
+class Manual:
+    """Calls the `train_step` of a subclass, and makes the gradients and updates that it asks for.
+
+    With a precision of 16 bits, `train_step` runs in autocast as a whole, except for gradients and updates.
 
     Args:
-        model: a `TorchModel`, whose file needs this one.
-        step: the other step.
+        train_step: the method, bound to the model.
+        autocast: the precision; None in 32 bits.
+        first_window: watches its first window; None if only `update` is the subclass's own.
     """
 
-    def __init__(self, model: Any, step: Plain | MicroBatches | InAutocast) -> None:
-        self._model = model
-        self._step = step
-        self.backward = step.backward
-        self.update = step.update
+    def __init__(
+        self, train_step: Callable[[Tensors], Values], autocast: Autocast | None, first_window: FirstWindow | None
+    ) -> None:
+        self._call = train_step if autocast is None else partial(autocast.call, train_step)
+        self._autocast = autocast
+        self._first_window = first_window
+        self._asked: set[Optimizer] = set()  # those whose update the current part has asked for
 
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on a batch, or on each of its parts."""
-        model = self._model
-        model._minimised = None
-        outputs = self._step.run(train_step, inputs, batch)
-        loss = outputs.get("loss")
-        if model._minimised is None and isinstance(loss, Tensor) and not loss.dim():
-            model._minimised = loss.detach()
+    def __call__(self, inputs: Tensors) -> Values:
+        """Call `train_step` with the tensors of a batch, or of a part of one."""
+        self._asked.clear()
+        if self._first_window is None:
+            return self._call(inputs)
+        self._first_window.begin()
+        outputs = self._call(inputs)
+        if self._first_window.end(outputs):
+            self._first_window = None
         return outputs
 
+    def has_asked(self, optimizer: Optimizer) -> bool:
+        """Return whether the current part has asked for an update of an optimizer before; note that it has now."""
+        has_asked = optimizer in self._asked
+        self._asked.add(optimizer)
+        return has_asked
 
-class InAutocast:
-    """Another step, whose `train_step` runs in 16 bits, except for gradients and updates.
+    def backward(self, add: Callable[..., None], loss: Tensor, of: Any) -> None:
+        """Calculate gradients, without autocast."""
+        with self._without_autocast():
+            add(loss if self._autocast is None else in_float32(loss), of)
 
-    Args:
-        step: the other step.
-        autocast: the precision.
-    """
+    def update(
+        self, ask: Callable[[Optimizer, Closure | None], None], optimizer: Optimizer, closure: Closure | None
+    ) -> None:
+        """Make an update, without autocast; the closure runs in autocast."""
+        if self._first_window is not None:
+            self._first_window.note_update(optimizer, has_closure=closure is not None)
+        if closure is not None and self._autocast is not None:
+            closure = partial(self._evaluated, self._autocast, closure)
+        with self._without_autocast():
+            ask(optimizer, closure)
 
-    def __init__(self, step: Plain | MicroBatches, autocast: Autocast) -> None:
-        self._step = step
-        self._autocast = autocast
-
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on a batch, or on each of its parts."""
-        return self._step.run(partial(self._autocast.call, train_step), inputs, batch)
-
-    def backward(self, loss: Tensor, of: Parameters = None) -> None:
-        """Calculate gradients without autocast."""
+    @contextmanager
+    def _without_autocast(self) -> Iterator[None]:
+        if self._autocast is None:
+            yield
+            return
         with self._autocast.off():
-            self._step.backward(in_float32(loss), of)
-        torch.clear_autocast_cache()
-
-    def update(self, optimizer: Any, closure: Closure | None = None) -> None:
-        """Make an update without autocast."""
-        with self._autocast.off():
-            self._step.update(optimizer, None if closure is None else partial(self._evaluate, closure))
+            yield
         torch.clear_autocast_cache()  # which has the weights as they were
 
-    def _evaluate(self, closure: Closure) -> Tensor:
+    @staticmethod
+    def _evaluated(autocast: Autocast, closure: Closure) -> Tensor:
         torch.clear_autocast_cache()
-        with self._autocast.on():
+        with autocast.on():
             return closure()

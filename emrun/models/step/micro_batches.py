@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +16,8 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Values
 from emrun.base.wording import did_you_mean
 from emrun.models.modes import copied_buffers, restore_buffers
-from emrun.models.step.plain import TrainStep
+from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.size_search import ADVICE, free, is_out_of_memory
-from emrun.models.step.windows import Windows
 from emrun.ranks.parts import Joined, mean, split, weight_of
 from emrun.ranks.shares import rows_in
 
@@ -25,124 +26,132 @@ _TRIED = 2  # windows: an optimizer makes its state in the first update, so the 
 
 
 class MicroBatches:
-    """Runs the train step of a model once for each part of a batch.
+    """Runs the step of a window once for each part of a batch.
 
     Args:
-        model: a `TorchModel`, whose file needs this one.
-        window: runs each part.
+        step: the step, which gets each part.
         size: the largest number of examples of a part; `auto` to find it with the first batches.
+        module: the module, whose buffers a repeated batch must not change.
+        device: the device of the module.
+        note_size: called with a size that was found.
 
     Raises:
         ArgumentError: the size is neither a positive number nor `auto`.
     """
 
-    def __init__(self, model: Any, window: Windows, size: int | Literal["auto"]) -> None:
+    def __init__(
+        self,
+        step: AccumulatedStep,
+        size: int | Literal["auto"],
+        module: torch.nn.Module,
+        device: torch.device,
+        note_size: Callable[[int], None],
+    ) -> None:
         if size != "auto" and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             message = f"{size!r} is neither a whole number of at least 1 nor auto{did_you_mean(str(size), ['auto'])}"
             raise ArgumentError("micro_batch_size", message)
-        self._model = model
-        self._window = window
-        self.backward = window.backward
-        self.update = window.update
+        self._step = step
+        self._module = module
+        self._device = device
+        self._note_size = note_size
         self.size: int | None = None if size == "auto" else size
         """The largest number of examples of a part; None as long as it is not known."""
         self._left = 0 if size != "auto" else _TRIED  # the windows in which the size may still be halved
-        self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
         self._has_warned = False
 
-    def run(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
-        """Run the train step on a batch, or on each of its parts.
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Run each batch whole in the block."""
+        size = self.size
+        self.size = None
+        try:
+            yield
+        finally:
+            self.size = size
+
+    def run(self, inputs: Values, batch: Batch) -> Values:
+        """Train on a batch, or on each of its parts.
 
         Args:
-            train_step: the train step.
             inputs: source name -> tensor on the model's device, or a mapping of tensors.
             batch: the batch.
 
         Returns:
-            The outputs of the batch, those of parts detached. The minimised loss of the model is that of the batch.
+            The outputs of the batch, those of parts detached. The minimised loss of the step is that of the batch.
 
         Raises:
             ArgumentError: the size is `auto`, and not even one example fits into the memory.
             StreamError: the outputs of the parts cannot be joined.
         """
-        if self._left and not self._window.is_open and rows_in(batch):
+        if self._left and not self._step.is_open and rows_in(batch):
             self._left -= 1
-            return self._run_halved(train_step, inputs, batch)
-        return self._run(train_step, inputs, batch)
+            return self._run_halved(inputs, batch)
+        return self._run(inputs, batch)
 
-    def _run_halved(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
+    def _run_halved(self, inputs: Values, batch: Batch) -> Values:
         """Run the first batch of a window; with half of the size, once more, as long as the memory is full.
 
         Each time, the random states and the buffers of the module are as before the batch.
         """
-        model = self._model
+        step = self._step
         before = random_state()
+        buffers = copied_buffers(self._module)
         known = self.size
         size = known or rows_in(batch)
-        buffers = copied_buffers(model.module)
         while True:
             self.size = size
             try:
-                outputs = self._run(train_step, inputs, batch)
+                outputs = self._run(inputs, batch)
                 break
             except Exception as error:
-                if not is_out_of_memory(error) or self._window.has_updated:
+                if not is_out_of_memory(error) or step.updater.has_updated:
                     raise
                 if size == 1:
-                    device = "" if model.device.type == "cpu" else f" of {model.device}"
-                    message = f"auto: not even one example fits into the memory{device} in a train step; {ADVICE}"
+                    where = "" if self._device.type == "cpu" else f" of {self._device}"
+                    message = f"auto: not even one example fits into the memory{where} in a train step; {ADVICE}"
                     raise ArgumentError("micro_batch_size", message) from error
-            # After the error, whose traceback holds tensors
+            # after the error, whose traceback holds tensors
             size //= 2
-            model.step_outputs = None
-            self._window.forget()
-            free(model.device)
+            step.forget()
+            free(self._device)
             set_random_state(before)
-            restore_buffers(model.module, buffers)
+            restore_buffers(self._module, buffers)
         if size != known:
             _LOG.info("model.micro_batch_size: %d, found with a batch of %d examples", size, rows_in(batch))
-            if model.write_setting is not None:
-                model.write_setting("micro_batch_size", size)
+            self._note_size(size)
         return outputs
 
-    def _run(self, train_step: TrainStep, inputs: Values, batch: Batch) -> Values:
-        """Run the train step on a batch, or on each of its parts."""
+    def _run(self, inputs: Values, batch: Batch) -> Values:
+        """Train on a batch, or on each of its parts."""
         examples = rows_in(batch)
-        model = self._model
-        window = self._window
+        step = self._step
         if self.size is None or examples <= self.size:
-            return window.run(train_step, inputs, batch)
+            return step.run(inputs, batch)
         if not self._has_warned:
             self._has_warned = True
-            _warn_of_batch_norm(model.module)
-        _taken(model)
-        joined = self._joined = Joined("micro_batch_size", "parts of batches")
-        minimised: list[tuple[Tensor, float | Tensor]] = []
+            _warn_of_batch_norm(self._module)
+        # the parts
+        joined = Joined("micro_batch_size", "parts of batches")
+        losses: list[Tensor] = []
+        weights: list[float | Tensor] = []
+        step.begin_parts(joined)
         try:
             for part, count in split(inputs, examples, self.size):
                 joined.counts.append(count)
-                window.left += sum(joined.counts) < examples
-                outputs = window.run(train_step, part, part)
+                if sum(joined.counts) < examples:
+                    step.expect_part()
+                outputs = step.run(part, part)
                 joined.add(outputs, weight_of(outputs, count))
-                minimised += [(loss, window.weight) for loss in _taken(model)]
                 del outputs  # frees the graph, whose memory the next part needs
+                loss = step.take_loss()
+                if loss is not None:
+                    losses.append(loss)
+                    weights.append(step.weight)
         finally:
-            self._joined = None
-        model._minimised = mean(*zip(*minimised, strict=True)) if minimised else None
-        window.weight = sum(weight for _, weight in minimised)  # that of the batch, for the mean of ranks
+            step.end_parts()
+        # the batch
+        step.take_batch(mean(losses, weights) if losses else None, sum(weights))
         return joined.outputs()
-
-    def look(self, outputs: Values) -> None:
-        """Show hooks the outputs of the whole batch, detached, at an update, not only those of its last part."""
-        if self._joined is not None and self._window.is_ending:
-            weight = weight_of(outputs, self._joined.counts[-1])
-            self._model.step_outputs = self._joined.with_last(outputs, weight)
-
-
-def _taken(model: Any) -> list[Tensor]:
-    """Return the minimised loss of the last part, if there is one, and forget it."""
-    loss, model._minimised = model._minimised, None
-    return [] if loss is None else [loss]
 
 
 def _warn_of_batch_norm(module: torch.nn.Module) -> None:

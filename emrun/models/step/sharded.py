@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from emrun.base.errors import StreamError
 from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.models.sharding import Sharding
-from emrun.models.step.plain import Parameters, backward
-from emrun.models.step.summed import EXTRA, SummedWindows
+from emrun.models.step.gradient_sums import EXTRA
+from emrun.models.step.summed import RankSums, SummedStep
+from emrun.models.step.training_step import Parameters, backward
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
 from emrun.ranks.pieces import piece
 
 
-class ShardedWindows(SummedWindows):
-    """Divides the gradients of a window, which `fully_shard` has summed, by the weight of the window on all ranks.
+class ShardedSums(RankSums):
+    """What ranks exchange in a step of a sharded model.
 
     Args:
+        module: the module.
+        ranks: the ranks.
         sharding: knows which parameters have got a gradient.
+        carries_loss: whether the sums of an update also have the loss: if a window has one part.
     """
 
-    def __init__(self, *arguments: Any, sharding: Sharding, **how: Any) -> None:
-        super().__init__(*arguments, **how, sends=False, exchanges=True)
+    def __init__(self, module: torch.nn.Module, ranks: Ranks, sharding: Sharding, *, carries_loss: bool) -> None:
+        super().__init__(module, ranks, carries_loss=carries_loss, sends=False, exchanges=True)
         self._sharding = sharding
 
-    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+    def clear(self) -> None:
+        """Forget which parameters have got a gradient."""
+        self._sharding.given.clear()
+
+    def new(self, optimizer: torch.optim.Optimizer) -> ShardSums:
+        """Return new sums of the gradients of an optimizer."""
+        names = names_of(self.module)
+        parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
+        return ShardSums(parameters, self.ranks, self._sharding.given)
+
+
+class ShardedStep(SummedStep):
+    """Divides the gradients of a window, which `fully_shard` has summed, by the weight of the window on all ranks."""
+
+    _sums: ShardedSums
+
+    def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss; a rank without rows takes part with the weight 0."""
         backward(weighted(loss, torch.as_tensor(self.weight)), of)
 
     def clear(self) -> None:
-        """Clear the gradients."""
+        """Clear the gradients, at the beginning of a window."""
         super().clear()
-        self._sharding.given.clear()
-
-    def _new_sums(self, optimizer: torch.optim.Optimizer) -> Any:
-        names = names_of(self._model.module)
-        parameters = {names[id(each)]: each for each in parameters_of(optimizer)}
-        return ShardSums(parameters, self._ranks, self._sharding.given)
+        self._sums.clear()
 
 
 class ShardSums:

@@ -81,8 +81,19 @@ class SkippedUpdates:
         """Return the counts."""
         return {"total": self.total, "count": self._count, "stream": self._stream}
 
-    def load_state_dict(self, state: Values) -> None:
-        """Restore the counts."""
+    def load_state_dict(self, state: Values, scale: Values | None) -> None:
+        """Restore the counts, and the scale of the loss.
+
+        Args:
+            state: what `state_dict` has returned.
+            scale: the state of the scale; None if the checkpoint has none.
+        """
         self.total = state["total"]
         self._count = state["count"]
         self._stream = state["stream"]
+        if self.scale is None:
+            return
+        if scale is not None:
+            self.scale.load_state_dict(scale)
+        else:
+            _LOG.warning("the checkpoint has no scale of the loss, which fp16 needs: the scale begins anew")

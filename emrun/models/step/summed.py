@@ -1,43 +1,40 @@
-"""The gradients of all ranks are summed, while the rest of them is still being calculated."""
+"""The steps on several ranks: the gradients of all ranks are summed, and divided by the weight of their examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import compress
-from operator import attrgetter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors, in_mode
 from emrun.models.optimizers.parameters import parameters_of
-from emrun.models.step.gradients import exhaust, gradient_of, set_gradients
-from emrun.models.step.plain import Closure, Parameters, Plain, TrainStep, backward, refuse_closure
-from emrun.models.step.windows import Windows
+from emrun.models.step.accumulated import AccumulatedStep
+from emrun.models.step.gradient_sums import GradientSums
+from emrun.models.step.single import refuse_closure
+from emrun.models.step.training_step import Calls, Parameters, backward
+from emrun.models.step.updater import Closure, Updater
 from emrun.ranks.gather import prepare as prepare_to_gather
-from emrun.ranks.group import Ranks, answered, end_sums
+from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
 from emrun.ranks.shares import rows_in
 
-_MOST = 25 * 2**20  # bytes of a bucket, as in DistributedDataParallel
-_LEAST = 2**20  # a smaller message takes as long
-_PARTS = 4  # buckets of a small model
-EXTRA = 3
-"""Numbers before the flags of gradients: the weight, the loss times the weight, the number of rows."""
-_is_trained = attrgetter("requires_grad")
-_PRECISE = (torch.float32, torch.float64)  # the dtypes in which a weight is exact
+
+class Sums(Protocol):
+    """The sums of the gradients of an optimizer over all ranks."""
+
+    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
+        """Replace the gradients by their weighted means over all ranks; return the mean of the losses."""
 
 
-class SummedWindows(Windows):
-    """Sums the gradients of a window over all ranks, and divides them by the weight of the window on all ranks.
+class RankSums:
+    """What ranks exchange in a step: the sums of the gradients of each optimizer, and the mean of their losses.
 
     Args:
+        module: the module, which a rank without rows runs in evaluation mode.
         ranks: the ranks.
         carries_loss: whether the sums of an update also have the loss: if a window has one part.
         sends: whether the gradients of the only optimizer may be sent while others are calculated: several optimizers,
@@ -45,341 +42,145 @@ class SummedWindows(Windows):
         exchanges: whether forward and backward exchange messages, so that a rank without rows runs both, too.
     """
 
+    def __init__(
+        self, module: torch.nn.Module, ranks: Ranks, *, carries_loss: bool, sends: bool, exchanges: bool
+    ) -> None:
+        self.module = module
+        self.ranks = ranks
+        self.carries_loss = carries_loss
+        self.exchanges = exchanges
+        self.of: dict[Any, Sums] = {}
+        """Optimizer -> the sums of its gradients, as soon as they are needed."""
+        self.early: GradientSums | None = None
+        """The sums whose gradients are sent during the backward pass."""
+        self._sends = sends
+
+    def begin_stream(self, only: Optimizer | None) -> None:
+        """Prepare for the batches of a train stream.
+
+        Args:
+            only: the only optimizer; None if there are several.
+        """
+        self.early = None
+        if self._sends and only is not None:
+            sums = self.sums_of(only)
+            if isinstance(sums, GradientSums) and sums.is_parted:
+                self.early = sums
+
+    def exchange_if(self, gathers: bool) -> None:
+        """Note whether the forward of the module gathers rows of all ranks."""
+        self.exchanges |= gathers
+
+    def sums_of(self, optimizer: Optimizer) -> Sums:
+        """Return the sums of the gradients of an optimizer."""
+        sums = self.of.get(optimizer)
+        if sums is None:
+            sums = self.of[optimizer] = self.new(optimizer)
+        return sums
+
+    def new(self, optimizer: Optimizer) -> Sums:
+        """Return new sums of the gradients of an optimizer."""
+        return GradientSums(parameters_of(optimizer), self.ranks)
+
+    def mean(self, loss: Tensor, weight: float | Tensor) -> Tensor:
+        """Return the mean of the losses of all ranks, of shape (); all ranks call this."""
+        own_weight = torch.as_tensor(weight).to(loss)
+        sums = torch.stack([weighted(loss, own_weight), own_weight])
+        self.ranks.add_up(sums)
+        return sums[0] / sums[1]
+
+
+class SummedStep(AccumulatedStep):
+    """Sums the gradients of a window over all ranks, and divides them by the weight of the window on all ranks.
+
+    Args:
+        calls: what a step calls of the model.
+        updater: makes the updates.
+        accumulate: the number of batches of a window.
+        sums: what the ranks exchange.
+    """
+
     count = staticmethod(prepare_to_gather)
 
-    def __init__(
-        self, *arguments: Any, accumulate: int, ranks: Ranks, carries_loss: bool, sends: bool, exchanges: bool
-    ) -> None:
-        super().__init__(*arguments, accumulate=accumulate)
-        self._ranks = ranks
-        self._carries_loss = carries_loss
-        self._sends = sends
-        self.exchanges = exchanges
-        self._sums: dict[Optimizer, GradientSums] = {}
-        self._early: GradientSums | None = None  # whose gradients are sent during the backward pass
+    def __init__(self, calls: Calls, updater: Updater, accumulate: int, sums: RankSums) -> None:
+        super().__init__(calls, updater, accumulate)
+        self._sums = sums
         self._mean_loss: Tensor | None = None  # of the last update, if the sums have it
 
-    def begin_stream(self, stream: str) -> None:
-        """Prepare for the batches of a train stream; see `Plain`."""
-        super().begin_stream(stream)
-        only = self._model.optimizer if self._sends else None
-        sums = None if only is None else self._sums_of(only)
-        self._early = sums if sums is not None and sums.is_parted else None
+    def begin_stream(self, check_first: Callable[[Values], bool]) -> None:
+        """Prepare for the batches of a train stream."""
+        super().begin_stream(check_first)
+        only = self.updater.optimizers.only
+        self._sums.begin_stream(None if only is None else only.optimizer)
 
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on the rows of this rank."""
-        if self.exchanges or rows_in(batch):
-            return super().run(train_step, inputs, batch)
-        with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
-            return super().run(train_step, inputs, batch)
+    def run(self, inputs: Tensors, batch: Batch) -> Values:
+        """Train on the rows of this rank."""
+        if self._sums.exchanges or rows_in(batch):
+            return super().run(inputs, batch)
+        with in_mode(self._sums.module, train=False):  # no statistics of a row that counts nothing
+            return super().run(inputs, batch)
 
-    def backward(self, loss: Tensor, of: Parameters = None) -> None:
+    def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss; those of the last part are sent as they arrive."""
         weight = self.weight
-        if weight.__class__ is Tensor or weight or self.exchanges:  # 0.0 of a rank without rows
-            if self._early is not None and self.is_ending:
-                self._early.begin_backward()
+        sums = self._sums
+        if weight.__class__ is Tensor or weight or sums.exchanges:  # 0.0 of a rank without rows
+            if sums.early is not None and self.is_ending:
+                sums.early.begin_backward()
             backward(loss * weight, of)
 
-    def update(self, optimizer: Any, closure: Closure | None = None, reason: str | None = None) -> None:
-        """Note that the window makes an update at its end; see `Windows`."""
+    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+        """Note an update that a `train_step` of a subclass asks for; see `AccumulatedStep`."""
         refuse_closure(closure, "optimizer", "several ranks")
-        super().update(optimizer)
+        super().ask(optimizer, closure)
 
     def _end_early(self, optimizer: Optimizer | None) -> None:
         """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
-        if self._before is None:
-            self._refuse_loss()
+        if not self.updater.may_be_skipped:
+            self.updater.refuse(self.minimised)
 
     def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window on all ranks."""
-        loss = self._model._minimised if self._carries_loss else None
-        self._mean_loss = self._sums_of(optimizer).reduce(weight, loss)
-        if self._carries_loss:
-            self._model._minimised = self._mean_loss  # for hooks of the update
+        carries_loss = self._sums.carries_loss
+        self._mean_loss = self._sums.sums_of(optimizer).reduce(weight, self.minimised if carries_loss else None)
+        if carries_loss:
+            self.minimised = self._mean_loss  # for hooks of the update
         return True
 
-    def take_mean(self, *_: Any) -> None:
-        """Give the model the mean loss of the current batch on all ranks; all ranks call this."""
-        loss = self._model._minimised
+    def exchange_if(self, gathers: bool) -> None:
+        """Note whether the forward of the module gathers rows of all ranks."""
+        self._sums.exchange_if(gathers)
+
+    def take_mean(self) -> None:
+        """Take the mean loss of the current batch on all ranks for the loss of this one; all ranks call this."""
         mean = self._mean_loss
         self._mean_loss = None
-        if mean is None and loss is not None:
-            weight = torch.as_tensor(self.weight).to(loss)
-            sums = torch.stack([weighted(loss, weight), weight])
-            self._ranks.add_up(sums)
-            mean = sums[0] / sums[1]
-        self._model._minimised = mean
-
-    def _sums_of(self, optimizer: Optimizer) -> GradientSums:
-        """Return the sums of the gradients of an optimizer over all ranks."""
-        return self._sums.get(optimizer) or self._sums.setdefault(optimizer, self._new_sums(optimizer))
-
-    def _new_sums(self, optimizer: Optimizer) -> GradientSums:
-        return GradientSums(parameters_of(optimizer), self._ranks)
+        if mean is None and self.minimised is not None:
+            mean = self._sums.mean(self.minimised, self.weight)
+        self.minimised = mean
 
 
-class SummedBatches(SummedWindows):
+class SummedBatchStep(SummedStep):
     """Sums the gradients of each batch, which is a window; `train_step` makes one update, of the only optimizer."""
 
     is_ending = True
 
-    def run(self, train_step: TrainStep, inputs: Tensors, batch: Batch) -> Values:
-        """Run the train step on the rows of this rank."""
+    def run(self, inputs: Tensors, batch: Batch) -> Values:
+        """Train on the rows of this rank."""
         rows = prepare_to_gather(batch)
-        exhaust(self._cleared.gradients())
-        if self._cleared.more:
-            self.clear()
+        self.updater.clear_known()
         self.weight = float(rows)
-        if rows or self.exchanges:
-            outputs = train_step(inputs)
+        if rows or self._sums.exchanges:
+            outputs = self._train(inputs)
         else:
-            with in_mode(self._model.module, train=False):  # no statistics of a row that counts nothing
-                outputs = train_step(inputs)
-        if self.scheduled:
-            self.step_schedules()
+            with in_mode(self._sums.module, train=False):  # no statistics of a row that counts nothing
+                outputs = self._train(inputs)
+        if self.updater.scheduled:
+            self.updater.step_schedules()
         return outputs
 
-    def note(self, optimizer: Optimizer | None) -> None:
-        """Make an update at once, with which the model gets the mean loss of all ranks."""
-        sums = self._sums.get(optimizer) or self._sums_of(optimizer)  # type: ignore[arg-type]
-        self._model._minimised = sums.reduce(self.weight, self._model._minimised)
-        Plain.update(self, optimizer)
-
-
-class _Bucket:
-    """Gradients that are sent together.
-
-    Args:
-        members: their parameters, of the same device and dtype.
-        extra: the number of further elements, at the end.
-        ranks: the ranks.
-    """
-
-    def __init__(self, members: Sequence[Parameter], extra: int, ranks: Ranks) -> None:
-        self.members = members
-        self.waiting: set[object] = set(members)
-        """The parameters whose gradients the backward pass has not calculated yet."""
-        sizes = [each.numel() for each in members]
-        kind = members[0] if members else torch.empty(0, dtype=torch.float64)
-        flat = torch.zeros(sum(sizes) + extra, device=kind.device, dtype=kind.dtype)
-        self.sums = flat[: sum(sizes)]
-        self.extra = flat[sum(sizes) :]
-        self.views = [_like(*each) for each in zip(torch.split(self.sums, sizes), members, strict=True)]
-        """For each gradient its part of the bucket, of the same shape."""
-        self.begin = ranks.summing(flat)
-        """Begins to add up the bucket over all ranks; returns what waits for the sums."""
-
-
-def _copied(grads: list[Tensor | None], views: list[Tensor]) -> Tensor:
-    """Copy gradients, of which some may be missing, to their parts of buckets; return whether each one is there.
-
-    Raises:
-        ArgumentError: a gradient is sparse.
-    """
-    if any(each is not None and each.layout is not torch.strided for each in grads):
-        message = "a gradient is sparse, which several ranks do not support; set sparse=False"
-        raise ArgumentError("optimizer", message)
-    for grad, view in zip(grads, views, strict=True):
-        if grad is None:
-            view.zero_()
-        else:
-            view.copy_(grad)
-    return torch.tensor([each is not None for each in grads])
-
-
-def _like(part: Tensor, parameter: Tensor) -> Tensor:
-    """Return a tensor with the shape and, unless elements share memory, the strides of a parameter in a flat one."""
-    like = torch.empty_like(parameter, device="meta")
-    return part.as_strided(like.size(), like.stride())
-
-
-class GradientSums:
-    """Replaces the gradients of parameters by their sums over all ranks; all ranks do this alike.
-
-    The parameters are laid out in buckets from the last one to the first, as their gradients arrive. The buckets are
-    sent in this order, each as soon as it is complete, so that the sums do not depend on the time. The last bucket also
-    carries the weight, the loss, the number of rows, and a flag for each gradient: a step needs no other message unless
-    all parameters have a dtype of less precision than float32. A parameter without a gradient on any rank stays
-    without: an optimizer leaves it out, as in one process.
-
-    This is the algorithm of Li et al., "PyTorch Distributed" (2020), without its conditions on how often and on how
-    many rows a module is called.
-
-    Args:
-        parameters: the parameters of an optimizer, the same ones on each rank.
-        ranks: the ranks.
-    """
-
-    def __init__(self, parameters: Sequence[Parameter], ranks: Ranks) -> None:
-        self._parameters = parameters
-        self._ranks = ranks
-        self._layout: _Layout | None = None
-        self._sent: list[Any] = []  # works of torch: of the buckets that are sent already, in their order
-        self._listens = False
-        self._sends = False  # whether buckets are sent during a backward pass
-        self._has_looked = False
-
-    @property
-    def is_parted(self) -> bool:
-        """Whether some gradients can be sent while others are calculated."""
-        return len(self._laid_out().buckets) > 1
-
-    def begin_backward(self) -> None:
-        """Prepare for a backward pass after which `reduce` is called, before another one.
-
-        The first such pass shows whether each gradient arrives once. A checkpoint with `use_reentrant` may calculate
-        that of a shared parameter in several parts; then this rank sends at the end.
-        """
-        for bucket in self._laid_out().buckets:
-            bucket.waiting.update(bucket.members)
-        self._listens = True
-
-    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
-        """Replace the gradients by their sums over all ranks, divided by the sum of the weights unless this is 0.
-
-        Args:
-            weight: the weight of the examples of this rank in the window; the number 0 if it has none.
-            loss: the mean loss of these examples, of shape (); None if it is not wanted.
-
-        Returns:
-            The mean of the losses of all ranks, of shape (); None if it is not wanted.
-
-        Raises:
-            ArgumentError: a gradient is sparse.
-            StreamError: no rank has an example.
-        """
-        # where the gradients go
-        layout = self._layout
-        sent = self._sent
-        if layout is None or layout.may_change:
-            layout = self._laid_out()
-        views = layout.views
-        extra = layout.extra
-        begins = layout.begins
-        grads = [*map(gradient_of, layout.trained)]
-        filled = views
-        # those that the backward pass has not sent
-        if self._listens:
-            self._listens = False
-            self._sends = self._sends or not self._has_looked
-            self._has_looked = True
-            self._sent = []
-            first = sum(len(each.members) for each in layout.buckets[: len(sent)])
-            grads = grads[first:]
-            filled = views[first:]
-            begins = begins[len(sent) :]
-        try:
-            torch._foreach_copy_(filled, grads)
-            are_there: Any = 1.0
-        except (RuntimeError, TypeError):  # one is missing, or sparse
-            if self._laid_out() is not layout:  # a hook has frozen some
-                return self.reduce(weight, loss)
-            are_there = torch.cat([torch.ones(len(views) - len(filled)), _copied(grads, filled)])
-        # the numbers beside them
-        is_number = weight.__class__ is float and weight > 0
-        extra[0] = weight
-        extra[1] = 0.0 if loss is None else loss * weight if is_number else weighted(loss, weight)
-        extra[2] = is_number or weight.__class__ is Tensor
-        extra[EXTRA:] = are_there
-        # the sums, divided
-        end_sums(begins, sent)
-        total = divisor = extra[0]
-        if not is_number:
-            if weight.__class__ is float and not extra[2]:  # this waits for the device, on ranks without rows
-                raise StreamError("the batch is empty on all ranks (see main_loop.on_empty_batch)")
-            divisor = total.where(total != 0, 1)  # of gradients that are 0, it is 1
-        torch._foreach_div_(layout.sums, divisor)
-        if are_there.__class__ is Tensor:  # another rank may have a gradient where this one has none
-            given = zip((extra[EXTRA:] > 0).tolist(), views, strict=True)
-            set_gradients(layout.trained, [view if is_given else None for is_given, view in given])
-        else:
-            set_gradients(layout.trained, views)
-        return None if loss is None else extra[1] / total
-
-    def _laid_out(self) -> _Layout:
-        """Return the layout for the parameters that are trained now: a hook may freeze some, or thaw them."""
-        are_trained = list(map(_is_trained, self._parameters))
-        layout = self._layout
-        if layout is None or layout.are_trained != are_trained:
-            if layout is not None:
-                for handle in layout.handles:
-                    handle.remove()
-            layout = self._layout = _Layout(self._parameters, are_trained, self._ranks, self._take)
-        return layout
-
-    def _take(self, bucket: _Bucket, parameter: Parameter) -> None:
-        """Note that the gradient of a parameter is calculated; send what is complete, but not the last bucket."""
-        if self._listens and parameter in bucket.waiting and self._layout is not None:
-            bucket.waiting.remove(parameter)
-            while self._sends and not (following := self._layout.buckets[len(self._sent)]).waiting:
-                _copied(list(map(gradient_of, following.members)), following.views)
-                with answered(()):
-                    self._sent.append(following.begin())
-        elif self._listens:
-            self._take_again(bucket)
-
-    def _take_again(self, bucket: _Bucket) -> None:
-        """Stop sending during the backward pass: a gradient is calculated in several parts."""
-        self._has_looked = True
-        if self._sends and self._layout is not None and bucket in self._layout.buckets[: len(self._sent)]:
-            raise ArgumentError(
-                "module",
-                "a gradient was calculated in several parts, after its first part was sent to the other ranks; "
-                "call torch.utils.checkpoint with use_reentrant=False",
-            )
-        self._sends = False
-
-
-class _Layout:
-    """The buckets of the parameters that are trained.
-
-    Args:
-        parameters: all parameters.
-        are_trained: which of them are.
-        ranks: the ranks.
-        take: called with the bucket and the parameter when a gradient is calculated, but for the last bucket, which is
-            sent after the backward pass in any case.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        are_trained: list[bool],
-        ranks: Ranks,
-        take: Callable[[_Bucket, Parameter], None],
-    ) -> None:
-        self.are_trained = are_trained
-        self.may_change = not all(are_trained)
-        # the groups of parameters, from the last one to the first
-        trained = list(compress(parameters, are_trained))
-        size = sum(each.numel() * each.element_size() for each in trained)
-        limit = min(_MOST, max(_LEAST, size // _PARTS))
-        groups: list[list[Parameter]] = []
-        open_groups: dict[tuple[torch.device, torch.dtype], list[Parameter]] = {}
-        for each in reversed(trained):
-            kind = each.device, each.dtype
-            group = open_groups.get(kind)
-            if group is None:
-                group = open_groups[kind] = []
-                groups.append(group)
-            group.append(each)
-            if sum(each.numel() * each.element_size() for each in group) >= limit:
-                del open_groups[kind]
-        last = next((each for each in reversed(groups) if each[0].dtype in _PRECISE), [])
-        groups = [*(each for each in groups if each is not last), last]  # of its own if no dtype is precise
-        # their buckets
-        self.buckets = [_Bucket(each, (EXTRA + len(trained)) * (each is last), ranks) for each in groups]
-        self.buckets[-1].waiting.add(None)
-        self.trained = [each for group in groups for each in group]
-        self.views = [view for bucket in self.buckets for view in bucket.views]
-        """The places of their gradients."""
-        self.sums = [each.sums for each in self.buckets]
-        self.begins = [each.begin for each in self.buckets]
-        self.extra = self.buckets[-1].extra
-        """The weight, the loss, the flag for rows, and a flag for each gradient."""
-        self.handles = [
-            each.register_post_accumulate_grad_hook(partial(take, bucket))  # type: ignore[no-untyped-call]
-            for bucket in self.buckets[:-1]
-            for each in bucket.members
-        ]
+    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+        """Make an update at once, with the mean loss of all ranks."""
+        sums = self._sums.of.get(optimizer) or self._sums.sums_of(optimizer)  # type: ignore[arg-type]
+        self.minimised = mean = sums.reduce(self.weight, loss)
+        self.updater.update(optimizer, mean)

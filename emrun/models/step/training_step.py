@@ -66,6 +66,8 @@ class TrainingStep(ABC):
 
     is_open = False
     """Whether a window of batches has begun that the last batch did not end."""
+    weighs_examples = False
+    """Whether the weights of the examples of a batch make a difference to the step."""
     is_skipping = False
     """Whether the current update is skipped because its gradients in float16 are not finite."""
 
@@ -121,7 +123,8 @@ class TrainingStep(ABC):
         self._looks = True
 
     def forget(self) -> None:
-        """Clear the gradients, and forget what an incomplete epoch has left."""
+        """Clear the gradients, and forget what an incomplete batch has left."""
+        self.outputs = None
         self.updater.clear()
 
     # the same for all of them
@@ -142,6 +145,10 @@ class TrainingStep(ABC):
         self.outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
+    def show(self, outputs: Values | None) -> None:
+        """Take what hooks get as `step_outputs`."""
+        self.outputs = outputs
+
     def look(self, outputs: Values) -> None:
         """Look at the outputs of the first batch of a stream, and of later ones if they may have weights."""
         if self._check_first is not None:
@@ -151,7 +158,7 @@ class TrainingStep(ABC):
     def _begin_batches(self, outputs: Values, check_first: Callable[[Values], bool]) -> None:
         """Look at all that the first batch of a stream shows."""
         self._check_first = None
-        self._looks = check_first(outputs)
+        self._looks = check_first(outputs) and self.weighs_examples
 
     def _train_manually(self, inputs: Tensors) -> Values:
         """Call the `train_step` of a subclass, which may call `backward` of the loss itself."""
@@ -169,7 +176,15 @@ class TrainingStep(ABC):
         self._update_of_model(optimizer)
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
-        """Add the gradients of a loss that a subclass has calculated; see `TorchModel.backward`."""
+        """Add the gradients of a loss that a subclass has calculated; see `TorchModel.backward`.
+
+        Args:
+            loss: the loss.
+            of: the parameters that get gradients; all by default, and none if there are none.
+        """
+        self.minimised = loss.detach()
+        if of is not None and not of:
+            return
         if self._manual is None:
             self.add(loss, of)
         else:

@@ -53,7 +53,8 @@ class Updater:
         """The gradients that are cleared before a step."""
         self._parameters: Sequence[Parameter] = []  # those of the module at the beginning of the train stream
         self._owners: dict[Any, ScheduledOptimizer] = {}
-        self._can_use: Callable[[Any], bool] = _not_looked_at  # whether an update may be made with a loss
+        self.can_use: Callable[[Any], bool] = _not_looked_at
+        """Returns whether an update may be made with a loss."""
         # what is called and asked while the model is trained
         self._model: Any = None
         self._loop: Loop | None = None
@@ -91,10 +92,10 @@ class Updater:
         if loop is not None and loop.listens("after_update"):
             self._after = partial(loop.notify, "after_update")
         # which losses are refused
-        self._can_use = _not_looked_at
+        self.can_use = _not_looked_at
         waits = not all(each.is_cpu for each in self._parameters)  # for a device, to read a loss
         if loop is not None and loop.on_nan_loss == "error" and not waits:
-            self._can_use = is_finite if model.trains_itself else math.isfinite
+            self.can_use = is_finite if model.trains_itself else math.isfinite
         # the warnings, the plan and the optimizers
         optimizers.warn_of_untrained()
         if optimizers.is_plan_due:
@@ -119,6 +120,17 @@ class Updater:
         exhaust(to_clear.gradients())
         for clear in to_clear.more:
             clear()
+
+    def clear_known(self) -> None:
+        """Clear the gradients, if no hook can have added groups of parameters."""
+        self.has_updated = False
+        exhaust(self.to_clear.gradients())
+        if self.to_clear.more:
+            self.clear()
+
+    def forget(self) -> None:
+        """Forget the last update: a batch has failed before its step."""
+        self.has_updated = False
 
     def note_rates(self) -> None:
         """Note the learning rates of the only optimizer, which the batches of a window have before its update."""
@@ -156,7 +168,7 @@ class Updater:
             self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None, owner.name)
             clear_gradients(optimizer)
             return
-        if not self._can_use(loss):
+        if not self.can_use(loss):
             self.refuse(loss)
         self.has_updated = True
         if closure is not None:
@@ -190,10 +202,6 @@ class Updater:
     def may_be_skipped(self) -> bool:
         """Whether a hook may skip an update."""
         return self._before is not None
-
-    def can_use(self, loss: Any) -> bool:
-        """Return whether an update may be made with a loss."""
-        return self._can_use(loss)
 
     def refuse(self, loss: Any) -> None:
         """Refuse an update with a loss that is not finite, unless the examples of the batch all have the weight 0.

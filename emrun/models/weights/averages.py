@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from emrun.base.errors import ArgumentError
-from emrun.base.types import Batch
 from emrun.base.wording import did_you_mean
 from emrun.models.modes import Tensors
 from emrun.models.weights.fit import kind_of
@@ -41,10 +40,6 @@ class EvaluationWeights:
                 message = f"{name!r} is {_shown(other)}, but {_shown(tensor)} is needed"
                 raise ArgumentError("evaluation_weights", message)
             self._pairs.append((tensor, other))
-
-    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
-        """Put the tensors into the module with which a batch is run."""
-        self.use(not train)
 
     def use(self, wanted: bool) -> None:
         """Put the tensors for evaluations into the module, or those of the training."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -96,11 +96,13 @@ class Loadable:
     Compares the parameters and buffers of a module with those that a resume would load a checkpoint into.
 
     Args:
-        model: the model with the module, which a hook or a subclass may replace.
+        model: a `TorchModel`, with the module, which a hook or a subclass may replace.
+        begins_with: whether `init_from` gives frozen parameters their values, so that a `load` must do so, too.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, begins_with: bool) -> None:
         self._model = model
+        self._begins_with = begins_with
         self._registered: Structure = {}  # what a checkpoint would be loaded into
         self._before_update: Structure | None = None  # None without a run
         self._not_loaded: dict[str, Tensor] = {}  # copies of the buffers that a load leaves out, by their names
@@ -134,19 +136,19 @@ class Loadable:
         extra = decode(encode(extra_state(module), "extra state of the module"))
         self._reload(partial(put, {**saved, **extra}, module), saved)
 
-    def check_own(self, *, begins_with: bool) -> None:
+    def check_own(self, objects: Sequence[object]) -> None:
         """Check before the first batch that `load` of a model brings back what its `save` has written to a folder.
 
         A `save` that fails is not judged: it may need what only the training makes.
 
         Args:
-            begins_with: whether `init_from` gives frozen parameters their values, so that `load` must do so, too.
+            objects: the model and the parts of it whose attributes a `load` changes; they get them back.
 
         Raises:
             ArgumentError: it does not.
         """
         model = self._model
-        attributes = dict(vars(model))
+        attributes = [(each, dict(vars(each))) for each in objects]
         before = modes(model.module)
         with temporary_folder("trial") as directory, preserved_randomness():
             try:
@@ -155,10 +157,11 @@ class Loadable:
             except Exception:  # code of the user
                 return
             try:
-                self._reload(partial(model.load, directory), {} if begins_with else own_tensors(model.module))
+                self._reload(partial(model.load, directory), {} if self._begins_with else own_tensors(model.module))
             finally:
-                vars(model).clear()
-                vars(model).update(attributes)
+                for each, before_load in attributes:
+                    vars(each).clear()
+                    vars(each).update(before_load)
                 set_modes(model.module, before)
 
     def _trained(self) -> set[int]:

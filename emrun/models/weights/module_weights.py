@@ -1,9 +1,10 @@
-"""A model of a `torch.nn.Module` whose weights are saved, loaded and averaged."""
+"""The weights of a module: what a checkpoint has of them, and others that evaluations use, such as averages."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -12,19 +13,16 @@ from typing import Any
 import torch
 
 from emrun.base.encoding import decode
-from emrun.base.errors import ArgumentError, StateError
+from emrun.base.errors import ArgumentError
 from emrun.base.fields import ANOTHER_CHECKPOINT, reading
-from emrun.base.types import Batch, State
+from emrun.base.types import Batch
 from emrun.base.wording import listed
-from emrun.hook import Loop
+from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors
-from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers.named import Optimizers
-from emrun.models.sharding import Sharding
 from emrun.models.weights.averages import EvaluationWeights
 from emrun.models.weights.batch_norm import calculated_anew
 from emrun.models.weights.init_from import InitFrom
-from emrun.models.weights.loadable import Loadable
 from emrun.models.weights.saving import collect_weights, extra_state, load_weights, put, tensors_of
 from emrun.ranks.group import ranks
 from emrun.storage.checkpoints.manifest import TRAINED
@@ -35,171 +33,166 @@ from emrun.storage.checkpoints.weights import FILE as FILE_OF_WEIGHTS, Collected
 _LOG = logging.getLogger(__name__)
 
 
-class SavedModel(ModuleModel):
-    """Saves and loads the weights of a module, and evaluates with others than those that are trained."""
+class Weights:
+    """Saves and loads the weights of a module, and evaluates with others than those that are trained.
 
-    _optimizers: Optimizers
-    _loadable: Loadable
-    _evaluation_weights: EvaluationWeights | None = None
-    _loaded_from: Path | None = None
-    _restores_averages = True  # False once it is known that no hook takes them
-    restored_weights: Tensors | None = None
-    """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+    Args:
+        forward_pass: has the module.
+        optimizers: those that have other weights for evaluations put them into the module.
+    """
 
-    def register_mainloop(self, main_loop: Loop) -> None:
-        """Store the loop; forget the weights for evaluations of another loop."""
-        if not self._optimizers.has_modes:
-            self.evaluation_weights = None
-        if self.load_initial is not None:
-            self.load_initial()
-        self._main_loop = main_loop
+    def __init__(self, forward_pass: ForwardPass, optimizers: Optimizers) -> None:
+        self._forward_pass = forward_pass
+        self._optimizers = optimizers
+        self.averages: EvaluationWeights | None = None
+        """The weights that evaluations use; None if they use those that are trained."""
+        self.restored: Tensors | None = None
+        """After the load of a checkpoint: the weights that evaluations used, if they are not those being trained."""
+        self._loaded_from: Path | None = None
+        self._restores_averages = True  # False once it is known that no hook takes them
+
+    # other weights for evaluations
+
+    def register(self) -> None:
+        """Belong to another loop, whose hooks may take the averages of a checkpoint."""
         self._restores_averages = True
 
-    def before_training(self) -> None:
+    def replace_averages(self, weights: Tensors | None) -> None:
+        """Use other weights for evaluations from now on; None for those that are trained.
+
+        Raises:
+            ArgumentError: they do not fit the module, or the optimizer has other weights for evaluations.
+        """
+        if weights is not None and self._optimizers.has_modes:
+            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
+            raise ArgumentError("optimizer", message)
+        self.use_trained()
+        self.averages = None if weights is None else EvaluationWeights(self._forward_pass.module, weights)
+
+    def use_trained(self) -> None:
+        """Run with the weights that are trained from now on."""
+        if self.averages is not None:
+            self.averages.use(False)
+
+    def drop_restored(self) -> None:
         """Forget averages of a checkpoint that no hook has taken."""
-        super().before_training()
-        if self.restored_weights is not None and not self._evaluates:
-            self.restored_weights = None
+        if self.restored is not None:
+            self.restored = None
             self._restores_averages = False  # nor after the second load
             _LOG.warning("the averages of the weights in the checkpoint are not used: no hook averages any more")
 
-    def after_stream(self, stream_name: str) -> None:
-        """End the stream, and run with the weights that are trained."""
-        super().after_stream(stream_name)
-        self._use_trained()
+    def take_restored(self, weights: Tensors | None) -> None:
+        """Note what is left of the averages of a checkpoint, once a hook has taken them."""
+        self.restored = weights
 
-    def _use_trained(self) -> None:
-        """Run with the weights that are trained from now on."""
-        if self._evaluation_weights is not None:
-            self._evaluation_weights.use(False)
+    def recompute_batch_norm(self, batches: Iterable[Batch], forward: Callable[[Tensors], Any]) -> None:
+        """Calculate the running statistics of BatchNorm anew; see `TorchModel.recompute_batch_norm`.
 
-    def _shard(self, strategy: object) -> Sharding:
-        """Divide the module among the ranks; each writes its own weights, as this class does."""
-        own = type(self)
-        if any(getattr(own, name) is not getattr(SavedModel, name) for name in ("save", "stage", "load")):
-            message = f"cannot be used with a save or a load of {own.__name__} yet; remove one of them"
-            raise ArgumentError("strategy", message)
-        return super()._shard(strategy)
+        Args:
+            batches: the batches on which the module runs.
+            forward: runs the module, in the precision of the model.
+        """
+        rest = iter(batches)
+        first = list(islice(rest, 1))  # hooks that prepare for an evaluation have done so with the first batch
+        with self._evaluating(), torch.no_grad(), calculated_anew(self._forward_pass.module):
+            for batch in chain(first, rest):
+                forward(self._forward_pass.tensors(batch))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Use the weights for evaluations in the block."""
+        averages = self.averages
+        if averages is None:
+            yield
+            return
+        was_in_use = averages.in_use
+        averages.use(True)
+        try:
+            yield
+        finally:
+            averages.use(was_in_use)
+
+    # checkpoints
 
     def save(self, directory: Path) -> None:
         """Write the weights to `model.safetensors`.
 
         Raises:
-            StateError: the weights lie on several ranks, of which each writes its own; see `stage`.
             StorageError: the file cannot be written.
         """
-        if self.is_sharded:
-            raise StateError("the weights lie on several ranks (model.strategy), and are in the checkpoints only")
         with self._optimizers.mode_of_evaluations():
             for name, weights in self._collected(copied=False).items():
                 write_weights(*weights, directory, name)
 
-    def stage(self) -> Callable[[Path], Any] | None:
-        """Copy the weights; return a function that writes them in any thread, None if a subclass overrides `save`.
+    def stage(self, *, is_sharded: bool) -> Callable[[Path], Any]:
+        """Copy the weights; return a function that writes them in any thread.
 
         The function writes large frozen parameters to a file of their own; see `write_apart`. If the weights are
         sharded, it writes what this rank has of them, and returns what `write_shard` returns.
         """
-        if getattr(self.save, "__func__", None) is not SavedModel.save:
-            return None
         with self._optimizers.mode_of_evaluations():
-            found = self._collected(copied=True)
-        if self.is_sharded:
-            return partial(write_shard, found, ranks().rank)
-        parameters = self.module.named_parameters(remove_duplicate=False)
-        return partial(write_apart, found, [name for name, each in parameters if not each.requires_grad])
+            collected = self._collected(copied=True)
+        if is_sharded:
+            return partial(write_shard, collected, ranks().rank)
+        parameters = self._forward_pass.module.named_parameters(remove_duplicate=False)
+        return partial(write_apart, collected, [name for name, each in parameters if not each.requires_grad])
 
     def _collected(self, *, copied: bool) -> dict[str, Collected]:
         """Return file -> the weights of evaluations, and those of the training if they are others."""
-        others = self._evaluation_weights
-        module = self.module
-        self._loadable.check()
-        if others is None:
+        module = self._forward_pass.module
+        averages = self.averages
+        if averages is None:
             return {FILE_OF_WEIGHTS: collect_weights(module, copied=copied)}
         of_both = {
-            FILE_OF_WEIGHTS: others.replaced(evaluation=True),
-            TRAINED: others.replaced(evaluation=False),
+            FILE_OF_WEIGHTS: averages.replaced(evaluation=True),
+            TRAINED: averages.replaced(evaluation=False),
         }
         return {name: collect_weights(module, copied=copied, replaced=replaced) for name, replaced in of_both.items()}
-
-    @property
-    def evaluation_weights(self) -> Tensors | None:
-        """Name of a parameter or buffer -> the tensor that evaluations use instead; None without such weights.
-
-        A hook sets this, for example to averages, and changes the tensors after updates. `model.safetensors` in a
-        checkpoint has these weights, `training.safetensors` those that are trained.
-        """
-        return None if self._evaluation_weights is None else self._evaluation_weights.others
-
-    @evaluation_weights.setter
-    def evaluation_weights(self, weights: Tensors | None) -> None:
-        if weights is not None and self._optimizers.has_modes:
-            message = "has other weights for evaluations already; nothing else can replace them, e.g. AverageWeights"
-            raise ArgumentError("optimizer", message)
-        self._use_trained()
-        self._evaluation_weights = None if weights is None else EvaluationWeights(self.module, weights)
-        self.list_work()
-
-    def recompute_batch_norm(self, batches: Iterable[Batch]) -> None:
-        """Calculate the running statistics of BatchNorm anew, for the weights of evaluations.
-
-        This is `torch.optim.swa_utils.update_bn`: the module runs on the batches in training mode, without gradients,
-        and the statistics become the means over the batches. Nothing else changes. After an error, and if there is no
-        batch, the statistics stay as they are. The statistics of the training stay in any case.
-        """
-        others = self._evaluation_weights
-        was_in_use = others is not None and others.in_use
-        rest = iter(batches)
-        first = list(islice(rest, 1))  # hooks that prepare for an evaluation have done so with the first batch
-        if others is not None:
-            others.use(True)
-        try:
-            with torch.no_grad(), calculated_anew(self.module):
-                for batch in chain(first, rest):
-                    self._in_precision(self._tensors(batch))
-        finally:
-            if others is not None:
-                others.use(was_in_use)
 
     def load(self, directory: Path) -> None:
         """Read the weights from `model.safetensors`, and the module's extra state from `state.pt`.
 
         Raises:
-            StorageError: a file cannot be read, or does not fit this module.
+            StorageError: a file cannot be read, or does not fit the module.
         """
-        for each in self._optimizers.members:
-            each.forget_training()
-        self.evaluation_weights = self.restored_weights = None
+        module = self._forward_pass.module
+        for member in self._optimizers.members:
+            member.forget_training()
+        self.replace_averages(None)
+        self.restored = None
         self._loaded_from = directory
-        load_weights(self.module, directory)
-        if extra_state(self.module):
+        load_weights(module, directory)
+        if extra_state(module):
             state = load_state(directory)
             with reading(f"{directory / FILE}", ANOTHER_CHECKPOINT):
                 extra = dict(decode(state["model"]["extra"]))
-            put(extra, self.module)
+            put(extra, module)
 
-    def load_state_dict(self, state: State) -> None:
-        """Restore the weights that are trained, the modes of the module's parts, and the metrics."""
-        if self._loaded_from is not None and has_tensors(self._loaded_from, TRAINED):
-            if self._restores_averages:
-                tensors = tensors_of(self.module)
-                self.restored_weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            load_weights(self.module, self._loaded_from, TRAINED)
-        super().load_state_dict(state)
+    def load_trained(self) -> None:
+        """Read the weights that are trained, after a `load`, if evaluations use others."""
+        if self._loaded_from is None or not has_tensors(self._loaded_from, TRAINED):
+            return
+        module = self._forward_pass.module
+        if self._restores_averages:
+            self.restored = {name: tensor.detach().clone() for name, tensor in tensors_of(module).items()}
+        load_weights(module, self._loaded_from, TRAINED)
 
-    def _begin_with(self, init_from: Sequence[InitFrom]) -> dict[str, Any]:
-        """Load other weights to begin with.
 
-        Returns:
-            Where they are from, and what was loaded and what was not; see `InitFrom.load`.
+def begin_with(module: torch.nn.Module, init_from: Sequence[InitFrom]) -> dict[str, Any]:
+    """Load other weights into a module, to begin with.
 
-        Raises:
-            ArgumentError: they cannot be read, or do not fit the module.
-        """
-        self.load_initial = None
-        loaded: dict[str, str] = {}
-        found = [each.load(self.module, loaded) for each in init_from]
-        if len(found) == 1:
-            return found[0]
-        rows = [{**row, "what": f"{i}: {row['what']}"} for i, each in enumerate(found, 1) for row in each["rows"]]
-        return {"source": listed([f"{i}: {each['source']}" for i, each in enumerate(found, 1)]), "rows": rows}
+    Returns:
+        Where they are from, and what was loaded and what was not; see `InitFrom.load`.
+
+    Raises:
+        ArgumentError: they cannot be read, or do not fit the module.
+    """
+    loaded: dict[str, str] = {}
+    reports = [each.load(module, loaded) for each in init_from]
+    if len(reports) == 1:
+        return reports[0]
+    numbered = list(enumerate(reports, 1))
+    return {
+        "source": listed([f"{number}: {report['source']}" for number, report in numbered]),
+        "rows": [{**row, "what": f"{number}: {row['what']}"} for number, report in numbered for row in report["rows"]],
+    }
