@@ -21,7 +21,6 @@ from emrun.events import warn_of_unused
 from emrun.hook import Loop
 from emrun.models.inputs import InputsForm
 from emrun.models.modes import Tensors
-from emrun.models.optimizers.build import check_steps_alone
 from emrun.models.optimizers.named import Optimizers
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.outputs import mean_loss
@@ -213,7 +212,7 @@ class TorchModel(SavedModel):
         self._begins_with = init_from is not None
         if init_from is not None:
             self.load_initial = partial(self._begin_with, InitFrom.read_all(init_from))
-        self._optimizers = Optimizers(self, optimizer, scheduler)
+        self._optimizers = Optimizers(self.module, optimizer, scheduler)
         self.iterations_per_update = accumulate
         self._stream: str | None = None  # the stream of the previous step, None at the beginning of an epoch
         self._trained = False
@@ -411,8 +410,7 @@ class TorchModel(SavedModel):
         if not self.optimizers and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self.trains_itself:
-            for name, each in self.optimizers.items():
-                check_steps_alone(each, "optimizer" if name == "optimizer" else f"optimizer.{name}")
+            self._optimizers.check_steps_alone()
         if self._main_loop is not None and self._main_loop.has_run:
             own = type(self)
             saves_more = own.state_dict is not TorchModel.state_dict
@@ -494,7 +492,7 @@ class TorchModel(SavedModel):
         only = self._optimizers.only
         if loss is not None and only is not None and only.rates is not None:  # the usual case
             return {"loss": loss, "learning_rate": only.rates}
-        values = {"loss": loss, "learning_rate": self._optimizers.rates(of_next=self._updates.is_open)}
+        values = {"loss": loss, "learning_rate": self._optimizers.rates(self._main_loop, of_next=self._updates.is_open)}
         return {name: value for name, value in values.items() if value is not None}
 
     def schedule_plan(self) -> SchedulePlan | None:
@@ -503,7 +501,7 @@ class TorchModel(SavedModel):
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        return self._optimizers.plan()
+        return self._optimizers.plan(self._main_loop)
 
     def prefetcher(self) -> Prefetch | None:
         """Return the function that pins a batch's sources and copies them ahead of time; None on CPU and MPS."""
@@ -665,7 +663,7 @@ class TorchModel(SavedModel):
         Raises:
             StateError: the config has another optimizer or scheduler.
         """
-        self._optimizers.load_state_dict(state)
+        self._optimizers.load_state_dict(state, self._main_loop)
         self._skipped.load_state_dict(state["skipped_updates"])
         if (scale := self._skipped.scale) is not None and state["loss_scale"] is not None:
             scale.load_state_dict(state["loss_scale"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,8 @@ from emrun.base.types import Batch, EpochData, State, Values
 from emrun.base.wording import few, size_of
 from emrun.hook import TrainingAborted, UpdateSkipped
 from emrun.models.modes import Tensors
-from emrun.models.optimizers.bare_step import BareStep, learning_rates
 from emrun.models.optimizers.named import Optimizers
-from emrun.models.optimizers.scheduled import ScheduledOptimizer
+from emrun.models.optimizers.scheduled import FOREIGN, ScheduledOptimizer
 from emrun.models.step.gradients import Cleared, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.ranks.parts import weighs_nothing
@@ -36,8 +35,6 @@ TrainStep = Callable[[Values], Values]
 Parameters = Sequence[Parameter] | None
 Closure = Callable[[], Tensor]
 """Calculates the loss and its gradients for an optimizer that needs them several times for an update, as LBFGS does."""
-_FOREIGN = ScheduledOptimizer(None, "", None, None)  # stands for each optimizer that only a subclass knows
-_FOREIGN.step = BareStep.of(None)
 _not_looked_at = partial(operator.is_not, object())  # returns True for any loss
 
 
@@ -85,7 +82,7 @@ class Plain:
         """Whether an update was made, or begun, since this was last set to False."""
         self._can_use: Callable[[Any], bool] = _not_looked_at
         """Returns whether an update may be made with a loss."""
-        self._owners: dict[Any, ScheduledOptimizer] = {}
+        self._owners: Mapping[Any, ScheduledOptimizer] = {}
         self._cleared = Cleared([], [])
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
@@ -119,10 +116,10 @@ class Plain:
         if loop is not None and loop.on_nan_loss == "error" and not waits:
             self._can_use = is_finite if self._model.trains_itself else math.isfinite
         # the warnings, the plan and the optimizers
-        self._optimizers.warn_of_untrained()
+        self._optimizers.warn_of_untrained(self._model.module)
         self._model.frozen_parts.warn()
         if self._optimizers.is_plan_due:
-            log_plan(self._optimizers.plan())
+            log_plan(self._optimizers.plan(loop))
         for each in members:
             each.begin_stream(loop)
 
@@ -141,9 +138,9 @@ class Plain:
 
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
-        self._owners = {each.optimizer: each for each in self._optimizers.members if each.optimizer is not None}
-        for each in self._owners.values():
-            each.step = None if each.step is None else BareStep.of(each.optimizer)
+        self._owners = self._optimizers.owners()
+        for member in self._owners.values():
+            member.renew_step()
         self._cleared = Cleared(self.parameters, list(self._owners))
 
     def clear(self) -> None:
@@ -173,10 +170,10 @@ class Plain:
         own = self._owners.get(optimizer)
         if own is None:  # a name, or an optimizer of a subclass
             optimizer = self._optimizers.named(optimizer)
-            own = self._owners.get(optimizer, _FOREIGN)
+            own = self._owners.get(optimizer, FOREIGN)
         if closure is not None:
             closure = evaluated(closure, optimizer)
-        if own.step is None:
+        if own.bare_step is None:
             self._make_first(own, optimizer, closure, reason)
             return
         if self._before is not None:
@@ -184,7 +181,7 @@ class Plain:
                 self._before(model=self._model, optimizer=optimizer)
             except UpdateSkipped as error:
                 reason = reason or error.reason
-        own.rates = learning_rates(optimizer)  # before a hook or the scheduler changes them
+        own.note_rates()  # before a hook or the scheduler changes them
         if reason is not None:
             loop = self._model._main_loop
             self._skipped.add(reason, loop.updates_done + 1 if loop is not None else None, own.name)
@@ -195,10 +192,10 @@ class Plain:
         self.has_updated = True
         if closure is not None:
             optimizer.step(closure)
-        elif any(own.step.hooks) or _profiler_enabled():
+        elif any(own.bare_step.hooks) or _profiler_enabled():
             optimizer.step()
         else:
-            own.step.call(optimizer)
+            own.bare_step.call(optimizer)
         if self._after is not None:
             self._after(model=self._model, optimizer=optimizer)
 
@@ -227,11 +224,11 @@ class Plain:
 
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
-        self._optimizers.warn_of_untrained()  # once more: code of the user may have replaced parameters
+        self._optimizers.warn_of_untrained(self._model.module)  # code of the user may have replaced some
         self._skipped.report()
         loop = self._model._main_loop
         members = self._optimizers.members
-        late = [each.name for each in members if each.step is None]
+        late = [each.name for each in members if each.bare_step is None]
         if loop is not None and loop.training_epochs_done == 1 and 0 < len(late) < len(members):
             text = "no update of %s in this epoch; if this is a mistake, call self.update(%r) in train_step"
             _LOG.warning(text, few([f"the optimizer {name!r}" for name in late]), late[0])

@@ -12,7 +12,6 @@ from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
-from emrun.models.optimizers.bare_step import learning_rates
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.plain import NOT_FINITE, Closure, Parameters, Plain, TrainStep, backward, refuse_closure
 from emrun.ranks.parts import weighs_nothing
@@ -54,7 +53,7 @@ class Windows(Plain):
             self.clear()
             self.is_open = True
             for own in self._noted:  # for the batches before the update
-                own.rates = learning_rates(own.optimizer)
+                own.note_rates()
         self.left -= 1
         if self._asked:
             self._asked.clear()
