@@ -1,18 +1,14 @@
-"""What an update costs in each batch: the step of an optimizer without torch's wrapper, and its learning rates."""
+"""What torch does with the step of an optimizer: the wrapper that an update leaves out, and the flag of schedulers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-_rate_of = itemgetter("lr")
-_are_floats = frozenset((float,)).issuperset
 _WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
@@ -38,16 +34,6 @@ class BareStep:
         return cls(step.__wrapped__, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
-def learning_rates(optimizer: Optimizer) -> list[float | torch.Tensor]:
-    """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
-    try:
-        rates = [*map(_rate_of, optimizer.param_groups)]
-        if _are_floats(map(type, rates)):  # the usual case
-            return rates
-    except KeyError:
-        rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    for index, rate in enumerate(rates):
-        if rate.__class__ is not float:
-            is_elsewhere = isinstance(rate, torch.Tensor) and not rate.is_cpu
-            rates[index] = rate.detach().clone() if is_elsewhere else float(rate)
-    return rates
+def mark_as_stepped(optimizer: Any) -> None:
+    """Let schedulers of torch take an optimizer for one that has made an update; they would warn otherwise."""
+    optimizer._opt_called = True

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from emrun.base.errors import ArgumentError, StateError
 from emrun.base.types import EpochData, Horizon, State, Values
 from emrun.base.wording import few
 from emrun.hook import Loop
-from emrun.models.optimizers.bare_step import BareStep, learning_rates
+from emrun.models.optimizers.bare_step import BareStep, mark_as_stepped
 from emrun.models.optimizers.build import build_optimizer
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.optimizers.state import (
@@ -31,6 +32,9 @@ from emrun.models.schedules.stepping import Scheduler, build_scheduler
 from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
+
+_rate_of = methodcaller("get", "lr")
+_are_floats = frozenset((float,)).issuperset
 
 
 class ScheduledOptimizer:
@@ -53,24 +57,27 @@ class ScheduledOptimizer:
 
     def __init__(self, module: Any, name: str, form: Any, scheduler: Any, scheduler_key: str = "scheduler") -> None:
         self.name = name
-        self._key = f"optimizer.{name}" if name else "optimizer"
+        self.shown_name = name or "optimizer"
+        """The name that it has in the `optimizers` of a model."""
+        self.key = f"optimizer.{name}" if name else "optimizer"
+        """Its key in the model's section."""
         self._scheduler_key = scheduler_key
         self.metric: str | None = getattr(scheduler, "options", {}).get("metric")
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
         self.rates: list[float | Tensor] | None = None
         """The learning rates of the last update, or with which a window of several batches has begun."""
-        self.step: BareStep | None = None
+        self.bare_step: BareStep | None = None
         """The step of the optimizer; None until an update was made in this process."""
         self._kept: list[Tensor] | None = None  # the weights for training, while those for evaluations are in use
         if name and getattr(form, "options", {}).get("match") is None:
-            raise ArgumentError(
-                self._key, "missing key 'match': a regular expression for the parameters that it trains"
-            )
-        self.replace(None if form is None else build_optimizer(module, form, self._key))
+            raise ArgumentError(self.key, "missing key 'match': a regular expression for the parameters that it trains")
+        self.replace(None if form is None else build_optimizer(module, form, self.key))
         self.scheduler: Scheduler | ClosedForm | None = None
         if scheduler is not None:
             with self.errors():
                 self.scheduler = build_scheduler(self.optimizer, scheduler, f"model.{scheduler_key}")
+            if self.scheduler.on_update:  # it also steps after a window whose update was skipped
+                mark_as_stepped(self.optimizer)
         self._configured = [] if self.optimizer is None else configured_arguments(module, self.optimizer)
         self.register()
 
@@ -84,7 +91,7 @@ class ScheduledOptimizer:
         Raises:
             ArgumentError: it could not.
         """
-        key = self._key
+        key = self.key
         try:
             if self.optimizer is not None:
                 check_loadable(self.optimizer, self._empty)
@@ -128,9 +135,9 @@ class ScheduledOptimizer:
 
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
-        self.step = BareStep.of(self.optimizer)
-        held = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
-        names = [name for name, each in module.named_parameters() if id(each) in held]
+        self.bare_step = BareStep.of(self.optimizer)
+        without = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
+        names = [name for name, each in module.named_parameters() if id(each) in without]
         if names:
             _LOG.warning(
                 "%sin the first update, there is no gradient for %s: nothing that is minimised depends on %s",
@@ -138,6 +145,16 @@ class ScheduledOptimizer:
                 few(names),
                 "it" if len(names) == 1 else "them",
             )
+
+    def renew_step(self) -> None:
+        """Look for the step of the optimizer again, if an update was made: code of the user may have replaced it."""
+        if self.bare_step is not None:
+            self.bare_step = BareStep.of(self.optimizer)
+
+    def note_rates(self) -> None:
+        """Note the learning rates of the update that follows; called in each update, so the usual case is fast."""
+        rates = [*map(_rate_of, self.optimizer.param_groups)]  # type: ignore[union-attr]
+        self.rates = rates if _are_floats(map(type, rates)) else learning_rates(self.optimizer)
 
     def plan(self, loop: Loop) -> tuple[SchedulePlan, bool]:
         """Return the plan of the schedule, and whether the zeroth epoch will tell more.
@@ -167,7 +184,6 @@ class ScheduledOptimizer:
 
     def step_schedule(self) -> None:
         """Step a schedule that steps after each update."""
-        self.optimizer._opt_called = True  # type: ignore[union-attr]  # otherwise schedulers of torch warn
         self.scheduler.step(None)  # type: ignore[union-attr]
 
     def end_epoch(self, epoch_data: EpochData) -> None:
@@ -176,12 +192,14 @@ class ScheduledOptimizer:
             with self.errors():
                 self.scheduler.step(epoch_data)
 
-    def next_rates(self, loop: Loop | None) -> list[float | Tensor]:
-        """Return the learning rates of the next update."""
+    def next_rates(self, loop: Loop | None) -> list[float | Tensor] | None:
+        """Return the learning rates of the next update; None without an optimizer."""
+        if self.optimizer is None:
+            return None
         if self.rates is None and isinstance(self.scheduler, ClosedForm):
             with suppress(ArgumentError):  # the first update raises it again, if there is one
                 self.scheduler.begin(_horizon_of(loop), loop)
-        return learning_rates(self.optimizer) if self.optimizer is not None else []
+        return learning_rates(self.optimizer)
 
     def set_mode(self, *, train: bool) -> None:
         """Put the weights for training or for evaluations into the module, if they differ."""
@@ -261,6 +279,26 @@ class ScheduledOptimizer:
         if refusal is not None:
             key = f"model.{self._scheduler_key}"
             raise StateError(f"{key}: {refusal.replace(REPLAN, f'{key}.on_extend=replan')}")
+
+
+class Foreign(ScheduledOptimizer):
+    """Stands for each optimizer that only a subclass of the model knows, without a name and a schedule."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "", None, None)
+        self.bare_step = BareStep.of(None)
+
+    def note_rates(self) -> None:
+        """Note nothing: the learning rates in the record are those of the optimizers in the config."""
+
+
+FOREIGN = Foreign()
+
+
+def learning_rates(optimizer: Any) -> list[float | Tensor]:
+    """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    return [rate.detach().clone() if isinstance(rate, Tensor) and not rate.is_cpu else float(rate) for rate in rates]
 
 
 def _horizon_of(loop: Loop | None) -> Horizon:

@@ -17,6 +17,7 @@ from emrun.base.encoding import digest
 from emrun.base.errors import EmrunError, StateError
 from emrun.base.fields import FieldError
 from emrun.base.types import State, Values
+from emrun.models.optimizers.bare_step import mark_as_stepped
 from emrun.models.optimizers.groups import Group
 from emrun.models.optimizers.parameters import names_of, parameters_of
 from emrun.ranks.pieces import in_pieces_like, is_in_pieces, rows_of
@@ -74,7 +75,7 @@ def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: list[G
     _load(optimizer, state)
     if saved["dtypes"] == _dtypes(optimizer):
         _undo_casts(optimizer, state)
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # it has made updates; otherwise torch warns
+    mark_as_stepped(optimizer)
     for group, old, new in zip(optimizer.param_groups, saved["configured"], configured, strict=False):
         for key in [key for key, value in new.items() if key in old and not equal(old[key], value)]:
             value = new[key]

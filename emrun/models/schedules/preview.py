@@ -12,6 +12,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from emrun.base.errors import ArgumentError, reason_of
+from emrun.models.optimizers.bare_step import mark_as_stepped
 
 PARTS = "_schedulers"  # where torch's schedulers store their inner schedulers, and the states of these
 MOST_STEPS = 50_000
@@ -40,7 +41,7 @@ def on_dummy(scheduler: Any) -> Any:
     if not all(type(each).__module__ == lr_scheduler.__name__ for each in inside):
         return None
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.0)
-    dummy._opt_called = True  # type: ignore[attr-defined]  # otherwise torch warns
+    mark_as_stepped(dummy)
     own = [(*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)) for each in inside]
     shared = {id(scheduler.optimizer): dummy, **{id(function): function for functions in own for function in functions}}
     try:
