@@ -47,7 +47,7 @@ def refuse_lazy(module: Module) -> None:
             )
 
 
-def put(module: Module, device: torch.device) -> None:
+def put(module: object, device: torch.device) -> None:
     """Put a module on a device, in training mode, with memory of its own for each tensor.
 
     Raises:

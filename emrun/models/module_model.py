@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.nn import Module
 
-from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, State, Values
 from emrun.hook import Loop
 from emrun.model import AbstractModel

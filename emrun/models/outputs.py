@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from emrun.base.arguments import check_names, check_number
 from emrun.base.errors import ArgumentError, StreamError, add_inputs
-from emrun.base.types import Batch, Values
+from emrun.base.types import Values
 from emrun.base.wording import did_you_mean, listed
 from emrun.models.inputs import describe, values_of
 from emrun.models.modes import Tensors

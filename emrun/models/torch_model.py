@@ -26,11 +26,10 @@ from emrun.models.inputs import InputsForm
 from emrun.models.memory_format import MemoryFormat
 from emrun.models.modes import Tensors
 from emrun.models.module_model import ModuleModel
-from emrun.models.optimizers.build import check_steps_alone
 from emrun.models.optimizers.named import Optimizers
 from emrun.models.optimizers.parameters import parameters_of
 from emrun.models.outputs import Outputs
-from emrun.models.precision import Autocast, Precision, TF32
+from emrun.models.precision import TF32, Autocast, Precision
 from emrun.models.recomputation import recompute as make_recompute
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
@@ -723,8 +722,7 @@ class TorchModel(ModuleModel):
         if not self.optimizers and type(self).train_step is TorchModel.train_step:
             raise ArgumentError("optimizer", NO_OPTIMIZER)
         if not self.trains_itself:
-            for name, optimizer in self.optimizers.items():
-                check_steps_alone(optimizer, "optimizer" if name == "optimizer" else f"optimizer.{name}")
+            self._optimizers.check_steps_alone()
         # what will be saved
         if self._main_loop is not None and self._main_loop.has_run:
             own = type(self)

@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError, StateError
-from emrun.base.types import Batch, State, Values
+from emrun.base.types import State, Values
 from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizers.build import check_steps_alone
@@ -127,10 +127,6 @@ class Optimizers:
             _LOG.warning("no optimizer trains %s; if this is meant, set requires_grad to False", few(names))
 
     # the weights for training, and those for evaluations
-
-    def prepare(self, batch: Batch, train: bool, stream: str) -> None:
-        """Put the weights into the module with which a batch is run."""
-        self.set_mode(train=train)
 
     def set_mode(self, *, train: bool) -> None:
         """Put the weights for training or for evaluations into the module, if an optimizer has both."""

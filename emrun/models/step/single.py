@@ -1,7 +1,8 @@
-"""The steps of single batches: each batch makes an update, as in PyTorch's own loop, or with a scaled loss in float16."""
+"""The steps of single batches: each batch makes an update, as in PyTorch's own loop; in float16 with a scaled loss."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -12,8 +13,6 @@ from emrun.models.step.gradients import clear_gradients
 from emrun.models.step.loss_scale import NOT_FINITE, LossScale
 from emrun.models.step.training_step import Calls, Parameters, TrainingStep, backward
 from emrun.models.step.updater import Closure, Updater
-
-import torch
 
 
 class SingleStep(TrainingStep):
@@ -71,7 +70,7 @@ class ScaledStep(SingleStep):
         super().forget()
         self._scale.clear()
 
-    def add(self, loss: Tensor, of: Parameters = None) -> None:  # type: ignore[override]
+    def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the scaled loss to those of some parameters; of all by default."""
         backward(self._scale.scaled(loss), of)
 

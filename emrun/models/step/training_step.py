@@ -109,7 +109,7 @@ class TrainingStep(ABC):
         """Make the update that a `train_step` of a subclass asks for; see `make`."""
         self.make(optimizer, self.minimised)
 
-    def weigh(self, outputs: Values) -> None:
+    def weigh(self, outputs: Values) -> None:  # noqa: B027 - single batches have no weights
         """Look at the outputs of a batch before its loss is minimised, e.g. at the weights of its examples."""
 
     def begin_stream(self, check_first: Callable[[Values], bool]) -> None:

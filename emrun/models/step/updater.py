@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._autograd import _profiler_enabled
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from emrun.base.finite import as_number, is_finite, not_finite
@@ -83,7 +83,9 @@ class Updater:
         # the parameters, and whose schedules step
         self._parameters = all_parameters(model.module)
         self.list_optimizers()
-        self.scheduled = [each for each in optimizers.members if each.scheduler is not None and each.scheduler.on_update]
+        self.scheduled = [
+            each for each in optimizers.members if each.scheduler is not None and each.scheduler.on_update
+        ]
         # the hooks of an update
         self._before = None
         self._after = None
@@ -97,7 +99,7 @@ class Updater:
         if loop is not None and loop.on_nan_loss == "error" and not waits:
             self.can_use = is_finite if model.trains_itself else math.isfinite
         # the warnings, the plan and the optimizers
-        optimizers.warn_of_untrained()
+        optimizers.warn_of_untrained(model.module)
         if optimizers.is_plan_due:
             log_plan(optimizers.plan(loop))
         for member in optimizers.members:
@@ -105,8 +107,7 @@ class Updater:
 
     def list_optimizers(self) -> None:
         """Note which optimizers there are, and whose gradients are cleared before a step."""
-        members = self.optimizers.members
-        self._owners = {member.optimizer: member for member in members if member.optimizer is not None}
+        self._owners = self.optimizers.owners()
         for member in self._owners.values():
             member.renew_step()
         self.to_clear = GradientsToClear(self._parameters, list(self._owners))
@@ -221,7 +222,7 @@ class Updater:
     def end_epoch(self, epoch_data: EpochData) -> None:
         """Step schedulers that step after each training epoch; log which optimizers and updates were left out."""
         optimizers = self.optimizers
-        optimizers.warn_of_untrained()  # once more: code of the user may have replaced parameters
+        optimizers.warn_of_untrained(self._model.module)  # once more: code of the user may have replaced parameters
         self.skipped.report()
         members = optimizers.members
         late = [member.name for member in members if member.bare_step is None]
