@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -33,7 +34,8 @@ from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
 
-_rate_of = methodcaller("get", "lr")
+_rates_of = partial(map, methodcaller("get", "lr"))
+_types_of = partial(map, type)
 _are_floats = frozenset((float,)).issuperset
 
 
@@ -153,8 +155,9 @@ class ScheduledOptimizer:
 
     def note_rates(self) -> None:
         """Note the learning rates of the update that follows; called in each update, so the usual case is fast."""
-        rates = [*map(_rate_of, self.optimizer.param_groups)]  # type: ignore[union-attr]
-        self.rates = rates if _are_floats(map(type, rates)) else learning_rates(self.optimizer)
+        self.rates = rates = [*_rates_of(self.optimizer.param_groups)]  # type: ignore[union-attr]
+        if not _are_floats(_types_of(rates)):
+            self.rates = learning_rates(self.optimizer)
 
     def plan(self, loop: Loop) -> tuple[SchedulePlan, bool]:
         """Return the plan of the schedule, and whether the zeroth epoch will tell more.
