@@ -30,18 +30,20 @@ def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimi
     """
     options: Values = getattr(form, "options", {})
     groups = parameter_groups(module, options, key)
+    # the optimizer, or which argument torch refuses
     try:
         optimizer = form(groups if len(groups) > 1 or len(groups[0]) > 1 else groups[0]["params"])
     except (ValueError, TypeError, RuntimeError) as error:
         if not is_raised_by_torch(error):
             raise
-        given = form.kwargs.items() if isinstance(form, Factory) else ()
+        arguments = form.kwargs.items() if isinstance(form, Factory) else ()
         text = str(error)
-        is_meant = (name for name, value in given if text.endswith(f": {value}") or f"`{name}" in text)
-        refused = next((f".{name}" for name in is_meant), "")
-        raise ArgumentError(f"{key}{refused}", text) from error
+        refused = (name for name, value in arguments if text.endswith(f": {value}") or f"`{name}" in text)
+        place = next((f".{name}" for name in refused), "")
+        raise ArgumentError(f"{key}{place}", text) from error
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(key, f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+    # arguments that it does not have
     kind = type(optimizer).__name__
     defaults = getattr(optimizer, "defaults", {})
     if options.get("no_decay") is not None and "weight_decay" not in defaults:
@@ -50,14 +52,15 @@ def build_optimizer(module: Module, form: Callable[..., Any], key: str = "optimi
     if unknown and defaults:
         allowed = listed(sorted(defaults))
         raise ArgumentError(f"{key}.groups", f"unknown argument {unknown[0]!r}; allowed: {allowed}")
+    # values that torch does not look at
     for group in optimizer.param_groups:
-        if group.get("capturable") and any(each.device.type == "cpu" for each in group["params"]):
+        if group.get("capturable") and any(parameter.device.type == "cpu" for parameter in group["params"]):
             raise ArgumentError(f"{key}.capturable", f"{kind} cannot capture parameters on the CPU; set model.device")
-        for name in ("lr", "weight_decay"):  # torch does not look at those of groups, nor at infinity
+        for name in ("lr", "weight_decay"):  # those of groups, and infinity
             value = group.get(name)
             if isinstance(value, str) or (isinstance(value, int | float) and not 0 <= value < math.inf):
-                where = name if value == defaults.get(name) else "groups"
-                raise ArgumentError(f"{key}.{where}", f"{name} {value!r} is not a finite number of at least 0")
+                place = name if value == defaults.get(name) else "groups"
+                raise ArgumentError(f"{key}.{place}", f"{name} {value!r} is not a finite number of at least 0")
     return optimizer
 
 

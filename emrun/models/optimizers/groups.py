@@ -44,60 +44,64 @@ def parameter_groups(module: Module, options: Values, key: str) -> list[Group]:
         raise ArgumentError(key, f"module {type(module).__name__} has no parameters to train")
     if options.get("match") is not None:
         parameters = _matching(parameters, options["match"], f"{key}.match")
-    groups = options.get("groups") or []
+    # the groups with arguments of their own
+    option = options.get("groups") or []
     place = f"{key}.groups"
-    found = _returned(module, groups, place) if callable(groups) else _configured(parameters, groups, place)
-    _check_apart(found, parameters, place)
-    held = {id(each) for group in found for each in group["params"]}
-    rest = [each for each in _once(parameters) if id(each) not in held]
-    found = [{"params": rest}, *found] if rest else found
-    kind = options.get("no_decay")
-    return found if kind is None else _split(found, _without_decay(module, kind, f"{key}.no_decay"), key)
+    groups = _returned(module, option, place) if callable(option) else _configured(parameters, option, place)
+    _check_apart(groups, parameters, place)
+    # the parameters without arguments of their own
+    grouped = {id(parameter) for group in groups for parameter in group["params"]}
+    rest = [parameter for parameter in _once(parameters) if id(parameter) not in grouped]
+    groups = [{"params": rest}, *groups] if rest else groups
+    # the parameters without weight decay
+    no_decay = options.get("no_decay")
+    return groups if no_decay is None else _split(groups, _without_decay(module, no_decay, f"{key}.no_decay"), key)
 
 
 def _matching(parameters: Named, match: object, argument: str) -> Named:
     """Return the parameters of which a name matches, under all their names; each pattern must match one."""
     expressions = patterns(argument, match)
     check_matches(argument, expressions, parameters, "the parameters")
-    held = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
-    return {name: each for name, each in parameters.items() if id(each) in held}
+    ids = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
+    return {name: each for name, each in parameters.items() if id(each) in ids}
 
 
 def _once(parameters: Named) -> list[Parameter]:
-    return list({id(each): each for each in parameters.values()}.values())
+    return list({id(parameter): parameter for parameter in parameters.values()}.values())
 
 
-def _configured(parameters: Named, groups: object, key: str) -> list[Group]:
+def _configured(parameters: Named, entries: object, key: str) -> list[Group]:
     """Return the groups that a config lists."""
-    if not isinstance(groups, list) or not all(isinstance(each, Mapping) and "match" in each for each in groups):
+    if not isinstance(entries, list) or not all(isinstance(each, Mapping) and "match" in each for each in entries):
         either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
-        raise ArgumentError(key, f"{groups!r} is {either}")
-    found: list[Group] = []
-    for index, group in enumerate(groups):
-        own = _matching(parameters, group["match"], f"{key}[{index}].match")
-        found.append({"params": _once(own), **{k: v for k, v in group.items() if k != "match"}})
-    return found
+        raise ArgumentError(key, f"{entries!r} is {either}")
+    groups: list[Group] = []
+    for index, entry in enumerate(entries):
+        matching = _matching(parameters, entry["match"], f"{key}[{index}].match")
+        arguments = {name: value for name, value in entry.items() if name != "match"}
+        groups.append({"params": _once(matching), **arguments})
+    return groups
 
 
 def _returned(module: Module, make: Any, key: str) -> list[Group]:
     """Return the groups that a callable makes of a module, with lists of parameters."""
     made = make(module)
-    groups = made if isinstance(made, Iterable) else [made]
-    found: list[Group] = []
-    for group in groups:
+    returned = made if isinstance(made, Iterable) else [made]
+    groups: list[Group] = []
+    for group in returned:
         if not isinstance(group, Mapping) or "params" not in group:
             form = "{'params': [...], 'argument': value}"
-            raise ArgumentError(key, f"returned {_kind(group)} as a group, which is not {form}")
-        members = group["params"]
-        members = [members] if isinstance(members, torch.Tensor) else members
-        own = [each[-1] if isinstance(each, tuple) else each for each in members]  # of named_parameters()
-        found.append({**group, "params": own})
-    return found
+            raise ArgumentError(key, f"returned {_described(group)} as a group, which is not {form}")
+        params = group["params"]
+        params = [params] if isinstance(params, torch.Tensor) else params
+        parameters = [each[-1] if isinstance(each, tuple) else each for each in params]  # of named_parameters()
+        groups.append({**group, "params": parameters})
+    return groups
 
 
 def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
     """Check that each group has parameters, all of them selected, and in no other group."""
-    names = {id(each): name for name, each in parameters.items()}
+    names = {id(parameter): name for name, parameter in parameters.items()}
     owners: dict[int, int] = {}
     for index, group in enumerate(groups):
         where = f"{key}[{index}]"
@@ -106,39 +110,41 @@ def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
         for each in group["params"]:
             if id(each) not in names:
                 allowed = few(parameters)
-                raise ArgumentError(where, f"has {_kind(each)}, which is not one of the parameters to train: {allowed}")
+                message = f"has {_described(each)}, which is not one of the parameters to train: {allowed}"
+                raise ArgumentError(where, message)
             if owners.setdefault(id(each), index) != index:
                 message = f"has parameter {names[id(each)]!r}, as group {owners[id(each)]} has; it can be in one group"
                 raise ArgumentError(where, message)
 
 
-def _kind(value: object) -> str:
+def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{value!r:.60}"
 
 
-def _without_decay(module: Module, kind: object, argument: str) -> set[int]:
+def _without_decay(module: Module, value: object, argument: str) -> set[int]:
     """Return the ids of the parameters that `no_decay` names."""
-    if kind != _BIASES_AND_NORMS:
-        raise ArgumentError(argument, f"{kind!r} is not {_BIASES_AND_NORMS}; for other parameters, use groups")
-    found = set()
-    for each in module.modules():
-        is_norm = any("Norm" in base.__name__ for base in type(each).__mro__)
-        own = each.named_parameters(recurse=False)
-        found |= {id(parameter) for name, parameter in own if is_norm or _BIAS.search(name)}
-    return found
+    if value != _BIASES_AND_NORMS:
+        raise ArgumentError(argument, f"{value!r} is not {_BIASES_AND_NORMS}; for other parameters, use groups")
+    ids = set()
+    for part in module.modules():
+        is_norm = any("Norm" in base.__name__ for base in type(part).__mro__)
+        parameters = part.named_parameters(recurse=False)
+        ids |= {id(parameter) for name, parameter in parameters if is_norm or _BIAS.search(name)}
+    return ids
 
 
 def _split(groups: list[Group], ids: set[int], key: str) -> list[Group]:
     """Return groups, then the parts of these that get no weight decay; a group keeps a `weight_decay` of its own."""
-    if not any(id(each) in ids for group in groups for each in group["params"]):
+    if not any(id(parameter) in ids for group in groups for parameter in group["params"]):
         raise ArgumentError(f"{key}.no_decay", "matches nothing: there are neither biases nor layers of normalisation")
 
-    decayed, others = [], []
+    decayed = []
+    others = []
     for group in groups:
         within = set() if "weight_decay" in group else ids
         decayed.append({**group, "params": [each for each in group["params"] if id(each) not in within]})
-        plain = [each for each in group["params"] if id(each) in within]
-        others.append({**group, "params": plain, "weight_decay": 0.0})
-    return [each for each in (*decayed, *others) if each["params"]]
+        without = [each for each in group["params"] if id(each) in within]
+        others.append({**group, "params": without, "weight_decay": 0.0})
+    return [group for group in (*decayed, *others) if group["params"]]

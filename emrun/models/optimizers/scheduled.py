@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import methodcaller
 from typing import Any
 
@@ -33,7 +34,8 @@ from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
 
-_rate_of = methodcaller("get", "lr")
+_rates_of = partial(map, methodcaller("get", "lr"))
+_types_of = partial(map, type)
 _are_floats = frozenset((float,)).issuperset
 
 
@@ -153,8 +155,9 @@ class ScheduledOptimizer:
 
     def note_rates(self) -> None:
         """Note the learning rates of the update that follows; called in each update, so the usual case is fast."""
-        rates = [*map(_rate_of, self.optimizer.param_groups)]  # type: ignore[union-attr]
-        self.rates = rates if _are_floats(map(type, rates)) else learning_rates(self.optimizer)
+        self.rates = rates = [*_rates_of(self.optimizer.param_groups)]  # type: ignore[union-attr]
+        if not _are_floats(_types_of(rates)):
+            self.rates = learning_rates(self.optimizer)
 
     def plan(self, loop: Loop) -> tuple[SchedulePlan, bool]:
         """Return the plan of the schedule, and whether the zeroth epoch will tell more.
@@ -163,8 +166,6 @@ class ScheduledOptimizer:
             ArgumentError: the schedule does not fit the length of the run.
         """
         horizon = loop.horizon
-        limits = loop.limits
-        fixed = loop.fixed_epoch_size
         schedule = self.scheduler
         assert schedule is not None
         with self.errors():
@@ -172,15 +173,10 @@ class ScheduledOptimizer:
                 return schedule.shown(horizon), schedule.is_awaited(horizon) and schedule.planned is None
             if horizon.share is not None:
                 horizon = Horizon(None, horizon.updates_per_pass, "time ends the run")
-            epochs = [
-                limits[unit] for unit in ("epochs", "passes") if unit in limits and not (fixed and unit == "passes")
-            ]
-            epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
-            if horizon.updates is not None and epoch is not None:
-                epochs.append(horizon.updates // epoch)
-            is_known = (horizon.updates if schedule.on_update else epochs or None) is not None
-            is_due = horizon.is_awaited and schedule.metric is None and not is_known
-            return schedule.shown(horizon, min(epochs, default=None)), is_due
+            epochs = _epochs_of(loop, horizon)
+            steps = horizon.updates if schedule.on_update else epochs
+            is_due = horizon.is_awaited and schedule.metric is None and steps is None
+            return schedule.shown(horizon, epochs), is_due
 
     def step_schedule(self) -> None:
         """Step a schedule that steps after each update."""
@@ -304,3 +300,15 @@ def learning_rates(optimizer: Any) -> list[float | Tensor]:
 def _horizon_of(loop: Loop | None) -> Horizon:
     """Return how long the run will be; without a loop, this is not known."""
     return Horizon(None, missing="the model does not belong to a main loop") if loop is None else loop.horizon
+
+
+def _epochs_of(loop: Loop, horizon: Horizon) -> int | None:
+    """Return the number of epochs of the run, which its smallest limit gives; None if it is not known."""
+    limits = loop.limits
+    fixed = loop.fixed_epoch_size
+    units = ("epochs",) if fixed else ("epochs", "passes")  # an epoch of a fixed size is not a pass
+    epochs = [limits[unit] for unit in units if unit in limits]
+    updates_per_epoch = -(-fixed // loop.model.iterations_per_update) if fixed else horizon.updates_per_pass
+    if horizon.updates is not None and updates_per_epoch is not None:
+        epochs.append(horizon.updates // updates_per_epoch)
+    return min(epochs, default=None)

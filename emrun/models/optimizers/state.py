@@ -71,7 +71,7 @@ def load_optimizer_state(optimizer: Optimizer, saved: Values, configured: list[G
     if [group["params"] for group in saved["configured"]] != [group["params"] for group in configured]:
         raise StateError("model.optimizer.groups puts the parameters into other groups; a resume cannot change that")
     optimizer.state.clear()  # frees the old state first, as a GPU may not have memory for two states
-    state = _as_held(optimizer, saved["state"])
+    state = _sharded_as_parameters(optimizer, saved["state"])
     _load(optimizer, state)
     if saved["dtypes"] == _dtypes(optimizer):
         _undo_casts(optimizer, state)
@@ -100,23 +100,27 @@ def _load(optimizer: Optimizer, state: Any) -> None:
         optimizer.load_state_dict(state)
 
 
-def _as_held(optimizer: Optimizer, state: Any) -> Any:
+def _sharded_as_parameters(optimizer: Optimizer, state: Any) -> Any:
     """Return a state in which the tensors of the shape of a sharded parameter are sharded as it is, others whole."""
     parameters = parameters_of(optimizer)
     if not any(map(is_in_pieces, parameters)):
         return tree_map(whole_of, state)
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    of_index = dict(zip(indices, parameters, strict=False))
+    by_index = dict(zip(_indices(state), parameters, strict=False))
 
-    def held(index: int, values: Any) -> Any:
-        parameter = of_index[index]
+    def sharded(index: int, values: Any) -> Any:
+        parameter = by_index[index]
 
-        def as_parameter(each: Any) -> Any:
-            return in_pieces_like(each, parameter) if each.shape == parameter.shape else whole_of(each)
+        def sharded_or_whole(tensor: Any) -> Any:
+            return in_pieces_like(tensor, parameter) if tensor.shape == parameter.shape else whole_of(tensor)
 
-        return tree_map_only((torch.Tensor, Stored), as_parameter, values)
+        return tree_map_only((torch.Tensor, Stored), sharded_or_whole, values)
 
-    return {**state, "state": {index: held(index, values) for index, values in state["state"].items()}}
+    return {**state, "state": {index: sharded(index, values) for index, values in state["state"].items()}}
+
+
+def _indices(state: Values) -> list[int]:
+    """Return what the state of an optimizer has for its parameters, in their order."""
+    return [index for group in state["param_groups"] for index in group["params"]]
 
 
 def _dtypes(optimizer: Optimizer) -> list[str]:
@@ -127,12 +131,11 @@ def _undo_casts(optimizer: Optimizer, state: Values) -> None:
     """Undo that torch has cast a loaded state to the dtypes of the parameters, which loses digits, and cast strings."""
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return
-    indices = [index for group in state["param_groups"] for index in group["params"]]
-    for index, parameter in zip(indices, parameters_of(optimizer), strict=True):
-        own = optimizer.state.get(parameter, {})
+    for index, parameter in zip(_indices(state), parameters_of(optimizer), strict=True):
+        of_parameter = optimizer.state.get(parameter, {})
         for name, value in state["state"].get(index, {}).items():
             with suppress(KeyError, ValueError):  # the optimizer has given it another structure
-                own[name] = tree_map(_uncast, own[name], value)
+                of_parameter[name] = tree_map(_uncast, of_parameter[name], value)
 
 
 def _uncast(cast: Any, value: Any) -> Any:
@@ -162,10 +165,10 @@ def on_shapes(optimizer: Optimizer) -> Optimizer | None:
     """
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return None
-    found: Optimizer = object.__new__(type(optimizer))
+    empty: Optimizer = object.__new__(type(optimizer))
     groups = [{**group, "params": [_shape_of(each) for each in group["params"]]} for group in optimizer.param_groups]
-    vars(found).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
-    return found
+    vars(empty).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
+    return empty
 
 
 def check_loadable(optimizer: Optimizer, empty: Optimizer | None) -> None:
@@ -202,7 +205,7 @@ def check_class(saved: Values, key: str, kind: str) -> None:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two arguments are equal; they may be, or hold, tensors."""
+    """Return whether two arguments are equal, which may be tensors or contain some."""
     try:
         return bool(one == other)
     except (RuntimeError, ValueError):  # of tensors with several numbers

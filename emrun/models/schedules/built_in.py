@@ -16,7 +16,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.curves import Factor
-from emrun.models.schedules.part_lengths import Length
+from emrun.models.schedules.lengths import Length
 
 
 class Constant(ClosedForm):
@@ -154,7 +154,7 @@ class InverseSqrt(ClosedForm):
     depends_on_end = False
 
     def __init__(self, optimizer: Optimizer, timescale: float | str | None = None, **kwargs: Any) -> None:
-        self.own_lengths = () if timescale is None else (Length.parse("timescale", timescale),)
+        self.further_lengths = () if timescale is None else (Length.parse("timescale", timescale),)
         super().__init__(optimizer, **kwargs)
         if timescale is None and self.warmup is None:
             raise ArgumentError("timescale", "give a timescale or a warmup, such as '500 updates'")
@@ -162,7 +162,7 @@ class InverseSqrt(ClosedForm):
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return 1 / sqrt(1 + t / timescale)."""
-        timescale = (*self.own_lengths, self.warmup)[0]
+        timescale = (*self.further_lengths, self.warmup)[0]
         assert timescale is not None  # one of them is given
         scale = timescale.updates(horizon)
         sqrt = math.sqrt
@@ -194,19 +194,21 @@ class Steps(ClosedForm):
         if not isinstance(milestones, list | tuple) or not milestones:
             raise ArgumentError("milestones", f"{milestones!r} is not a list such as ['50%', '75%']")
         check_number("gamma", gamma, "a number of at least 0", least=0)
-        self.own_lengths = tuple(Length.parse(f"milestones[{index}]", each) for index, each in enumerate(milestones))
+        self.further_lengths = tuple(
+            Length.parse(f"milestones[{index}]", value) for index, value in enumerate(milestones)
+        )
         super().__init__(optimizer, **kwargs)
         self._configured.update(milestones=list(milestones), gamma=gamma)
         self._gamma = float(gamma)
 
     def between(self, horizon: Horizon, warmup: int, length: int) -> Factor:
         """Return gamma ** n after n milestones."""
-        places = [each.updates(horizon) - warmup for each in self.own_lengths]
+        places = [milestone.updates(horizon) - warmup for milestone in self.further_lengths]
         end = math.inf if horizon.updates is None else length
         for index, (before, place) in enumerate(pairwise([0, *places])):
             if not before < place < end:
                 allowed = f"more than {warmup + before}" if place <= before else f"fewer than {warmup + end}"
-                message = f"{self.own_lengths[index]} is after {warmup + place} updates; it must be after {allowed}"
+                message = f"{self.further_lengths[index]} is after {warmup + place} updates; it must be after {allowed}"
                 raise ArgumentError(f"scheduler.milestones[{index}]", message)
         gamma = self._gamma
         if len(places) * math.log(max(gamma, 1)) > 700:

@@ -1,4 +1,4 @@
-"""Schedules of learning rates that are a closed form of the updates done and the horizon of the run."""
+"""Schedules whose learning rates are a closed form of the number of updates done and of the horizon of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emrun.hook import Loop
 from emrun.models.optimizers.state import check_class
 from emrun.models.schedules import curves
 from emrun.models.schedules.curves import Factor
-from emrun.models.schedules.part_lengths import Length
+from emrun.models.schedules.lengths import Length
 from emrun.schedule_plan import BEFORE_COOLDOWN, SchedulePlan
 
 _NOMINAL = 10_000  # updates of a run whose length is not known yet
@@ -28,7 +28,7 @@ REPLAN = "model.scheduler.on_extend=replan"
 class ClosedForm(ABC):
     """Base class of the schedules in `emrun.models.schedules.built_in`, which step after each update.
 
-    A schedule has three parts: the warm-up, the part that gives the schedule its name, and the cool-down. All rates
+    A schedule has three phases: the warm-up, the phase that gives the schedule its name, and the cool-down. All rates
     are doubles that depend on nothing but the number of updates done. If the run continues after its end, the rate
     stays at `final`.
 
@@ -39,7 +39,7 @@ class ClosedForm(ABC):
         optimizer: its parameter groups get the rates; the base rate of a group is its `lr`.
         warmup: the length of the warm-up, in which update k of W has k / W of the rate: a share of the run such as
             `5%`, `500 updates` or `2 passes`.
-        cooldown: the length of the cool-down, the last part of the run, written in the same ways: the rate goes in a
+        cooldown: the length of the cool-down, the last phase of the run, written in the same ways: the rate goes in a
             straight line to `final`, or to 0 without one. A decay to `final` ends where the cool-down begins.
         final: where the decay or the cool-down ends, as a share of the rate.
         on_extend: what a resume does that makes the run longer in a way that changes the rates of updates that were
@@ -57,10 +57,10 @@ class ClosedForm(ABC):
     sets_rates = True
     """Whether the shares are those of learning rates; a hook may use a schedule for another number, and sets False."""
     depends_on_end = True
-    """Whether the part between warm-up and cool-down depends on where it ends."""
+    """Whether the phase between warm-up and cool-down depends on where it ends."""
     largest_final = 1.0
     """The largest share of the rate that a run may end with."""
-    own_lengths = tuple[Length, ...]()
+    further_lengths = tuple[Length, ...]()
     """The lengths among the arguments that only this schedule has; set before this class is constructed."""
 
     def __init__(
@@ -71,6 +71,7 @@ class ClosedForm(ABC):
         final: float | None = None,
         on_extend: Literal["replan"] | None = None,
     ) -> None:
+        # what the arguments must be
         if on_extend not in ("replan", None):
             raise ArgumentError("on_extend", f"{on_extend!r} is not replan")
         if final is not None and cooldown is None and not self.depends_on_end:
@@ -79,10 +80,12 @@ class ClosedForm(ABC):
         allowed = "from 0 to 1" if self.largest_final == 1 else "a positive number"
         above = math.nextafter(self.largest_final, math.inf)
         check_number("final", final, f"a share of the rate, {allowed}", least=0, below=above)
+        # the phases
         self.optimizer = optimizer
         self.final = float(final)
         self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
         self.cooldown = None if cooldown is None or cooldown == 0 else Length.parse("cooldown", cooldown)
+        # where the run is
         self.updates_done = 0
         self.planned: dict[str, Any] | None = None
         """What the rates are calculated from: the update at which the plan began, and the horizon.
@@ -95,8 +98,9 @@ class ClosedForm(ABC):
             raise ArgumentError("on_extend", message, "delete")
         self._configured: dict[str, Any] = {"warmup": warmup, "cooldown": cooldown, "final": final}
         self._is_changed = False  # whether the arguments are others than those of the loaded state
+        # what sets the rates
         self._factor: Factor | None = None
-        self._cools: tuple[int, Loop] | None = None  # number of updates before the cool-down, and what is told then
+        self._at_cooldown: tuple[int, Loop] | None = None  # the updates before it; the loop, which saves a checkpoint
         self._groups: list[tuple[dict[str, Any], float]] = []  # parameter group, base rate
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
@@ -108,8 +112,8 @@ class ClosedForm(ABC):
         Args:
             horizon: the horizon, for lengths.
             warmup: number of updates of the warm-up.
-            length: number of updates of this part; 0 if nothing depends on it and it is not known, or if warm-up and
-                cool-down fill the run, for schedules with `own_lengths`.
+            length: number of updates of this phase; 0 if nothing depends on it and it is not known, or if warm-up and
+                cool-down fill the run, for schedules with `further_lengths`.
 
         Returns:
             Function of the number of updates done since the warm-up, from 0 to `length`.
@@ -117,33 +121,35 @@ class ClosedForm(ABC):
 
     def lengths(self) -> list[Length]:
         """Return all lengths among the arguments."""
-        return [each for each in (self.warmup, self.cooldown, *self.own_lengths) if each is not None]
+        return [length for length in (self.warmup, self.cooldown, *self.further_lengths) if length is not None]
 
     @property
     def needs_horizon(self) -> bool:
         """Whether the rates depend on the number of updates of the run."""
-        return self.depends_on_end or self.cooldown is not None or any(each.unit == "%" for each in self.lengths())
+        return self.depends_on_end or self.cooldown is not None or any(length.unit == "%" for length in self.lengths())
 
     def is_awaited(self, horizon: Horizon) -> bool:
         """Return whether the rates can be calculated only after the zeroth epoch."""
         needs_updates = self.needs_horizon and horizon.updates is None and not horizon.missing
-        needs_passes = horizon.updates_per_pass is None and any(each.unit == "passes" for each in self.lengths())
+        needs_passes = horizon.updates_per_pass is None and any(length.unit == "passes" for length in self.lengths())
         return horizon.is_awaited and (needs_updates or needs_passes)
 
     def factor(self, horizon: Horizon) -> Factor:
         """Return the function that gives the share of the rate of each update.
 
         Raises:
-            ArgumentError: the run is too short for the parts of the schedule, or its length is not known.
+            ArgumentError: the run is too short for the phases of the schedule, or its length is not known.
         """
         name = type(self).__name__
         total = horizon.updates
         warmup = self.warmup.updates(horizon) if self.warmup is not None else 0
+        # a run without an end
         if total is None:
             if self.needs_horizon:
                 message = f"{name} needs the number of updates of the run, which is not known: {horizon.missing}"
                 raise ArgumentError("scheduler", message)
-            return curves.of_parts(warmup, self.between(horizon, warmup, 0))
+            return curves.in_phases(warmup, self.between(horizon, warmup, 0))
+        # the lengths of the phases
         cooldown = self.cooldown.updates(horizon) if self.cooldown is not None else 0
         if warmup > total:
             message = f"{self.warmup}: the run makes only {total} updates; make the warm-up shorter, or the run longer"
@@ -152,11 +158,12 @@ class ClosedForm(ABC):
             both = f"{warmup} of warm-up and {cooldown} of cool-down" if warmup else f"{cooldown}"
             message = f"{self.cooldown}: the run makes only {total} updates, fewer than {both}"
             raise ArgumentError("scheduler.cooldown", message)
+        # their rates
         end = total - cooldown
-        # milestones are checked even if no update is left for them
-        is_checked = end > warmup or (total and self.own_lengths)
+        has_milestones = total and self.further_lengths  # which are checked even if no update is left for them
+        is_checked = end > warmup or has_milestones
         between = self.between(horizon, warmup, end - warmup) if is_checked else lambda done: 1.0
-        return curves.of_parts(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
+        return curves.in_phases(warmup, between, end if cooldown or self.depends_on_end else None, cooldown, self.final)
 
     def plan(self, horizon: Horizon) -> Factor:
         """Plan the rates for a horizon, or continue with the loaded plan if it still fits.
@@ -166,22 +173,22 @@ class ClosedForm(ABC):
                 updates that were made already.
         """
         if horizon.share is not None:
-            for each in self.lengths():
-                if each.unit != "%":
-                    message = f"{each}: time ends the run; write a share such as 5%"
-                    raise ArgumentError(f"scheduler.{each.argument}", message)
-        known = self.planned
-        if known is not None and horizon.updates is None:
-            horizon = _horizon_of(known)
+            for length in self.lengths():
+                if length.unit != "%":
+                    message = f"{length}: time ends the run; write a share such as 5%"
+                    raise ArgumentError(f"scheduler.{length.argument}", message)
+        old = self.planned
+        if old is not None and horizon.updates is None:
+            horizon = _horizon_of(old)
         of_run = {"updates": horizon.updates, "updates_per_pass": horizon.updates_per_pass}
         new: dict[str, Any] = {"began": self.updates_done, **of_run}
-        if known is not None and not self._is_changed:
-            if self._keeps_rates(known, horizon):
-                new = {**known, **of_run}
+        if old is not None and not self._is_changed:
+            if self._keeps_rates(old, horizon):
+                new = {**old, **of_run}
             elif (refusal := self.refusal(horizon)) is not None:
                 raise ArgumentError("scheduler", refusal)
             else:
-                new["before"] = self._factor_of(known)(self.updates_done - 1)
+                new["before"] = self._factor_of(old)(self.updates_done - 1)
         factor = self.factor(horizon)
         self.planned = new
         self._is_changed = False
@@ -201,69 +208,72 @@ class ClosedForm(ABC):
         Raises:
             ArgumentError: see `factor`.
         """
-        known = self.planned
+        plan = self.planned
         name = type(self).__name__
-        if known is None or known["updates"] is None or horizon.updates is None or self._is_changed:
+        if plan is None or plan["updates"] is None or horizon.updates is None or self._is_changed:
             return None
-        is_longer = horizon.updates > known["updates"]
+        is_longer = horizon.updates > plan["updates"]
         done = self.updates_done
-        if self._keeps_rates(known, horizon) or (is_longer and self._on_extend is not None):
+        if self._keeps_rates(plan, horizon) or (is_longer and self._on_extend is not None):
             return None
+        # what has changed
         text = (
-            f"{name} was planned for {known['updates']} updates, and the run now makes {horizon.updates}: this changes "
+            f"{name} was planned for {plan['updates']} updates, and the run now makes {horizon.updates}: this changes "
             f"the rates of the {done} updates that were made already. "
         )
+        # the rates of a longer run
         if is_longer:
             places = (done, (done + horizon.updates - 1) // 2, horizon.updates - 1)
-            before = self._factor_of(known)(done - 1)
+            before = self._factor_of(plan)(done - 1)
             after = [self.factor(horizon)(place) for place in places]
+            bases = self._base_rates()
             text += (
-                f"{REPLAN} accepts the rates of the longer run: {curves.by_group(self._bases(), after)} in the next "
-                f"update, halfway, and in the last one, after {curves.by_group(self._bases(), [before])} in the "
-                "update before. "
+                f"{REPLAN} accepts the rates of the longer run: {curves.by_group(bases, after)} in the next update, "
+                f"halfway, and in the last one, after {curves.by_group(bases, [before])} in the update before. "
             )
-        cools = self._cools_of(known) if self.sets_rates else None  # nothing else requests a checkpoint
-        if cools is not None and 0 < cools < done and self._keeps_rates(known, horizon, cools):
+        # a checkpoint from which such a run may continue
+        begin = self._cooldown_begin(plan) if self.sets_rates else None  # nothing else requests a checkpoint
+        if begin is not None and 0 < begin < done and self._keeps_rates(plan, horizon, begin):
             return text + (
-                f"The rates before the cool-down stay the same: resume with --checkpoint {BEFORE_COOLDOWN}, "
-                f"after {counted(cools, 'update')}, to get what a run of this length gives from its beginning"
+                f"The rates before the cool-down stay the same: resume with --checkpoint {BEFORE_COOLDOWN}, after "
+                f"{counted(begin, 'update')}, to get what a run of this length gives from its beginning"
             )
         return f"{text}{'Or resume' if is_longer else 'Resume'} with the limits that the run had, or train anew"
 
     def refusal_without_end(self) -> str | None:
         """Return why the run cannot go on without limits to its updates: the loaded plan is over; None if it can."""
-        known = self.planned
-        if known is None or self._is_changed or not self.needs_horizon or self.updates_done < known["updates"]:
+        plan = self.planned
+        if plan is None or self._is_changed or not self.needs_horizon or self.updates_done < plan["updates"]:
             return None
-        rate = curves.by_group(self._bases(), [self._factor_of(known)(self.updates_done)])
+        rate = curves.by_group(self._base_rates(), [self._factor_of(plan)(self.updates_done)])
         return (
-            f"the {known['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
+            f"the {plan['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
             f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
         )
 
-    def _keeps_rates(self, known: Values, horizon: Horizon, until: int | None = None) -> bool:
+    def _keeps_rates(self, plan: Values, horizon: Horizon, until: int | None = None) -> bool:
         """Return whether the updates under a plan that were made have the same rates with another horizon.
 
         Raises:
             ArgumentError: see `factor`.
         """
-        if horizon.updates == known["updates"]:
+        if horizon.updates == plan["updates"]:
             return True
-        before = self._factor_of(known)
+        before = self._factor_of(plan)
         now = self.factor(horizon)
-        made = range(known["began"], self.updates_done if until is None else until)
+        made = range(plan["began"], self.updates_done if until is None else until)
         return all(before(done) == now(done) for done in made)
 
     def _factor_of(self, plan: Values) -> Factor:
         return self.factor(_horizon_of(plan))
 
-    def _cools_of(self, plan: Values) -> int | None:
+    def _cooldown_begin(self, plan: Values) -> int | None:
         """Return the number of updates before the cool-down; None if there is none."""
         if self.cooldown is None or plan["updates"] is None:
             return None
         return int(plan["updates"]) - self.cooldown.updates(_horizon_of(plan))
 
-    def _bases(self) -> list[float]:
+    def _base_rates(self) -> list[float]:
         return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
 
     def shown(self, horizon: Horizon) -> SchedulePlan:
@@ -273,20 +283,23 @@ class ClosedForm(ABC):
             ArgumentError: see `plan`.
         """
         name = type(self).__name__
-        bases = self._bases()
-        with_lengths = name + "".join(f", {each.name} {each}" for each in self.lengths())
+        bases = self._base_rates()
+        with_lengths = name + "".join(f", {length.name} {length}" for length in self.lengths())
+        # a run that time ends
         if horizon.share is not None:
             rates = curves.sampled(self.plan(horizon), TICKS, bases)
             return SchedulePlan(with_lengths, note="shares of the time in which the run trains", rates=rates)
+        # a run whose length is not known yet
         if self.is_awaited(horizon) and self.planned is None:
-            is_of_shares = all(each.unit == "%" for each in self.lengths())
+            is_of_shares = all(length.unit == "%" for length in self.lengths())
             rates = curves.sampled(self.factor(Horizon(_NOMINAL)), _NOMINAL, bases) if is_of_shares else []
             return SchedulePlan(with_lengths, note="the number of updates is known after the zeroth epoch", rates=rates)
+        # a run of a known length, or without an end
         factor = self.plan(horizon)
         plan = self.planned or {}
         updates = plan["updates"]
         planned = _horizon_of(plan)
-        name += "".join(f", {each.name} {counted(each.updates(planned), 'update')}" for each in self.lengths())
+        name += "".join(f", {length.name} {counted(length.updates(planned), 'update')}" for length in self.lengths())
         if updates is None:
             return SchedulePlan(name, note="no hook limits the updates of the run")
         note = ""
@@ -310,20 +323,24 @@ class ClosedForm(ABC):
         if self.is_awaited(horizon) and self.planned is None:
             return  # before the zeroth epoch, or in `emrun check`
         self._factor = self.by_time(self.plan(horizon), horizon)
-        cools = self._cools_of(self.planned or {}) if horizon.share is None else None
-        self._cools = (cools, loop) if cools is not None and loop is not None and loop.has_run else None
-        groups = self.optimizer.param_groups  # a hook may have added some
-        self._groups = [(each, float(each.setdefault("initial_lr", float(each["lr"])))) for each in groups]
-        self._set()
+        # the checkpoint before the cool-down
+        updates = self._cooldown_begin(self.planned or {}) if horizon.share is None else None
+        self._at_cooldown = None
+        if updates is not None and loop is not None and loop.has_run:
+            self._at_cooldown = updates, loop
+        # the parameter groups, of which a hook may have added some
+        groups = self.optimizer.param_groups
+        self._groups = [(group, float(group.setdefault("initial_lr", float(group["lr"])))) for group in groups]
+        self._set_rates()
 
     def step(self, epoch_data: object = None) -> None:
         """Count an update, and set the rates of the next one."""
         self.updates_done += 1
-        self._set()
-        if self._cools is not None and self.updates_done == self._cools[0]:
-            self._cools[1].request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
+        self._set_rates()
+        if self._at_cooldown is not None and self.updates_done == self._at_cooldown[0]:
+            self._at_cooldown[1].request_checkpoint(BEFORE_COOLDOWN, on_failure="warn")
 
-    def _set(self) -> None:
+    def _set_rates(self) -> None:
         if self._factor is None:
             return
         factor = self._factor(self.updates_done)

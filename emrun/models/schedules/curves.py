@@ -1,4 +1,4 @@
-"""Functions that give the rate of each update, and how the parts of a schedule become one."""
+"""Functions that give the rate of each update, and how those of the phases of a schedule become one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Factor = Callable[[int], float]
 """Updates done -> the share of each parameter group's own rate that the next update has."""
 
 
-def of_parts(warmup: int, between: Factor, end: int | None = None, cooldown: int = 0, final: float = 0.0) -> Factor:
+def in_phases(warmup: int, between: Factor, end: int | None = None, cooldown: int = 0, final: float = 0.0) -> Factor:
     """Return the rates of a schedule.
 
     Args:
@@ -35,17 +35,18 @@ def of_parts(warmup: int, between: Factor, end: int | None = None, cooldown: int
 def sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:
     """Return the rates of some updates, evenly spread from the first to the last one, for each base rate."""
     count = min(total, _POINTS + 1)
-    factors = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
-    return [[base * each for each in factors] for base in bases]
+    shares = [factor(round(index * (total - 1) / max(count - 1, 1))) for index in range(count)]
+    return [[base * share for share in shares] for base in bases]
 
 
 def by_group(bases: Sequence[float], shares: Sequence[float]) -> str:
     """Return the rates of parameter groups as text, those of different groups apart."""
-    found: dict[float, list[str]] = {}
+    groups: dict[float, list[str]] = {}  # base rate -> the numbers of the groups that have it
     for number, base in enumerate(bases):
-        found.setdefault(base, []).append(str(number))
-    texts = {base: ", ".join(f"{base * share:.3g}" for share in shares) for base in found}
-    if len(found) == 1:
-        return next(iter(texts.values()))
-    named = {base: f"{'group' if len(each) == 1 else 'groups'} {', '.join(each)}" for base, each in found.items()}
-    return "; ".join(f"{named[base]}: {text}" for base, text in texts.items())
+        groups.setdefault(base, []).append(str(number))
+    texts = []
+    for base, numbers in groups.items():
+        rates = ", ".join(f"{base * share:.3g}" for share in shares)
+        name = f"{'group' if len(numbers) == 1 else 'groups'} {', '.join(numbers)}: "
+        texts.append(name + rates if len(groups) > 1 else rates)
+    return "; ".join(texts)

@@ -14,7 +14,8 @@ from torch.optim import lr_scheduler
 from emrun.base.errors import ArgumentError, reason_of
 from emrun.models.optimizers.bare_step import mark_as_stepped
 
-PARTS = "_schedulers"  # where torch's schedulers store their inner schedulers, and the states of these
+INNER = "_schedulers"
+"""The attribute of torch's schedulers with their inner schedulers, and the key of the states of these."""
 MOST_STEPS = 50_000
 """Schedules of more steps are not run ahead, which would take seconds."""
 
@@ -23,10 +24,10 @@ _NOTHING = 1e-6  # share of the highest rate that trains nothing
 
 def all_in(scheduler: Any, key: str = "scheduler") -> dict[str, Any]:
     """Return key in the section of the model -> scheduler, of a scheduler and its inner ones, at any depth."""
-    found = {key: scheduler}
-    for index, part in enumerate(getattr(scheduler, PARTS, ())):
-        found |= all_in(part, f"{key}.schedulers.{index}")
-    return found
+    schedulers = {key: scheduler}
+    for index, inner in enumerate(getattr(scheduler, INNER, ())):
+        schedulers |= all_in(inner, f"{key}.schedulers.{index}")
+    return schedulers
 
 
 def on_dummy(scheduler: Any) -> Any:
@@ -37,13 +38,18 @@ def on_dummy(scheduler: Any) -> Any:
     Returns:
         The copy; None if the scheduler, or one inside of it, is not torch's, or if it cannot be copied.
     """
-    inside = all_in(scheduler).values()
-    if not all(type(each).__module__ == lr_scheduler.__name__ for each in inside):
+    schedulers = all_in(scheduler).values()
+    if not all(type(each).__module__ == lr_scheduler.__name__ for each in schedulers):
         return None
+    # the optimizer
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.0)
     mark_as_stepped(dummy)
-    own = [(*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None)) for each in inside]
-    shared = {id(scheduler.optimizer): dummy, **{id(function): function for functions in own for function in functions}}
+    # what the copy shares
+    shared = {id(scheduler.optimizer): dummy}
+    for each in schedulers:
+        functions = (*getattr(each, "lr_lambdas", ()), getattr(each, "_scale_fn_custom", None))
+        shared |= {id(function): function for function in functions}
+    # the copy
     try:
         dummy.param_groups = [
             {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} | {"params": []}
@@ -54,7 +60,7 @@ def on_dummy(scheduler: Any) -> Any:
         return None
 
 
-def made_by(scheduler: Any) -> int:
+def steps_made(scheduler: Any) -> int:
     """Return the number of steps that a scheduler has made."""
     return max(getattr(each, "last_epoch", 0) for each in all_in(scheduler).values())
 
@@ -74,21 +80,21 @@ def rates_ahead(scheduler: Any, steps: int, unit: str) -> list[list[float]]:
         ArgumentError: a step raises an error.
     """
     groups = scheduler.optimizer.param_groups
-    found = [[float(group["lr"])] for group in groups]
-    for made in range(made_by(scheduler), steps):
+    rates = [[float(group["lr"])] for group in groups]
+    for made in range(steps_made(scheduler), steps):
         try:
             with warnings.catch_warnings(action="ignore"):  # the real steps give them again
                 scheduler.step()
             if not all(math.isfinite(group["lr"]) for group in groups):
                 raise ArithmeticError(f"its next rate is {float(groups[0]['lr'])}")
         except Exception as error:  # also of the user's functions
-            limits = [key for key, each in all_in(scheduler).items() if hasattr(each, "total_steps")]
+            limited = [key for key, each in all_in(scheduler).items() if hasattr(each, "total_steps")]
             reason = (reason_of(error).strip().splitlines() or [type(error).__name__])[0]
             message = f"{type(scheduler).__name__} makes {made} steps, but the run has {steps} {unit} (torch: {reason})"
-            raise ArgumentError(f"{limits[0]}.total_steps" if limits else "scheduler", message) from error
-        for rates, group in zip(found, groups, strict=True):
-            rates.append(float(group["lr"]))
-    return found
+            raise ArgumentError(f"{limited[0]}.total_steps" if limited else "scheduler", message) from error
+        for rates_of_group, group in zip(rates, groups, strict=True):
+            rates_of_group.append(float(group["lr"]))
+    return rates
 
 
 def without_rate(rates: Sequence[Sequence[float]], bases: Sequence[float]) -> int:

@@ -17,7 +17,7 @@ from emrun.epoch_data import check_address, number_at
 from emrun.models.optimizers.build import is_raised_by_torch
 from emrun.models.optimizers.state import check_class, equal, refusals
 from emrun.models.schedules.closed_form import ClosedForm
-from emrun.models.schedules.preview import MOST_STEPS, PARTS, all_in, made_by, on_dummy, rates_ahead, without_rate
+from emrun.models.schedules.preview import INNER, MOST_STEPS, all_in, on_dummy, rates_ahead, steps_made, without_rate
 from emrun.schedule_plan import SchedulePlan
 from emrun.storage.checkpoints.state_file import read_back
 
@@ -60,8 +60,8 @@ class Scheduler:
         with refusals("scheduler", self.scheduler):
             self.scheduler.load_state_dict(_updated(saved["state"], old, new))
         if old.get("_last_lr") != new.get("_last_lr"):
-            for each in all_in(self.scheduler).values():
-                each._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+            for scheduler in all_in(self.scheduler).values():  # what `get_last_lr` returns
+                scheduler._last_lr = [group["lr"] for group in self.scheduler.optimizer.param_groups]
 
     def check_loadable(self) -> None:
         """Check that the state can be saved and read back, and that the scheduler of a resume does not refuse it.
@@ -84,25 +84,28 @@ class Scheduler:
             ArgumentError: a step of the scheduler raises an error.
         """
         name = _class_of(self.scheduler)
+        # what is not known in advance
         if self.metric is not None:
             return SchedulePlan(name, horizon.updates, note=f"the rate depends on {self.metric}")
         steps = horizon.updates if self.on_update else epochs
         if steps is None:
             awaited = "the length of the run is known after the zeroth epoch"
             return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
-        after = None if self.on_update else steps
+        epochs = None if self.on_update else epochs
         first = on_dummy(self._at_first) if self._at_first is not None else None
         now = on_dummy(self.scheduler)
         if first is None or now is None or steps > MOST_STEPS:
             why = f"of more than {MOST_STEPS} steps" if first is not None else "of your own"
-            return SchedulePlan(name, horizon.updates, after, f"the rates of a schedule {why} are not known in advance")
+            note = f"the rates of a schedule {why} are not known in advance"
+            return SchedulePlan(name, horizon.updates, epochs, note)
+        # the rates that are left, and those from the beginning
         unit = "updates" if self.on_update else "epochs"
-        made = made_by(now)
+        made = steps_made(now)
         rates = rates_ahead(now, steps, unit)
         self._warn_without_rate(rates, unit)
         if made:
             rates = rates_ahead(first, steps, unit)
-        return SchedulePlan(name, horizon.updates, after, rates=[each[: max(steps, 1)] for each in rates])
+        return SchedulePlan(name, horizon.updates, epochs, rates=[of_group[: max(steps, 1)] for of_group in rates])
 
     def _warn_without_rate(self, rates: list[list[float]], unit: str) -> None:
         """Warn once if the rate is 0 in most of the steps that are left."""
@@ -152,6 +155,7 @@ def build_scheduler(
     Raises:
         ArgumentError: an option has a value that is not allowed, or the scheduler needs a metric.
     """
+    # when it steps
     options: Values = getattr(form, "options", {})
     step_on = options.get("step_on", "epoch")
     metric = options.get("metric")
@@ -163,6 +167,7 @@ def build_scheduler(
         check_address("scheduler.metric", metric)
     if metric is not None and step_on == "update":
         raise ArgumentError("scheduler.metric", "statistics exist only after an epoch; remove `step_on: update`")
+    # the scheduler
     try:
         with warnings.catch_warnings():  # a chain that is the first part of a sequence steps while it is built
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -174,6 +179,7 @@ def build_scheduler(
         if "ReduceLROnPlateau" in message:
             message += "; write {class: ReduceLROnPlateau, metric: valid/loss/mean} as the whole scheduler"
         raise ArgumentError("scheduler", message) from error
+    # whether it steps then
     if isinstance(scheduler, ClosedForm):
         for name in options:
             message = f"{type(scheduler).__name__} steps after each update, and watches nothing; remove {name!r}"
@@ -193,17 +199,17 @@ def _updated(state: Any, old: Any, new: Any) -> Any:
     So too where it is still the old one, because the new one has the type that the scheduler needs, such as Counter.
     """
     if isinstance(state, dict) and isinstance(old, dict) and type(new) is dict:
-        known = {key for key in state if key in old and key in new}
-        return {key: _updated(state[key], old[key], new[key]) if key in known else state[key] for key in state}
-    if all(isinstance(each, list) for each in (state, old, new)) and len(state) == len(old) == len(new):
-        return [_updated(*each) for each in zip(state, old, new, strict=True)]
+        common = old.keys() & new.keys()
+        return {key: _updated(value, old[key], new[key]) if key in common else value for key, value in state.items()}
+    if all(isinstance(value, list) for value in (state, old, new)) and len(state) == len(old) == len(new):
+        return list(map(_updated, state, old, new))
     return state if equal(old, new) and not equal(state, old) else copy.deepcopy(new)
 
 
 def _plain(state: Values) -> State:
     """Return the part of a scheduler's state that can be saved, at any depth; functions are in the config."""
     return {
-        key: [_plain(part) for part in value] if key == PARTS and isinstance(value, list) else copy.deepcopy(value)
+        key: list(map(_plain, value)) if key == INNER and isinstance(value, list) else copy.deepcopy(value)
         for key, value in state.items()
         if isinstance(value, bool | int | float | str | list | tuple | dict | type(None) | torch.Tensor)
     }
@@ -212,12 +218,13 @@ def _plain(state: Values) -> State:
 def _copied(scheduler: Any) -> Any:
     """Return a copy of a scheduler that loads a state without changing the scheduler; the optimizer is the same."""
     copied = copy.copy(scheduler)
-    if hasattr(copied, PARTS):
-        copied._schedulers = [_copied(each) for each in copied._schedulers]
+    if hasattr(copied, INNER):
+        vars(copied)[INNER] = list(map(_copied, getattr(copied, INNER)))
     return copied
 
 
 def _class_of(scheduler: Any) -> str:
     """Return the name of a scheduler's class, with those of its inner ones: `SequentialLR(LinearLR, StepLR)`."""
-    parts = ", ".join(map(_class_of, getattr(scheduler, PARTS, ())))
-    return f"{type(scheduler).__name__}({parts})" if parts else type(scheduler).__name__
+    name = type(scheduler).__name__
+    inner = ", ".join(map(_class_of, getattr(scheduler, INNER, ())))
+    return f"{name}({inner})" if inner else name

@@ -1,4 +1,4 @@
-"""Lengths of parts of a schedule: a share of the run, updates, or passes of the train stream."""
+"""Lengths of the phases of a schedule: a share of the run, updates, or passes of the train stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
 
 _UNITS = {"update": "updates", "pass": "passes"}
-_WAYS = "write a share of the run such as '5%', or '500 updates', or '2 passes'"
+_FORMS = "write a share of the run such as '5%', or '500 updates', or '2 passes'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Length:
         """
         match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d+)?)\s*(%|updates?|pass(?:es)?)\s*", str(value))
         if match is None:
-            raise ArgumentError(argument, f"{value!r} is not a length with a unit; {_WAYS}")
+            raise ArgumentError(argument, f"{value!r} is not a length with a unit; {_FORMS}")
         count = float(match[1])
         unit = _UNITS.get(match[2], match[2])
         if unit == "%" and count > 100:
@@ -58,9 +58,10 @@ class Length:
             return int(self.count)
         whole = horizon.updates if self.unit == "%" else horizon.updates_per_pass
         if whole is None:
-            what = "of the run is not known" if self.unit == "%" else "of a pass is not known"
+            of = "the run" if self.unit == "%" else "a pass"
             missing = horizon.missing if self.unit == "%" else "add num_batches to the dataset, or give updates"
-            raise ArgumentError(f"scheduler.{self.argument}", f"{self}, but the number of updates {what}: {missing}")
+            message = f"{self}, but the number of updates of {of} is not known: {missing}"
+            raise ArgumentError(f"scheduler.{self.argument}", message)
         return int(self.count * whole / (100 if self.unit == "%" else 1) + 0.5)
 
     @property

@@ -4,7 +4,7 @@ import pytest
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Horizon
-from emrun.models.schedules.part_lengths import Length
+from emrun.models.schedules.lengths import Length
 
 
 @pytest.mark.parametrize(
