@@ -27,5 +27,5 @@ def test_bytecodes_of_a_step_stay_within_the_budget(count, case):
 
 
 def test_further_parameters_on_several_ranks_cost_nothing(count):
-    shallow, deep = (count(case)["models/step/summed.py"] for case in ("ranks", "deep"))
+    shallow, deep = (count(case)["models/step/gradient_sums.py"] for case in ("ranks", "deep"))
     assert 0 < deep == shallow

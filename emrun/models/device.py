@@ -48,7 +48,7 @@ def refuse_lazy(module: Module) -> None:
 
 
 def put(module: object, device: torch.device) -> None:
-    """Put a module on a device, in training mode, with memory of its own for each tensor.
+    """Put a module on a device, with memory of its own for each tensor.
 
     Raises:
         ArgumentError: it is not a module, or has no shapes as yet.
@@ -58,5 +58,4 @@ def put(module: object, device: torch.device) -> None:
         raise ArgumentError("module", f"{kind} is not a torch.nn.Module; write module: {{class: ...}}")
     refuse_lazy(module)
     module.to(device)
-    module.train()  # also the parts that an evaluation before the first batch would set to training mode
     own_memory(module)

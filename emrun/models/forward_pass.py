@@ -85,8 +85,11 @@ class ForwardPass:
         Returns:
             Output name -> value, with gradients where they are enabled. Values of 16 bits become float32.
         """
-        if (autocast := self.autocast) is None:
-            return self.outputs.of(self._call(self.module, inputs), inputs)
+        if self.autocast is not None:
+            return self._run_in_16_bits(self.autocast, inputs)
+        return self.outputs.of(self._call(self.module, inputs), inputs)
+
+    def _run_in_16_bits(self, autocast: Autocast, inputs: Tensors) -> dict[str, Any]:
         with autocast.on():
             returned = self._call(self.module, inputs)
         with autocast.off():  # the train_step of a subclass runs with autocast as a whole

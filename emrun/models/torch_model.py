@@ -206,6 +206,7 @@ class TorchModel(ModuleModel):
         place = find_device(device)
         put(module, place)
         self.frozen_parts = FrozenParts(module)
+        module.train()  # also the parts that an evaluation before the first batch would set to training mode
         self._synchronised = SynchronisedBatchNorm(module) if sync_batch_norm else None
         if not sync_batch_norm and ranks().several and batch_norms(module):
             self.least_rows = 2
@@ -243,7 +244,7 @@ class TorchModel(ModuleModel):
         self._forward: Callable[[Tensors], Values] = self._forward_pass.run
         if type(self).forward is not TorchModel.forward:
             self._forward = self.forward if autocast is None else partial(autocast.call, self.forward)
-        updater = Updater(self._optimizers, self._skipped)
+        updater = Updater(self, self._optimizers, self._skipped)
         self._step = choose_step(
             self._calls(),
             updater,
@@ -480,12 +481,11 @@ class TorchModel(ModuleModel):
         The learning rates are those of the last update, or of the first one as long as there is none; in a window,
         those with which it has begun.
         """
-        step = self._step
-        loss = step.minimised
+        loss = self._step.minimised
         only = self._optimizers.only
         if loss is not None and only is not None and only.rates is not None:  # the usual case
             return {"loss": loss, "learning_rate": only.rates}
-        rates = self._optimizers.rates(self._main_loop, of_next=step.is_open)
+        rates = self._optimizers.rates(self._main_loop, of_next=self._step.is_open)
         values = {"loss": loss, "learning_rate": rates}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -530,14 +530,12 @@ class TorchModel(ModuleModel):
             StreamError: the batch does not fit the module.
         """
         # the tensors
-        forward_pass = self._forward_pass
-        module = forward_pass.module
-        if module.training is not train:
-            module.train(train)
+        if self._forward_pass.module.training is not train:
+            self._forward_pass.module.train(train)
         try:
             if self._prepares:
                 self._prepare(batch, train, stream)
-            inputs = forward_pass.tensors(batch)
+            inputs = self._forward_pass.tensors(batch)
         except Exception:
             self._step.updater.forget()
             raise
@@ -586,7 +584,7 @@ class TorchModel(ModuleModel):
         self._stream = stream
         self._has_trained = True
         self.frozen_parts.warn()
-        self._step.updater.begin_stream(stream, self, self._main_loop)
+        self._step.updater.begin_stream(stream)
         self._step.begin_stream(self._check_first)
         if not self._is_compared and self._summed is not None:
             self._is_compared = True
@@ -699,6 +697,7 @@ class TorchModel(ModuleModel):
             self.load_initial()
         self._main_loop = main_loop
         self._stream = None
+        self._step.updater.register(main_loop)
         self._weights.register()
         self._loadable.register()
         for member in self._optimizers.members:

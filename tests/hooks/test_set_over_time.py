@@ -77,7 +77,7 @@ def values(model, function, *hooks, epochs=1):
 
 
 def loss(model):
-    return None if model._minimised is None else model._minimised.item()
+    return model.step_values()["loss"].item() if "loss" in model.step_values() else None
 
 
 def test_a_number_of_the_module_follows_the_schedule_and_evaluations_change_nothing():

@@ -144,7 +144,7 @@ class Own(TorchModel):
 def test_a_train_step_with_two_optimizers_equals_one_by_hand(precision):
     module, hand = two_of()
     model = model_of(module, precision, Own, loss=None, inputs=["x"])
-    model._inputs.required.append("y")
+    model._forward_pass.inputs.required.append("y")
     model.halves = [torch.optim.SGD(module.layers[at].parameters(), lr=1e-4) for at in (0, 2)]
     seen = run(model, BATCHES)
     assert seen[0]["found"].dtype is torch.float32

@@ -76,7 +76,7 @@ class Device:
         monkeypatch.setattr(torch.accelerator, "device_index", self._of_the_device)
         monkeypatch.setattr(torch, "empty_like", self._pinning(torch.empty_like))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.log.append(("keeps", tensor)))
-        monkeypatch.setattr("emrun.models.module_model.can_prefetch", lambda device: True)
+        monkeypatch.setattr("emrun.models.forward_pass.can_prefetch", lambda device: True)
 
     @contextmanager
     def _of_the_device(self, index):
@@ -376,9 +376,9 @@ def test_a_model_can_be_copied_and_pickled_with_it(device):
 
 def test_nothing_is_kept_on_the_device_after_the_training(device):
     _, model = trained([StopAfter(iterations=7)], buffer=4)
-    assert model._prefetcher is not None
-    assert not model._prefetcher._copies
-    assert not model._prefetcher._steps
+    assert model._forward_pass._prefetcher is not None
+    assert not model._forward_pass._prefetcher._copies
+    assert not model._forward_pass._prefetcher._steps
 
 
 class Data:
@@ -433,7 +433,7 @@ def same(one, other):
 @pytest.mark.parametrize("options", thinned(READERS, READERS[1::2]), ids=str)
 def test_a_training_is_the_same_with_batches_that_were_copied_ahead(device, options):
     expected, model = trained()
-    assert model._prefetcher is None  # nothing is read ahead
+    assert model._forward_pass._prefetcher is None  # nothing is read ahead
     without, _ = trained(prefetch_to_device=False, **options)
     assert device.log == []
     looker = Looker()
@@ -487,7 +487,7 @@ class TestOnAnAccelerator:
         without, _ = trained(kind=kind, prefetch_to_device=False, **options)
         weights, model = trained(kind=kind, **options)
         assert same(weights, expected) and same(without, expected)
-        assert model._prefetcher is not None
+        assert model._forward_pass._prefetcher is not None
 
     def test_many_large_batches_arrive_whole_though_their_memory_is_used_again(self):
         """Copies run beside a model that is far behind them."""

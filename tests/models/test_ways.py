@@ -19,25 +19,26 @@ def model():
 def test_each_way_is_off_in_the_block_and_on_again_after_an_error(model):
     keys, part = ["compile", "precision", "micro_batch_size", "recompute"], model.module[0]
     assert model.ways.used == keys
-    call, compiled = model._call, model.module._compiled_call_impl
+    compiled = model.module._compiled_call_impl
     with pytest.raises(RuntimeError, match="in the block"), model.ways.without(keys):
         assert model.module._compiled_call_impl is None
-        assert model._parts.size is None
+        assert model._micro_batches.size is None
         assert recomputed(model.module) == []
-        with model._autocast.on():
+        with model._forward_pass.autocast.on():
             assert part(torch.ones(1, 2)).dtype is torch.float32
         raise RuntimeError("in the block")
-    assert (model._call, model.module._compiled_call_impl) == (call, compiled)
-    assert model._parts.size == 2
+    assert model.module._compiled_call_impl is compiled
+    assert model._micro_batches.size == 2
     assert recomputed(model.module) == [part]
-    with model._autocast.on():
+    with model._forward_pass.autocast.on():
         assert part(torch.ones(1, 2)).dtype is torch.bfloat16
 
 
 def test_a_way_that_is_not_named_stays_on(model):
     with model.ways.without(["compile"]):
         assert recomputed(model.module)
-        assert model._autocast.enabled
+        with model._forward_pass.autocast.on():
+            assert model.module[0](torch.ones(1, 2)).dtype is torch.bfloat16
 
 
 def test_in_float64_weights_buffers_and_sources_are_float64_and_have_their_values_again(model):
@@ -52,4 +53,4 @@ def test_in_float64_weights_buffers_and_sources_are_float64_and_have_their_value
         assert torch.equal(model.module[0].weight, before["0.weight"].bfloat16().double())
         assert not torch.equal(model.module[0].weight, before["0.weight"].double())
     assert torch.equal(model.module[0].weight, before["0.weight"])
-    assert model._tensors({"x": torch.ones(4, 2)})["x"].dtype is torch.float32
+    assert model._forward_pass.tensors({"x": torch.ones(4, 2)})["x"].dtype is torch.float32

@@ -278,17 +278,19 @@ class ScheduledOptimizer:
 
 
 class Foreign(ScheduledOptimizer):
-    """Stands for each optimizer that only a subclass of the model knows, without a name and a schedule."""
+    """An optimizer that only a subclass of the model knows, without a name and a schedule.
 
-    def __init__(self) -> None:
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(None, "", None, None)
+        self.optimizer = optimizer
         self.bare_step = BareStep.of(None)
 
     def note_rates(self) -> None:
         """Note nothing: the learning rates in the record are those of the optimizers in the config."""
-
-
-FOREIGN = Foreign()
 
 
 def learning_rates(optimizer: Any) -> list[float | Tensor]:

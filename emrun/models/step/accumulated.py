@@ -12,6 +12,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.sources import examples_of
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.gradients import divide_gradients
 from emrun.models.step.loss_scale import NOT_FINITE, LossScale
 from emrun.models.step.single import refuse_closure
@@ -44,9 +45,9 @@ class AccumulatedStep(TrainingStep):
         """The weight of the current part in its window: its number of examples, or the sum of their weights."""
         self._left = accumulate  # the number of batches, and of further parts of them, that the window still gets
         self._weight_name = "example_weight"  # the output that has the weights of examples
-        self._pending: dict[Optimizer | None, float | Tensor] = defaultdict(float)
+        self._pending: dict[ScheduledOptimizer, float | Tensor] = defaultdict(float)
         """The optimizers to step at the end of the window, and the weights of their gradients."""
-        self._ended: set[Optimizer | None] = set()  # those whose update was skipped in an open window
+        self._ended: set[ScheduledOptimizer] = set()  # those whose update was skipped in an open window
         self._joined: Joined | None = None  # the outputs of the parts of the current batch that were run
 
     def run(self, inputs: Tensors, batch: Batch) -> Values:
@@ -128,15 +129,15 @@ class AccumulatedStep(TrainingStep):
 
     # the updates
 
-    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Note, once for each part, that the window makes an update; make the update if this is the last part."""
-        self._pending[optimizer] += self.weight
+        self._pending[member] += self.weight
         if not self._left:
-            self._complete_update(optimizer)
+            self._complete_update(member)
         elif not self.updater.can_use(loss):
-            self._end_early(optimizer)
+            self._end_early(member)
 
-    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+    def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Note an update that a `train_step` of a subclass asks for; see `make`.
 
         Raises:
@@ -144,35 +145,35 @@ class AccumulatedStep(TrainingStep):
         """
         key = "accumulate" if self._accumulate > 1 else "micro_batch_size"
         refuse_closure(closure, key)
-        if self._manual is not None and self._manual.has_asked(optimizer):
-            name = next((each.name for each in self.updater.optimizers.members if each.optimizer is optimizer), "")
-            given = repr(name) if name else ""
+        if self._manual is not None and self._manual.has_asked(member):
+            given = repr(member.name) if member.name else ""
             raise ArgumentError(
                 key,
                 f"train_step calls update({given}) twice for a batch, but an optimizer makes "
                 "one update for all parts of a window; call it once, or remove the key",
             )
-        self.make(optimizer, self.minimised)
+        self.make(member, self.minimised)
 
-    def _end_early(self, optimizer: Optimizer | None) -> None:
+    def _end_early(self, member: ScheduledOptimizer) -> None:
         """Make the update of a window now, with a loss that is not finite: hooks may skip it, otherwise it is refused.
 
         So the step that fails, or is skipped, is that of the batch with this loss.
         """
         if not weighs_nothing(self.outputs or {}):
-            self._complete_update(optimizer)
-            self._pending[optimizer] = 0.0
-            self._ended.add(optimizer)
+            self._complete_update(member)
+            self._pending[member] = 0.0
+            self._ended.add(member)
 
-    def _complete_update(self, optimizer: Optimizer | None) -> None:
-        if optimizer in self._ended:
-            self._ended.remove(optimizer)
-            del self._pending[optimizer]
+    def _complete_update(self, member: ScheduledOptimizer) -> None:
+        if member in self._ended:
+            self._ended.remove(member)
+            del self._pending[member]
             return
+        optimizer = member.optimizer
         if optimizer is None:
             optimizer = self.updater.optimizers.named(None)  # raises the error
-        self.is_skipping = not self.complete(optimizer, self._pending.pop(optimizer))
-        self.updater.update(optimizer, self.minimised, None, NOT_FINITE if self.is_skipping else None)
+        self.is_skipping = not self.complete(optimizer, self._pending.pop(member))
+        self.updater.update(member, self.minimised, None, NOT_FINITE if self.is_skipping else None)
 
     def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:
         """Make the gradients those of the mean loss of the window; return whether they can be used."""
@@ -220,7 +221,7 @@ class AccumulatedScaledStep(AccumulatedStep):
         """Add the gradients of the weighted and scaled loss to those of some parameters; of all by default."""
         backward(self._scale.scaled(self._scale.weighted(loss, self.weight)), of)
 
-    def _end_early(self, optimizer: Optimizer | None) -> None:
+    def _end_early(self, member: ScheduledOptimizer) -> None:
         """Wait for the end of the window, where gradients that are not finite change the scale."""
 
     def complete(self, optimizer: Optimizer, weight: float | Tensor) -> bool:

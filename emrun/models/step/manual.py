@@ -16,6 +16,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import Values
 from emrun.models.modes import Tensors
 from emrun.models.optimizers.parameters import parameters_of
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.precision import Autocast, in_float32
 from emrun.models.step.updater import Closure
 from emrun.ranks.group import ranks
@@ -81,7 +82,7 @@ class FirstWindow:
             )
         return has_trained or self._left <= 0
 
-    def note_update(self, optimizer: Optimizer, *, has_closure: bool) -> None:
+    def note_update(self, optimizer: Any, *, has_closure: bool) -> None:
         """Look at an update before it is made; warn of gradients from both sides of the update of another optimizer."""
         self._asked = True
         self._check_weights()
@@ -119,7 +120,7 @@ class Manual:
         self._call = train_step if autocast is None else partial(autocast.call, train_step)
         self._autocast = autocast
         self._first_window = first_window
-        self._asked: set[Optimizer] = set()  # those whose update the current part has asked for
+        self._asked: set[ScheduledOptimizer] = set()  # those whose update the current part has asked for
 
     def __call__(self, inputs: Tensors) -> Values:
         """Call `train_step` with the tensors of a batch, or of a part of one."""
@@ -132,10 +133,10 @@ class Manual:
             self._first_window = None
         return outputs
 
-    def has_asked(self, optimizer: Optimizer) -> bool:
+    def has_asked(self, member: ScheduledOptimizer) -> bool:
         """Return whether the current part has asked for an update of an optimizer before; note that it has now."""
-        has_asked = optimizer in self._asked
-        self._asked.add(optimizer)
+        has_asked = member in self._asked
+        self._asked.add(member)
         return has_asked
 
     def backward(self, add: Callable[..., None], loss: Tensor, of: Any) -> None:
@@ -144,15 +145,18 @@ class Manual:
             add(loss if self._autocast is None else in_float32(loss), of)
 
     def update(
-        self, ask: Callable[[Optimizer, Closure | None], None], optimizer: Optimizer, closure: Closure | None
+        self,
+        ask: Callable[[ScheduledOptimizer, Closure | None], None],
+        member: ScheduledOptimizer,
+        closure: Closure | None,
     ) -> None:
         """Make an update, without autocast; the closure runs in autocast."""
         if self._first_window is not None:
-            self._first_window.note_update(optimizer, has_closure=closure is not None)
+            self._first_window.note_update(member.optimizer, has_closure=closure is not None)
         if closure is not None and self._autocast is not None:
             closure = partial(self._evaluated, self._autocast, closure)
         with self._without_autocast():
-            ask(optimizer, closure)
+            ask(member, closure)
 
     @contextmanager
     def _without_autocast(self) -> Iterator[None]:

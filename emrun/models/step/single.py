@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.gradients import clear_gradients
 from emrun.models.step.loss_scale import NOT_FINITE, LossScale
 from emrun.models.step.training_step import Calls, Parameters, TrainingStep, backward
@@ -33,14 +35,14 @@ class SingleStep(TrainingStep):
             self.updater.step_schedules()
         return outputs
 
-    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make the update of an optimizer."""
-        self.updater.update(optimizer, loss)
+        self.updater.update(member, loss)
 
-    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+    def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for."""
-        first = None if closure is None else evaluated(closure, optimizer)
-        self.updater.update(optimizer, self.minimised, first)
+        first = None if closure is None else evaluated(closure, member.optimizer)
+        self.updater.update(member, self.minimised, first)
 
 
 class ScaledStep(SingleStep):
@@ -74,19 +76,19 @@ class ScaledStep(SingleStep):
         """Add the gradients of the scaled loss to those of some parameters; of all by default."""
         backward(self._scale.scaled(loss), of)
 
-    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make an update with the gradients, unless one is not finite."""
-        optimizer = self.updater.optimizers.named(optimizer)
+        optimizer = self.updater.optimizers.named(member.optimizer)
         self.is_skipping = not self._scale.unscale(optimizer)
-        self.updater.update(optimizer, loss, reason=NOT_FINITE if self.is_skipping else None)
+        self.updater.update(member, loss, reason=NOT_FINITE if self.is_skipping else None)
 
-    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+    def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for."""
         refuse_closure(closure, "precision", "fp16")
-        self.make(optimizer, self.minimised)
+        self.make(member, self.minimised)
 
 
-def evaluated(closure: Closure, optimizer: Optimizer) -> Closure:
+def evaluated(closure: Closure, optimizer: Any) -> Closure:
     """Calculate the gradients of an update, before the hooks get the update; return a closure for the optimizer.
 
     The optimizer gets these gradients for its first call; each other call clears them and calculates them again.

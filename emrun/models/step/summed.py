@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors, in_mode
 from emrun.models.optimizers.parameters import parameters_of
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.step.accumulated import AccumulatedStep
 from emrun.models.step.gradient_sums import GradientSums
 from emrun.models.step.single import refuse_closure
@@ -71,7 +72,7 @@ class RankSums:
         """Note whether the forward of the module gathers rows of all ranks."""
         self.exchanges |= gathers
 
-    def sums_of(self, optimizer: Optimizer) -> Sums:
+    def sums_of(self, optimizer: Any) -> Sums:
         """Return the sums of the gradients of an optimizer."""
         sums = self.of.get(optimizer)
         if sums is None:
@@ -123,18 +124,17 @@ class SummedStep(AccumulatedStep):
     def add(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of the weighted loss; those of the last part are sent as they arrive."""
         weight = self.weight
-        sums = self._sums
-        if weight.__class__ is Tensor or weight or sums.exchanges:  # 0.0 of a rank without rows
-            if sums.early is not None and self.is_ending:
-                sums.early.begin_backward()
+        if weight.__class__ is Tensor or weight or self._sums.exchanges:  # 0.0 of a rank without rows
+            if self._sums.early is not None and self.is_ending:
+                self._sums.early.begin_backward()
             backward(loss * weight, of)
 
-    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+    def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Note an update that a `train_step` of a subclass asks for; see `AccumulatedStep`."""
         refuse_closure(closure, "optimizer", "several ranks")
-        super().ask(optimizer, closure)
+        super().ask(member, closure)
 
-    def _end_early(self, optimizer: Optimizer | None) -> None:
+    def _end_early(self, member: ScheduledOptimizer) -> None:
         """Refuse an update with a loss that is not finite, unless a hook may skip the update, which all ranks make."""
         if not self.updater.may_be_skipped:
             self.updater.refuse(self.minimised)
@@ -179,8 +179,8 @@ class SummedBatchStep(SummedStep):
             self.updater.step_schedules()
         return outputs
 
-    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make an update at once, with the mean loss of all ranks."""
-        sums = self._sums.of.get(optimizer) or self._sums.sums_of(optimizer)  # type: ignore[arg-type]
-        self.minimised = mean = sums.reduce(self.weight, loss)
-        self.updater.update(optimizer, mean)
+        sums = self._sums.of.get(member.optimizer) or self._sums.sums_of(member.optimizer)
+        self.minimised = sums.reduce(self.weight, loss)
+        self.updater.update(member, self.minimised)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Batch, Values
 from emrun.models.modes import Tensors
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.outputs import mean_loss
 from emrun.models.step.manual import Manual
 from emrun.models.step.updater import Closure, Updater
@@ -82,7 +82,7 @@ class TrainingStep(ABC):
         self._train: Callable[[Tensors], Values] = self.train if calls.manual is None else self._train_manually
         self._add: Callable[[Tensor], None] = self.add if calls.backward is None else calls.backward
         self._update_of_model = calls.update
-        self._make: Callable[[Any, Tensor], None] = self.make if calls.update is None else self._ask_model
+        self._make: Callable[[ScheduledOptimizer, Any], None] = self.make if calls.update is None else self._ask_model
         self._looks = False  # whether the outputs of the next batch are looked at
         self._check_first: Callable[[Values], bool] | None = None  # while the first batch of a stream is awaited
 
@@ -102,12 +102,12 @@ class TrainingStep(ABC):
         """Add the gradients of a loss to those of some parameters; of all by default."""
 
     @abstractmethod
-    def make(self, optimizer: Optimizer | None, loss: Tensor | None) -> None:
+    def make(self, member: ScheduledOptimizer, loss: Tensor | None) -> None:
         """Make the update of an optimizer with the gradients of this batch, or note it for the end of the window."""
 
-    def ask(self, optimizer: Optimizer, closure: Closure | None) -> None:
+    def ask(self, member: ScheduledOptimizer, closure: Closure | None) -> None:
         """Make the update that a `train_step` of a subclass asks for; see `make`."""
-        self.make(optimizer, self.minimised)
+        self.make(member, self.minimised)
 
     def weigh(self, outputs: Values) -> None:  # noqa: B027 - single batches have no weights
         """Look at the outputs of a batch before its loss is minimised, e.g. at the weights of its examples."""
@@ -138,10 +138,10 @@ class TrainingStep(ABC):
         loss = outputs.get("loss")
         if loss.__class__ is not Tensor or loss.ndim:
             loss = mean_loss(outputs)
-        self.minimised = minimised = loss.detach()
+        self.minimised = loss.detach()
         self._add(loss)
         for member in self.updater.optimizers.members:
-            self._make(member.optimizer, minimised)
+            self._make(member, self.minimised)
         self.outputs = None  # frees the graph, whose memory the next step needs
         return outputs
 
@@ -170,10 +170,10 @@ class TrainingStep(ABC):
             self.minimised = loss.detach()
         return outputs
 
-    def _ask_model(self, optimizer: Optimizer | None, loss: Tensor) -> None:
+    def _ask_model(self, member: ScheduledOptimizer, loss: Tensor) -> None:
         """Let the `update` of a subclass make an update."""
         assert self._update_of_model is not None
-        self._update_of_model(optimizer)
+        self._update_of_model(member.optimizer)
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of a loss that a subclass has calculated; see `TorchModel.backward`.
@@ -192,8 +192,8 @@ class TrainingStep(ABC):
 
     def update(self, optimizer: Any, closure: Closure | None = None) -> None:
         """Make an update that a subclass asks for; see `TorchModel.update`."""
-        optimizer = self.updater.optimizers.named(optimizer)
+        member = self.updater.member_of(optimizer)
         if self._manual is None:
-            self.ask(optimizer, closure)
+            self.ask(member, closure)
         else:
-            self._manual.update(self.ask, optimizer, closure)
+            self._manual.update(self.ask, member, closure)

@@ -20,7 +20,7 @@ from emrun.base.types import EpochData, State
 from emrun.base.wording import few, size_of
 from emrun.hook import Loop, TrainingAborted, UpdateSkipped
 from emrun.models.optimizers.named import Optimizers
-from emrun.models.optimizers.scheduled import FOREIGN, ScheduledOptimizer
+from emrun.models.optimizers.scheduled import Foreign, ScheduledOptimizer
 from emrun.models.step.gradients import GradientsToClear, all_parameters, clear_gradients, exhaust
 from emrun.models.step.skipped_updates import SkippedUpdates
 from emrun.ranks.parts import weighs_nothing
@@ -38,11 +38,12 @@ class Updater:
     """Makes the updates of all kinds of steps, and clears gradients before a step.
 
     Args:
+        model: the `TorchModel`, which hooks get with each update.
         optimizers: the optimizers.
         skipped: counts the updates that are skipped.
     """
 
-    def __init__(self, optimizers: Optimizers, skipped: SkippedUpdates) -> None:
+    def __init__(self, model: Any, optimizers: Optimizers, skipped: SkippedUpdates) -> None:
         self.optimizers = optimizers
         self.skipped = skipped
         self.scheduled: list[ScheduledOptimizer] = []
@@ -52,11 +53,12 @@ class Updater:
         self.to_clear = GradientsToClear([], [])
         """The gradients that are cleared before a step."""
         self._parameters: Sequence[Parameter] = []  # those of the module at the beginning of the train stream
-        self._owners: dict[Any, ScheduledOptimizer] = {}
+        self._owners: dict[Optimizer, ScheduledOptimizer] = {}
+        self._foreign: dict[Optimizer, ScheduledOptimizer] = {}  # those that only a subclass of the model knows
         self.can_use: Callable[[Any], bool] = _not_looked_at
         """Returns whether an update may be made with a loss."""
-        # what is called and asked while the model is trained
-        self._model: Any = None
+        # whom an update is told
+        self._model = model
         self._loop: Loop | None = None
         self._before: Callable[..., None] | None = None  # called before and after an update, if a hook listens
         self._after: Callable[..., None] | None = None
@@ -65,20 +67,22 @@ class Updater:
         """Return what a deep copy of the model gets: nobody listens to it."""
         return {**vars(self), "_before": None, "_after": None}
 
-    def begin_stream(self, stream: str, model: Any, loop: Loop | None) -> None:
+    def register(self, loop: Loop) -> None:
+        """Belong to a loop, whose hooks may listen to the updates."""
+        self._loop = loop
+
+    def begin_stream(self, stream: str) -> None:
         """Prepare for the batches of a train stream.
 
         Args:
             stream: the name of the stream.
-            model: the `TorchModel`, which hooks of an update get.
-            loop: the loop; None without one.
 
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
+        model = self._model
+        loop = self._loop
         optimizers = self.optimizers
-        self._model = model
-        self._loop = loop
         self.skipped.begin_stream(stream)
         # the parameters, and whose schedules step
         self._parameters = all_parameters(model.module)
@@ -138,35 +142,47 @@ class Updater:
         if self.optimizers.only is not None and self.optimizers.only.optimizer is not None:
             self.optimizers.only.note_rates()
 
-    def update(self, optimizer: Any, loss: Any, closure: Closure | None = None, reason: str | None = None) -> None:
+    def member_of(self, optimizer: Optimizer | str | None) -> ScheduledOptimizer:
+        """Return an optimizer, given by itself or by its name, with its schedule.
+
+        Raises:
+            ArgumentError: there is no such optimizer.
+        """
+        optimizer = self.optimizers.named(optimizer)
+        if optimizer in self._owners:
+            return self._owners[optimizer]
+        if optimizer not in self._foreign:
+            self._foreign[optimizer] = Foreign(optimizer)
+        return self._foreign[optimizer]
+
+    def update(
+        self, member: ScheduledOptimizer, loss: Any, closure: Closure | None = None, reason: str | None = None
+    ) -> None:
         """Make an update with the current gradients; hooks are called before and after.
 
         Args:
-            optimizer: the optimizer, or its name.
+            member: the optimizer, with its schedule.
             loss: the loss that was minimised.
             closure: calculates the gradients, for an optimizer that needs it; see `TorchModel.update`.
             reason: why the update is skipped; None if it is not.
 
         Raises:
-            ArgumentError: there is no such optimizer.
+            ArgumentError: there is no optimizer.
             TrainingAborted: the loss is not finite.
         """
-        owner = self._owners.get(optimizer)
-        if owner is None:  # a name, or an optimizer of a subclass
-            optimizer = self.optimizers.named(optimizer)
-            owner = self._owners.get(optimizer, FOREIGN)
-        if owner.bare_step is None:
-            self._make_first(owner, optimizer, loss, closure, reason)
+        if member.bare_step is None:
+            self._make_first(member, loss, closure, reason)
             return
+        optimizer: Any = member.optimizer
         if self._before is not None:
             try:
                 self._before(model=self._model, optimizer=optimizer)
             except UpdateSkipped as error:
                 reason = reason or error.reason
-        owner.note_rates()  # before a hook or the scheduler changes them
+        member.note_rates()  # before a hook or the scheduler changes them
         if reason is not None:
             loop = self._loop
-            self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None, owner.name)
+            self.skipped.add(reason, loop.updates_done + 1 if loop is not None else None, member.name)
             clear_gradients(optimizer)
             return
         if not self.can_use(loss):
@@ -174,26 +190,20 @@ class Updater:
         self.has_updated = True
         if closure is not None:
             optimizer.step(closure)
-        elif any(owner.bare_step.hooks) or _profiler_enabled():
+        elif any(member.bare_step.hooks) or _profiler_enabled():
             optimizer.step()
         else:
-            owner.bare_step.call(optimizer)
+            member.bare_step.call(optimizer)
         if self._after is not None:
             self._after(model=self._model, optimizer=optimizer)
 
-    def _make_first(
-        self,
-        owner: ScheduledOptimizer,
-        optimizer: Optimizer,
-        loss: Any,
-        closure: Closure | None,
-        reason: str | None,
-    ) -> None:
+    def _make_first(self, member: ScheduledOptimizer, loss: Any, closure: Closure | None, reason: str | None) -> None:
         """Make the first update of an optimizer, with its checks."""
-        owner.begin_first_update(self._model.module)
-        self.update(optimizer, loss, closure, reason)
+        self.optimizers.named(member.optimizer)  # raises the error if there is none
+        member.begin_first_update(self._model.module)
+        self.update(member, loss, closure, reason)
         if self._loop is not None and self._loop.has_run:
-            owner.check_loadable()  # most optimizers begin to keep something with their first update
+            member.check_loadable()  # most optimizers begin to keep something with their first update
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 _LOG.info(
                     "most memory used on the GPU by the first update: %s", size_of(torch.cuda.max_memory_allocated())

@@ -170,8 +170,9 @@ class Closed(TorchModel):
 
     def train_step(self, inputs):
         def closure():
-            self.backward(self.forward(inputs)["loss"].mean())
-            return self._minimised
+            loss = self.forward(inputs)["loss"].mean()
+            self.backward(loss)
+            return loss.detach()
 
         self.update(self.optimizer, closure)
         return self.forward(inputs)

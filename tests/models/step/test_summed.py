@@ -5,8 +5,8 @@ from in_ranks import Failed, in_ranks, results_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from emrun.models.step import summed
-from emrun.models.step.summed import GradientSums
+from emrun.models.step import gradient_sums
+from emrun.models.step.gradient_sums import GradientSums
 from emrun.ranks.group import join
 
 
@@ -103,10 +103,10 @@ class Deep(nn.Module):
 def backward_passes(without, twice=False, frozen=None):
     """Return the sums of three passes, what they should be, and how many buckets were sent during each pass."""
     ranks = join()
-    summed._LEAST = 2**16
+    gradient_sums._LEAST = 2**16
     torch.manual_seed(0)
     module = Deep(twice).double()
-    sums = summed.GradientSums(list(module.parameters()), ranks)
+    sums = GradientSums(list(module.parameters()), ranks)
     found, during = [], []
     for number in range(3):
         if frozen is not None:
@@ -160,9 +160,9 @@ def test_gradients_that_arrive_in_parts_are_sent_at_the_end():
 
 def in_parts_later():
     ranks = join()
-    summed._LEAST = summed._MOST = 2**16  # a layer is a bucket
+    gradient_sums._LEAST = gradient_sums._MOST = 2**16  # a layer is a bucket
     module = Deep()
-    sums = summed.GradientSums(list(module.parameters()), ranks)
+    sums = GradientSums(list(module.parameters()), ranks)
     for module.twice in (False, True):
         sums.begin_backward()
         module(torch.rand(4, 128, requires_grad=True)).sum().backward()
@@ -177,7 +177,7 @@ def test_a_gradient_whose_first_part_was_sent_is_an_error():
 def strided():
     layer = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
     layer(torch.ones(1, 3, 4, 4)).sum().backward()
-    sums = summed.GradientSums(list(layer.parameters()), join())
+    sums = GradientSums(list(layer.parameters()), join())
     expected = layer.weight.grad * 2
     sums.reduce(0.5)
     return layer.weight.grad.stride() == layer.weight.stride(), torch.equal(layer.weight.grad, expected)
