@@ -28,6 +28,7 @@ from emrun.models.modes import Tensors
 from emrun.models.module_model import ModuleModel
 from emrun.models.optimizers.named import Optimizers
 from emrun.models.optimizers.parameters import parameters_of
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.outputs import Outputs
 from emrun.models.precision import TF32, Autocast, Precision
 from emrun.models.recomputation import recompute as make_recompute
@@ -322,7 +323,11 @@ class TorchModel(ModuleModel):
             manual = Manual(self.train_step, self._forward_pass.autocast, first_window)
         if manual is None and own.backward is TorchModel.backward:
             return Calls(self._forward)
-        return Calls(self._forward, manual, self.backward, self.update)
+        return Calls(self._forward, manual, self.backward, self._update_member)
+
+    def _update_member(self, member: ScheduledOptimizer, loss: Tensor) -> None:
+        """Make the update of an optimizer by the `update` of a subclass."""
+        self.update(member.optimizer)
 
     def _sums(self, *, is_single: bool, sends: bool) -> RankSums | None:
         """Return what several ranks exchange in a step; None in one process.

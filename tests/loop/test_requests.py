@@ -14,7 +14,7 @@ from emrun.hook import EVENTS
 from emrun.hooks import StopAfter
 from emrun.storage.run import Run
 
-# this model makes no updates and no checkpoints; tests/models/test_updates.py and test_saving.py have their events
+# this model makes no updates and no checkpoints; tests/models/step/test_updater.py and test_saving.py have their events
 ENDING_EVENTS = [
     event
     for event in EVENTS

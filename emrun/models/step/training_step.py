@@ -47,7 +47,7 @@ class Calls:
         forward: returns the outputs of a batch or a part, in the precision of the model.
         manual: the `train_step` of a subclass; None if the step does what `TrainingStep.train` does.
         backward: a `backward` of a subclass, to which the loss is given; None for that of the step.
-        update: an `update` of a subclass, to which the optimizer is given; None for that of the step.
+        update: an `update` of a subclass, to which the optimizer and the loss are given; None for that of the step.
     """
 
     forward: Callable[[Tensors], Values]
@@ -81,8 +81,7 @@ class TrainingStep(ABC):
         self._manual = calls.manual
         self._train: Callable[[Tensors], Values] = self.train if calls.manual is None else self._train_manually
         self._add: Callable[[Tensor], None] = self.add if calls.backward is None else calls.backward
-        self._update_of_model = calls.update
-        self._make: Callable[[ScheduledOptimizer, Any], None] = self.make if calls.update is None else self._ask_model
+        self._make: Callable[[ScheduledOptimizer, Any], None] = self.make if calls.update is None else calls.update
         self._looks = False  # whether the outputs of the next batch are looked at
         self._check_first: Callable[[Values], bool] | None = None  # while the first batch of a stream is awaited
 
@@ -169,11 +168,6 @@ class TrainingStep(ABC):
         if self.minimised is None and isinstance(loss, Tensor) and not loss.dim():
             self.minimised = loss.detach()
         return outputs
-
-    def _ask_model(self, member: ScheduledOptimizer, loss: Tensor) -> None:
-        """Let the `update` of a subclass make an update."""
-        assert self._update_of_model is not None
-        self._update_of_model(member.optimizer)
 
     def backward(self, loss: Tensor, of: Parameters = None) -> None:
         """Add the gradients of a loss that a subclass has calculated; see `TorchModel.backward`.
