@@ -28,7 +28,7 @@ from emrun.models.step.loss_scale import LossScale
 from emrun.models.step.skipped_updates import NAME as SKIPPED, SkippedUpdates
 from emrun.models.stream_metrics import StreamMetrics
 from emrun.models.sync_batch_norm import SynchronisedBatchNorm, batch_norms
-from emrun.models.weights.over_ranks import copy_from_first
+from emrun.models.weights.over_ranks import broadcast
 from emrun.models.weights.saving import extra_state, own_memory, tensors_of
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
@@ -175,7 +175,7 @@ class ModuleModel(AbstractModel):
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         whole = {name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}
-        copy_from_first(whole, ranks())
+        broadcast(whole, ranks())
 
     def before_training(self) -> None:
         """Change the setting of torch, for TF32."""
