@@ -97,9 +97,7 @@ class Sharding:
 
         def look(part: Module, path: str, owner: str) -> None:
             owner = parts.get(id(part), owner)
-            for key, parameter in part._parameters.items():
-                if parameter is None:
-                    continue
+            for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
                 name = f"{path}{key}"
                 before, first = owners.setdefault(id(parameter), (owner, name))
                 if before != owner:

@@ -217,23 +217,22 @@ def _rows(matches: Matches, in_module: Tensors, others: list[str]) -> list[dict[
 
     def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:
         names = list(names)
-        values = sum(matches.sizes.get(name, 0) for name in names)
         return {
             "what": what,
             "tensors": len(names),
-            "values": values,
+            "values": sum(matches.sizes.get(name, 0) for name in names),
             "which": few(names if texts is None else texts, IN_TABLE),
         }
 
     # what is loaded
     rows = [row("loaded", [name for name in in_module if name in matches.sources or name in matches.tied])]
-    dtypes = {
-        name: (dtype_in_words(tensor), dtype_in_words(in_module[name])) for name, tensor in matches.sources.items()
-    }
-    rows += [
-        row(f"of these, converted from {old} to {new}", [name for name, pair in dtypes.items() if pair == (old, new)])
-        for old, new in dict.fromkeys(pair for pair in dtypes.values() if pair[0] != pair[1])
-    ]
+    converted: dict[str, list[str]] = {}
+    for name, tensor in matches.sources.items():
+        old = dtype_in_words(tensor)
+        new = dtype_in_words(in_module[name])
+        if old != new:
+            converted.setdefault(f"of these, converted from {old} to {new}", []).append(name)
+    rows += [row(what, names) for what, names in converted.items()]
     if matches.tied:
         rows.append(row("of these, tied to others", matches.tied))
     # what is not

@@ -54,8 +54,9 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
     tensors = own_tensors(module)
     if replaced:
         held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-        others = {name: replaced[id(tensor)] for name, tensor in held if id(tensor) in replaced}
-        tensors |= {name: tensor for name, tensor in others.items() if name in tensors}
+        for name, tensor in held:
+            if name in tensors:
+                tensors[name] = replaced.get(id(tensor), tensors[name])
     weights: dict[str, Any] = {}
     tied: dict[str, str] = {}
     storages: set[int] = set()
@@ -136,8 +137,7 @@ def own_memory(module: Module) -> None:
     Buffers with `persistent=False` are not changed, because they are not loaded.
     """
     unsaved = unsaved_buffers(module)
-    tensors = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    for name, tensor in tensors:
+    for name, tensor in tensors_of(module).items():
         if name in unsaved or tensor.layout is not torch.strided:
             continue
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -148,6 +148,6 @@ def unsaved_buffers(module: Module) -> set[str]:
     """Return the names of the buffers of a module with `persistent=False`, which are not saved."""
     return {
         f"{path}.{name}".removeprefix(".")
-        for path, part in module.named_modules(remove_duplicate=False)
+        for path, part in module.named_modules()
         for name in part._non_persistent_buffers_set
     }
