@@ -263,7 +263,7 @@ def test_every_file_has_a_test():
         "models/weights/averages": "hooks/test_average_weights",
         "models/schedules/longer_run": "training/test_longer_runs",
         "models/schedules/curves": "models/schedules/test_built_in",
-        "models/weights/fit": "models/weights/test_init_from",
+        "models/weights/matching": "models/weights/test_init_from",
         "models/device": "models/test_torch_model",
         "models/forward_pass": "models/test_torch_model",
         "models/module_model": "models/test_torch_model",

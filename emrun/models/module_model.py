@@ -13,7 +13,7 @@ from emrun.model import AbstractModel
 from emrun.models.forward_pass import ForwardPass
 from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.stream_metrics import StreamMetrics
-from emrun.models.weights.over_ranks import copy_from_first
+from emrun.models.weights.over_ranks import broadcast
 from emrun.models.weights.saving import extra_state, tensors_of
 from emrun.ranks.group import ranks
 from emrun.ranks.pieces import is_in_pieces
@@ -105,7 +105,7 @@ class ModuleModel(AbstractModel):
     def begin_alike(self) -> None:
         """Take the parameters and buffers of rank 0."""
         whole = {name: each for name, each in tensors_of(self.module).items() if not is_in_pieces(each)}
-        copy_from_first(whole, ranks())
+        broadcast(whole, ranks())
 
     # metrics of whole streams
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -46,9 +46,9 @@ def recompute(module: Module, value: object) -> list[str]:
     is_inside = {name: any(name.startswith(f"{outer}.") for outer in matching) for name in matching}
     chosen = {name: part for name, part in matching.items() if not is_inside[name]}
     before = recomputed(module)  # by another model with the same module
-    for part in [each for each in chosen.values() if each not in before]:
+    for part in [part for part in chosen.values() if part not in before]:
         part.__dict__[_OF_INSTANCE] = part.__dict__.get("forward")  # which the user has set
-        part.forward = MethodType(_forward, part)  # which a deep copy binds to its copy
+        _replace_forward(part, MethodType(_forward, part))  # which a deep copy binds to its copy
     return list(chosen)
 
 
@@ -63,16 +63,16 @@ def matching_parts(module: Module, argument: str, value: object) -> dict[str, Mo
     Raises:
         ArgumentError: the value is something else, or a pattern matches no such part.
     """
-    found = patterns(argument, value)
-    if not found:
+    expressions = patterns(argument, value)
+    if not expressions:
         raise ArgumentError(argument, "a regular expression is missing that matches names of parts of the module")
     parts = {
         name: part
         for name, part in module.named_modules(remove_duplicate=False)
         if name and ("forward" in part.__dict__ or type(part).forward is not Module.forward)
     }
-    check_matches(argument, found, parts, f"the parts of {type(module).__name__},")
-    return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in found)}
+    check_matches(argument, expressions, parts, f"the parts of {type(module).__name__},")
+    return {name: part for name, part in parts.items() if any(pattern.search(name) for pattern in expressions)}
 
 
 def recomputed(module: Module) -> list[Module]:
@@ -85,12 +85,16 @@ def keeps_activations(module: Module) -> Iterator[None]:
     """Let these parts keep their activations in the block."""
     parts = recomputed(module)
     for part in parts:
-        part.forward = _own_forward(part)
+        _replace_forward(part, _forward_before(part))
     try:
         yield
     finally:
         for part in parts:
-            part.forward = MethodType(_forward, part)
+            _replace_forward(part, MethodType(_forward, part))
+
+
+def _replace_forward(part: Module, forward: Callable[..., Any]) -> None:
+    part.forward = forward
 
 
 def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
@@ -99,7 +103,7 @@ def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
     Raises:
         ArgumentError: the first such forward has changed a buffer, which the second computation would change again.
     """
-    forward = _own_forward(self)
+    forward = _forward_before(self)
     if not (self.training and torch.is_grad_enabled()):
         return forward(*arguments, **keywords)
     is_checked = torch.compiler.is_compiling() or _IS_CHECKED in self.__dict__  # what is compiled changes buffers once
@@ -114,7 +118,7 @@ def _forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
     return outputs
 
 
-def _own_forward(part: Module) -> Any:
+def _forward_before(part: Module) -> Any:
     return part.__dict__[_OF_INSTANCE] or type(part).forward.__get__(part)
 
 

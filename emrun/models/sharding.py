@@ -20,7 +20,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.wording import counted
 from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.recomputation import matching_parts
-from emrun.models.weights.over_ranks import copy_from_first
+from emrun.models.weights.over_ranks import broadcast
 from emrun.models.weights.saving import tensors_of
 from emrun.ranks.group import Ranks
 from emrun.ranks.pieces import is_in_pieces
@@ -97,9 +97,7 @@ class Sharding:
 
         def look(part: Module, path: str, owner: str) -> None:
             owner = parts.get(id(part), owner)
-            for key, parameter in part._parameters.items():
-                if parameter is None:
-                    continue
+            for key, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
                 name = f"{path}{key}"
                 before, first = owners.setdefault(id(parameter), (owner, name))
                 if before != owner:
@@ -131,7 +129,7 @@ class Sharding:
         if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
             message = f"torch {torch.__version__} cannot sum the gradients of shards; install a newer torch"
             raise ArgumentError(KEY, message)
-        copy_from_first(tensors_of(module), ranks)
+        broadcast(tensors_of(module), ranks)
         mesh = init_device_mesh(next(module.parameters()).device.type, (ranks.size,))
         for name, part in parts:
             shard: Any = fully_shard(part, mesh=mesh, reshard_after_forward=True)

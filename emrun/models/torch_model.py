@@ -52,7 +52,7 @@ from emrun.models.ways import Ways
 from emrun.models.weights.init_from import InitFrom, InitFromForm
 from emrun.models.weights.loadable import Loadable
 from emrun.models.weights.module_weights import Weights, begin_with
-from emrun.models.weights.over_ranks import check_alike, copy_from_first
+from emrun.models.weights.over_ranks import broadcast, check_equal_on_ranks
 from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import detached as of_no_graph
@@ -769,10 +769,10 @@ class TorchModel(ModuleModel):
         if self._summed is not None and is_trained and self.module.training:
             buffers = dict(self.module.named_buffers())
             averages = {name: each for name, each in (self.evaluation_weights or {}).items() if name in buffers}
-            copy_from_first(buffers, ranks())
-            copy_from_first(averages, ranks())
+            broadcast(buffers, ranks())
+            broadcast(averages, ranks())
             if not self.is_sharded:
-                check_alike(dict(self.module.named_parameters()), ranks())
+                check_equal_on_ranks(dict(self.module.named_parameters()), ranks())
         super().after_stream(stream_name)
         self._weights.use_trained()
 

@@ -18,7 +18,7 @@ from emrun.base.wording import NO_OPTIMIZER, did_you_mean, few, listed
 from emrun.hook import Loop
 from emrun.models.optimizers.build import check_steps_alone
 from emrun.models.optimizers.parameters import names_of, parameters_beside, parameters_of
-from emrun.models.optimizers.scheduled import ScheduledOptimizer
+from emrun.models.optimizers.scheduled import Rates, ScheduledOptimizer
 from emrun.models.schedules.closed_form import ClosedForm
 from emrun.models.schedules.stepping import Scheduler
 from emrun.schedule_plan import SchedulePlan
@@ -146,7 +146,7 @@ class Optimizers:
 
     # the learning rates
 
-    def rates(self, loop: Loop | None, *, of_next: bool) -> list[float | Tensor] | dict[str, float | Tensor] | None:
+    def rates(self, loop: Loop | None, *, of_next: bool) -> Rates | dict[str, float | Tensor] | None:
         """Return the learning rates of the last update, or of the next one if there is none.
 
         Args:

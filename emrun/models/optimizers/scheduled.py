@@ -34,6 +34,9 @@ from emrun.schedule_plan import SchedulePlan
 
 _LOG = logging.getLogger(__name__)
 
+Rates = list[float | Tensor]
+"""The learning rates of the parameter groups of an optimizer."""
+
 _rates_of = partial(map, methodcaller("get", "lr"))
 _types_of = partial(map, type)
 _are_floats = frozenset((float,)).issuperset
@@ -66,7 +69,7 @@ class ScheduledOptimizer:
         self._scheduler_key = scheduler_key
         self.metric: str | None = getattr(scheduler, "options", {}).get("metric")
         """The statistic that the scheduler reads in the epoch's data, if it reads one."""
-        self.rates: list[float | Tensor] | None = None
+        self.rates: Rates | None = None
         """The learning rates of the last update, or with which a window of several batches has begun."""
         self.bare_step: BareStep | None = None
         """The step of the optimizer; None until an update was made in this process."""
@@ -131,8 +134,8 @@ class ScheduledOptimizer:
         Raises:
             ArgumentError: the schedule does not fit the length of the run.
         """
-        with self.errors():
-            if isinstance(self.scheduler, ClosedForm):
+        if isinstance(self.scheduler, ClosedForm):
+            with self.errors():
                 self.scheduler.begin(_horizon_of(loop), loop)
 
     def begin_first_update(self, module: Module) -> None:
@@ -188,7 +191,7 @@ class ScheduledOptimizer:
             with self.errors():
                 self.scheduler.step(epoch_data)
 
-    def next_rates(self, loop: Loop | None) -> list[float | Tensor] | None:
+    def next_rates(self, loop: Loop | None) -> Rates | None:
         """Return the learning rates of the next update; None without an optimizer."""
         if self.optimizer is None:
             return None
@@ -204,14 +207,14 @@ class ScheduledOptimizer:
         optimizer: Any = self.optimizer
         self.is_training = train
         if not train:
-            self._kept = [each.detach().clone() for each in parameters_of(optimizer)]
+            self._kept = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
             optimizer.eval()
             return
         optimizer.train()
-        kept, self._kept = self._kept, None
         with torch.no_grad():
-            for parameter, weights in zip(parameters_of(optimizer), kept or (), strict=False):
+            for parameter, weights in zip(parameters_of(optimizer), self._kept or (), strict=False):
                 parameter.copy_(weights)
+        self._kept = None
 
     def forget_training(self) -> None:
         """Prepare for weights that are loaded, which are those for evaluations."""
@@ -220,21 +223,21 @@ class ScheduledOptimizer:
 
     def state_dict(self) -> State:
         """Return the states of optimizer and scheduler, and the learning rates of the last update."""
-        state = {
+        state: State = {
             "optimizer": None,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "rates": [float(rate) for rate in self.rates] if self.rates is not None else None,
+            "rates": list(map(float, self.rates)) if self.rates is not None else None,
         }
         if self.optimizer is None:
             return state
-        if not self.has_modes:
-            return {**state, "optimizer": optimizer_state(self.optimizer, self._configured)}
         was_training = self.is_training
         self.set_mode(train=False)
-        saved = copy.deepcopy(optimizer_state(self.optimizer, self._configured))  # a change of modes may change it
-        kept = self._kept
+        state["optimizer"] = optimizer_state(self.optimizer, self._configured)
+        if self.has_modes:
+            state["optimizer"] = copy.deepcopy(state["optimizer"])  # a change of modes may change it
+            state["training_weights"] = self._kept
         self.set_mode(train=was_training)
-        return {**state, "optimizer": saved, "training_weights": kept}
+        return state
 
     def load_state_dict(self, state: Values, loop: Loop | None) -> None:
         """Restore what `state_dict` returned; arguments that the config has changed, e.g. `lr`, replace the saved ones.
@@ -248,8 +251,8 @@ class ScheduledOptimizer:
         if self.optimizer is not None:
             self.forget_training()
             kept = state.get("training_weights")
-            shapes = [tuple(each.shape) for each in parameters_of(self.optimizer)]
-            if kept is not None and [tuple(each.shape) for each in kept] != shapes:
+            shapes = [each.shape for each in parameters_of(self.optimizer)]
+            if kept is not None and [each.shape for each in kept] != shapes:
                 raise StateError("model.optimizer: training_weights are not of the shapes of the parameters")
             load_optimizer_state(self.optimizer, state["optimizer"], self._configured)
             self._kept = kept
@@ -257,7 +260,7 @@ class ScheduledOptimizer:
             self.scheduler.load_state_dict(state["scheduler"])
             self._check_length(loop)
         rates = state.get("rates")
-        self.rates = [float(rate) for rate in rates] if rates is not None else None
+        self.rates = list(map(float, rates)) if rates is not None else None
 
     def _check_length(self, loop: Loop | None) -> None:
         """Check that a run with a loaded schedule may have the length that the loop gives it now.
@@ -293,7 +296,7 @@ class Foreign(ScheduledOptimizer):
         """Note nothing: the learning rates in the record are those of the optimizers in the config."""
 
 
-def learning_rates(optimizer: Any) -> list[float | Tensor]:
+def learning_rates(optimizer: Any) -> Rates:
     """Return the learning rate of each parameter group: a number, or a copy of a tensor on another device."""
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     return [rate.detach().clone() if isinstance(rate, Tensor) and not rate.is_cpu else float(rate) for rate in rates]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ class LossScale:
         if not self._is_scaled:
             message = "fp16 scales the loss: train_step must call self.backward(loss) before self.update(optimizer)"
             raise ArgumentError("precision", message)
-        states = self._scaler._per_optimizer_states
+        states = self._states
         states.pop(id(optimizer), None)  # if it makes several updates in a window
         self._scaler.unscale_(optimizer)
         found = list(states[id(optimizer)]["found_inf_per_device"].values())
@@ -79,7 +81,12 @@ class LossScale:
         self._found = None
         self._overflows = False
         self.unit = None
-        self._scaler._per_optimizer_states.clear()
+        self._states.clear()
+
+    @property
+    def _states(self) -> dict[int, dict[str, Any]]:
+        """What torch's scaler knows of each optimizer in this window, by its id."""
+        return self._scaler._per_optimizer_states
 
     @property
     def value(self) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 from emrun.base.errors import ArgumentError
 from emrun.base.wording import did_you_mean
 from emrun.models.modes import Tensors
-from emrun.models.weights.fit import kind_of
+from emrun.models.weights.matching import dtype_in_words
 from emrun.models.weights.saving import tensors_of
 from emrun.ranks.pieces import is_in_pieces, piece
 
@@ -29,32 +29,31 @@ class EvaluationWeights:
         self.others = dict(others)
         self.in_use = False
         """Whether the module has the tensors for evaluations."""
-        own = tensors_of(module)
+        tensors = tensors_of(module)
         self._pairs: list[tuple[Tensor, Tensor]] = []
         for name, other in self.others.items():
-            if name not in own:
-                message = f"the module has no parameter or buffer {name!r}{did_you_mean(name, own)}"
+            if name not in tensors:
+                message = f"the module has no parameter or buffer {name!r}{did_you_mean(name, tensors)}"
                 raise ArgumentError("evaluation_weights", message)
-            tensor = own[name]
+            tensor = tensors[name]
             if (tensor.shape, tensor.dtype, tensor.device) != (other.shape, other.dtype, other.device):
                 message = f"{name!r} is {_shown(other)}, but {_shown(tensor)} is needed"
                 raise ArgumentError("evaluation_weights", message)
             self._pairs.append((tensor, other))
 
-    def use(self, wanted: bool) -> None:
+    def use(self, evaluation: bool) -> None:
         """Put the tensors for evaluations into the module, or those of the training."""
-        if wanted is self.in_use:
+        if evaluation is self.in_use:
             return
-        self.in_use = wanted
+        self.in_use = evaluation
         for tensor, other in self._pairs:
             if is_in_pieces(tensor):  # `fully_shard` reads its own memory
-                one = piece(tensor)
-                two = piece(other)
-                values = one.clone()
-                one.copy_(two)
-                two.copy_(values)
-                continue
-            tensor.data, other.data = other.data, tensor.data
+                rows = piece(tensor)
+                values = rows.clone()
+                rows.copy_(piece(other))
+                piece(other).copy_(values)
+            else:
+                tensor.data, other.data = other.data, tensor.data
 
     def replaced(self, *, evaluation: bool) -> dict[int, Tensor]:
         """Return id of a parameter or buffer -> what it has in evaluations, or in the training, if not this now."""
@@ -62,4 +61,4 @@ class EvaluationWeights:
 
 
 def _shown(tensor: Tensor) -> str:
-    return f"{kind_of(tensor)} of shape {tuple(tensor.shape)} on {tensor.device}"
+    return f"{dtype_in_words(tensor)} of shape {tuple(tensor.shape)} on {tensor.device}"

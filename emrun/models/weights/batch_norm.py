@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -20,21 +20,28 @@ def calculated_anew(module: torch.nn.Module) -> Iterator[None]:
     the statistics are too after an error, and in parts that the module did not use.
     """
     with nullcontext() if module.training else in_mode(module, train=True):
-        found = [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-        parts = [(part, part.momentum) for part in found if part.training]
+        momenta = {
+            part: part.momentum
+            for part in module.modules()
+            if isinstance(part, _BatchNorm) and part.track_running_stats and part.training
+        }
         before = [(buffer, buffer.clone()) for buffer in module.buffers()]
         new: set[int] = set()
         try:
-            for part, _ in parts:
+            for part in momenta:
                 part.reset_running_stats()
-                part.momentum = None  # the mean of all batches, with equal weights
+            _set_momenta(dict.fromkeys(momenta))  # None is the mean of all batches, with equal weights
             yield
-            used = [part for part, _ in parts if part.num_batches_tracked]
+            used = [part for part in momenta if part.num_batches_tracked]
             new = {id(buffer) for part in used for buffer in part.buffers(recurse=False)}
         finally:
-            for part, momentum in parts:
-                part.momentum = momentum
+            _set_momenta(momenta)
             with torch.no_grad():
                 for buffer, values in before:
                     if id(buffer) not in new:
                         buffer.copy_(values)
+
+
+def _set_momenta(momenta: Mapping[_BatchNorm, float | None]) -> None:
+    for part, momentum in momenta.items():
+        part.momentum = momentum

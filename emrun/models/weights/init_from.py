@@ -19,7 +19,7 @@ from emrun.base.patterns import check_matches, compiled, patterns
 from emrun.base.tables import Table
 from emrun.base.wording import IN_TABLE, few, in_one_line, listed
 from emrun.models.modes import Tensors
-from emrun.models.weights.fit import MISMATCHES, Fit, kind_of
+from emrun.models.weights.matching import MISMATCHES, Matches, dtype_in_words, matches_of
 from emrun.models.weights.saving import as_held, extra_state, own_memory, own_tensors
 from emrun.storage.checkpoints.saved_weights import read_saved
 
@@ -115,35 +115,44 @@ class InitFrom:
                 The module is only changed if it is the module that refuses.
             ReadTimeout: the file system does not return a file in time.
         """
+        # what the file has
         try:
             saved = read_saved(self.path)
         except ReadTimeout:
             raise
         except (UsageError, StateError, StorageError) as error:
             raise self._refused(reason_of(error)) from error
-        there = self._renamed(saved.tensors)
+        in_file = self._renamed(saved.tensors)
+        # what of it can be loaded
         own_memory(module)
-        own = own_tensors(module)
-        check_matches(f"{self.where}.match", self.match, {**own, **there}, "the names")
-        fit = Fit.of(module, there, lambda name: not self.match or any(each.search(name) for each in self.match))
+        in_module = own_tensors(module)
+        check_matches(f"{self.where}.match", self.match, {**in_module, **in_file}, "the names")
+        matches = matches_of(module, in_file, self._selects)
         kind = type(module).__name__
-        wrong = [f"{why}: {few(left.values(), 200)}" for why, left in fit.left.items() if why in MISMATCHES]
+        not_loaded = matches.not_loaded.items()
+        wrong = [f"{why}: {few(texts.values(), 200)}" for why, texts in not_loaded if why in MISMATCHES]
         if wrong and not self.skips:
             raise self._refused(f"{saved.source} does not fit {kind}: {'; '.join(wrong)}; {_SKIP}")
-        if not fit.sources:
-            both = f"the file has {few(there)}, {kind} has {few(own)}"
+        if not matches.sources:
+            both = f"the file has {few(in_file)}, {kind} has {few(in_module)}"
             raise self._refused(f"nothing of {saved.source} is loaded: {both}")
-        loaded = [*fit.sources, *fit.tied]
+        # whether another entry has loaded it
+        loaded = [*matches.sources, *matches.tied]
         if twice := [name for name in loaded if name in before]:
             others = listed(list(dict.fromkeys(before[name] for name in twice)))
             raise self._refused(f"{few(twice)} of {saved.source} would replace what is loaded from {others}; set match")
         before |= dict.fromkeys(loaded, saved.source)
-        self._copy(module, fit)
-        rows = _rows(fit, own, list(dict.fromkeys((*saved.others, *extra_state(module)))))
-        cells = [[each["what"], f"{each['tensors']:,}", f"{each['values']:,}", each["which"]] for each in rows]
+        # the load, and a table of it
+        self._copy(module, matches)
+        rows = _rows(matches, in_module, list(dict.fromkeys((*saved.others, *extra_state(module)))))
+        cells = [[row["what"], f"{row['tensors']:,}", f"{row['values']:,}", row["which"]] for row in rows]
         table = Table(cells, ["", "tensors", "values", ""], ("left", "right", "right", "left"))
         _LOG.info("weights from %s:\n%s", saved.source, table)
         return {"source": saved.source, "rows": rows}
+
+    def _selects(self, name: str) -> bool:
+        """Return whether a parameter or buffer of this name is to be loaded."""
+        return not self.match or any(pattern.search(name) for pattern in self.match)
 
     def _refused(self, message: str) -> ArgumentError:
         return ArgumentError(self.key, message)
@@ -151,9 +160,10 @@ class InitFrom:
     def _renamed(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return the tensors of a file under the names that the module would have for them."""
         unused = dict.fromkeys(pattern.pattern for pattern, _ in self.rename)
-        found: dict[str, Tensor] = {}
-        before: dict[str, str] = {}
+        renamed: dict[str, Tensor] = {}
+        names_in_file: dict[str, str] = {}
         for name, tensor in tensors.items():
+            # the new names of a tensor
             names = [name]
             for pattern, replacements in self.rename:
                 if not any(map(pattern.search, names)):
@@ -164,22 +174,24 @@ class InitFrom:
                 except (re.error, IndexError) as error:
                     wrong = f"{listed(replacements)!r} cannot replace {pattern.pattern!r}: {error}"
                     raise ArgumentError(f"{self.where}.rename", wrong) from error
+            # which no other tensor may have
             for new in names:
-                if new in found:
-                    both = f"{in_one_line(before[new])} and {in_one_line(name)} both become {in_one_line(new)}"
+                if new in renamed:
+                    both = f"{in_one_line(names_in_file[new])} and {in_one_line(name)} both become {in_one_line(new)}"
                     raise ArgumentError(f"{self.where}.rename", both)
-                found[new], before[new] = tensor, name
+                renamed[new] = tensor
+                names_in_file[new] = name
         if unused:
             wrong = f"{next(iter(unused))!r} matches no name in the file, which has {few(tensors)}"
             raise ArgumentError(f"{self.where}.rename", wrong)
-        return found
+        return renamed
 
-    def _copy(self, module: Module, fit: Fit) -> None:
+    def _copy(self, module: Module, matches: Matches) -> None:
         """Copy the tensors into a module; each is read from its file at this moment."""
         kind = type(module).__name__
         try:
             unknown = module.load_state_dict(
-                {**module.state_dict(), **as_held(module, fit.sources)}, strict=False
+                {**module.state_dict(), **as_held(module, matches.sources)}, strict=False
             ).unexpected_keys
         except RuntimeError as error:
             raise self._refused(f"{kind} does not load these weights: {error}") from error
@@ -190,38 +202,41 @@ class InitFrom:
 def _renames(key: str, value: object) -> tuple[tuple[re.Pattern[str], Sequence[str]], ...]:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(key, f"{value!r} is not a mapping from regular expressions to replacements")
-    found = []
-    for pattern, each in (value or {}).items():
-        replacements = [each] if isinstance(each, str) else each
+    renames = []
+    for pattern, replacement in (value or {}).items():
+        replacements = [replacement] if isinstance(replacement, str) else replacement
         check_names(f"{key}.{pattern}", replacements)
         if not replacements:
             raise ArgumentError(f"{key}.{pattern}", "the list is empty")
-        found.append((compiled(key, pattern), replacements))
-    return tuple(found)
+        renames.append((compiled(key, pattern), replacements))
+    return tuple(renames)
 
 
-def _rows(fit: Fit, own: Tensors, others: list[str]) -> list[dict[str, Any]]:
+def _rows(matches: Matches, in_module: Tensors, others: list[str]) -> list[dict[str, Any]]:
     """Return the rows of the table: {what, tensors, values, which}."""
 
     def row(what: str, names: Iterable[str], texts: Iterable[str] | None = None) -> dict[str, Any]:
         names = list(names)
-        values = sum(fit.values.get(each, 0) for each in names)
         return {
             "what": what,
             "tensors": len(names),
-            "values": values,
+            "values": sum(matches.sizes.get(name, 0) for name in names),
             "which": few(names if texts is None else texts, IN_TABLE),
         }
 
-    rows = [row("loaded", [each for each in own if each in fit.sources or each in fit.tied])]
-    kinds = {name: (kind_of(each), kind_of(own[name])) for name, each in fit.sources.items()}
-    rows += [
-        row(f"of these, converted from {old} to {new}", [each for each, pair in kinds.items() if pair == (old, new)])
-        for old, new in dict.fromkeys(pair for pair in kinds.values() if pair[0] != pair[1])
-    ]
-    if fit.tied:
-        rows.append(row("of these, tied to others", fit.tied))
-    rows += [row(f"not loaded: {why}", left, left.values()) for why, left in fit.left.items()]
+    # what is loaded
+    rows = [row("loaded", [name for name in in_module if name in matches.sources or name in matches.tied])]
+    converted: dict[str, list[str]] = {}
+    for name, tensor in matches.sources.items():
+        old = dtype_in_words(tensor)
+        new = dtype_in_words(in_module[name])
+        if old != new:
+            converted.setdefault(f"of these, converted from {old} to {new}", []).append(name)
+    rows += [row(what, names) for what, names in converted.items()]
+    if matches.tied:
+        rows.append(row("of these, tied to others", matches.tied))
+    # what is not
+    rows += [row(f"not loaded: {why}", texts, texts.values()) for why, texts in matches.not_loaded.items()]
     if others:
         rows.append(row("not loaded: not a tensor", others))
     return rows

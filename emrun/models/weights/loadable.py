@@ -18,8 +18,8 @@ from emrun.base.temporary import temporary_folder
 from emrun.base.wording import few, in_one_line, listed
 from emrun.models.modes import Tensors, modes, set_modes
 from emrun.models.optimizers.parameters import parameters_of
-from emrun.models.weights.fit import is_ordinary, kind_of
-from emrun.models.weights.saving import extra_state, own_memory, own_tensors, put
+from emrun.models.weights.matching import dtype_in_words, is_ordinary
+from emrun.models.weights.saving import extra_state, own_memory, own_tensors, put, unsaved_buffers
 from emrun.ranks.pieces import piece
 from emrun.storage.checkpoints.state_file import save_state
 
@@ -75,7 +75,7 @@ def differences(before: Structure, now: Structure, *, of_dtypes: bool = True) ->
 def what_cannot_be_held(tensors: Tensors) -> list[str]:
     """Return the tensors that safetensors cannot store, with the reasons, in words."""
     return [
-        f"{name!r} is {f'quantised ({kind_of(each)})' if each.is_quantized else kind_of(each)}"
+        f"{name!r} is {f'quantised ({dtype_in_words(each)})' if each.is_quantized else dtype_in_words(each)}"
         for name, each in tensors.items()
         if not (is_ordinary(each) and _is_storable(each.dtype))
     ]
@@ -184,11 +184,7 @@ class Loadable:
         own_memory(module)
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
-        passing = {
-            f"{path}.{name}".removeprefix(".")
-            for path, part in module.named_modules()
-            for name in part._non_persistent_buffers_set
-        }
+        passing = unsaved_buffers(module)
         trained = self._trained()
         frozen = {name: each for name, each in parameters.items() if saved and id(each) not in trained}
         kept = {name for name, each in frozen.items() if name in saved and _place(each) == _place(saved[name])}

@@ -1,4 +1,4 @@
-"""The parameters and buffers of all ranks stay the same: parameters are compared, buffers are copied from rank 0."""
+"""The parameters and buffers of all ranks stay the same: parameters are compared, buffers are those of rank 0."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from emrun.models.modes import Tensors
 from emrun.ranks.group import Ranks
 
 
-def check_alike(parameters: Tensors, ranks: Ranks) -> None:
+def check_equal_on_ranks(parameters: Tensors, ranks: Ranks) -> None:
     """Check that parameters have the same values on all ranks, bit for bit.
 
     Raises:
         DifferentRanks: one of them differs; the message names the first.
     """
-    own = [zlib.crc32(each.detach().reshape(-1).cpu().view(uint8).numpy().data) for each in parameters.values()]
-    for rank, found in enumerate(ranks.all_gathered("parameters", own)):
-        if rank == 0:
-            first = found
-        for name, one, other in zip(parameters, first, found, strict=True):
-            if one != other:
+    checksums = [zlib.crc32(each.detach().reshape(-1).cpu().view(uint8).numpy().data) for each in parameters.values()]
+    first, *others = ranks.all_gathered("parameters", checksums)
+    for rank, of_rank in enumerate(others, 1):
+        for name, of_first, of_other in zip(parameters, first, of_rank, strict=True):
+            if of_first != of_other:
                 raise DifferentRanks(
                     f"parameter {name!r} differs between rank 0 and rank {rank}: code that changes it, such as a hook, "
                     "has run on some ranks only, or differently; a hook that changes the model needs "
@@ -30,7 +29,7 @@ def check_alike(parameters: Tensors, ranks: Ranks) -> None:
                 )
 
 
-def copy_from_first(tensors: Tensors, ranks: Ranks) -> None:
+def broadcast(tensors: Tensors, ranks: Ranks) -> None:
     """Replace tensors by those of rank 0, such as the running statistics of BatchNorm, which each rank has its own."""
     for name in sorted(tensors):
         if tensors[name].numel():

@@ -51,23 +51,25 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
         copied: copy the tensors, so that later changes of the module do not change them.
         replaced: id of a parameter or buffer -> the tensor to collect instead.
     """
+    tensors = own_tensors(module)
+    if replaced:
+        held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+        for name, tensor in held:
+            if name in tensors:
+                tensors[name] = replaced.get(id(tensor), tensors[name])
     weights: dict[str, Any] = {}
     tied: dict[str, str] = {}
     storages: set[int] = set()
-    found = own_tensors(module)
-    if replaced:
-        held = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-        others = {name: replaced[id(each)] for name, each in held if id(each) in replaced}
-        found |= {name: tensor for name, tensor in others.items() if name in found}
-    for name, *others_of_it in same_tensors(module, found):
-        tied |= dict.fromkeys(others_of_it, name)
-        tensor = found[name]
-        here = piece(tensor)
-        own = here.detach().cpu().contiguous()
-        storage = own.untyped_storage().data_ptr()
-        is_shared = storage in storages or (copied and storage == here.untyped_storage().data_ptr())
-        own = own.clone() if is_shared else own  # safetensors refuses tensors that share memory
-        weights[name] = replace(rows_of(tensor), values=own) if is_in_pieces(tensor) else own
+    for name, *tied_names in same_tensors(module, tensors):
+        tied |= dict.fromkeys(tied_names, name)
+        tensor = tensors[name]
+        rows = piece(tensor)
+        values = rows.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory
+        storage = values.untyped_storage().data_ptr()
+        is_shared = storage in storages or (copied and storage == rows.untyped_storage().data_ptr())
+        values = values.clone() if is_shared else values
+        weights[name] = replace(rows_of(tensor), values=values) if is_in_pieces(tensor) else values
         storages.add(storage)
     return weights, tied
 
@@ -75,23 +77,23 @@ def collect_weights(module: Module, *, copied: bool = False, replaced: Mapping[i
 def same_tensors(module: Module, tensors: Tensors) -> list[list[str]]:
     """Return the names of the tensors of a module, or of those that replace them, the names of one tensor together."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    found: dict[object, list[str]] = {}
-    for name, each in tensors.items():
+    names: dict[object, list[str]] = {}  # by what tensors that are one have in common
+    for name, tensor in tensors.items():
         place: object = name
-        if is_in_pieces(each):
+        if is_in_pieces(tensor):
             place = id(parameters[name])  # this rank may have none of its rows
-        elif each.numel() and each.layout is torch.strided and not each.is_meta:
-            place = each.device, each.data_ptr(), each.shape, each.stride(), each.dtype
-        found.setdefault(place, []).append(name)
-    return list(found.values())
+        elif tensor.numel() and tensor.layout is torch.strided and not tensor.is_meta:
+            place = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        names.setdefault(place, []).append(name)
+    return list(names.values())
 
 
 def as_held(module: Module, tensors: Values) -> dict[str, Tensor]:
     """Return tensors, which may be `Stored`, as a module holds those of the same names: in pieces, if it is sharded."""
-    own = own_tensors(module)
+    held = own_tensors(module)
     return {
-        name: in_pieces_like(each, own[name]) if is_in_pieces(own.get(name)) else whole_of(each)
-        for name, each in tensors.items()
+        name: in_pieces_like(tensor, held[name]) if is_in_pieces(held.get(name)) else whole_of(tensor)
+        for name, tensor in tensors.items()
     }
 
 
@@ -102,25 +104,25 @@ def load_weights(module: Module, directory: Path, name: str = FILE) -> None:
         StorageError: the file cannot be read.
         StateError: the names or shapes in the file are not those of the module.
     """
-    state = read_tensors(directory, name)
-    expected = own_tensors(module)
-    wrong = [
-        f"{each} is {tuple(state[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
-        for each, tensor in expected.items()
-        if each in state and state[each].shape != tensor.shape
+    saved = read_tensors(directory, name)
+    tensors = own_tensors(module)
+    shapes = [
+        f"{each} is {tuple(saved[each].shape)} in the checkpoint, {tuple(tensor.shape)} in the module"
+        for each, tensor in tensors.items()
+        if each in saved and saved[each].shape != tensor.shape
     ]
     lists = {
-        "": wrong,
-        "only in the module: ": sorted(expected.keys() - state.keys()),
-        "only in the checkpoint: ": sorted(state.keys() - expected.keys()),
+        "": shapes,
+        "only in the module: ": sorted(tensors.keys() - saved.keys()),
+        "only in the checkpoint: ": sorted(saved.keys() - tensors.keys()),
     }
-    found = [f"{head}{few(names, 200)}" for head, names in lists.items() if names]
-    if found:
+    differences = [f"{head}{few(names, 200)}" for head, names in lists.items() if names]
+    if differences:
         raise StateError(
-            f"{directory / name} does not fit the module: {'; '.join(found)}. Weights can only be loaded into the "
-            "architecture that they were saved from"
+            f"{directory / name} does not fit the module: {'; '.join(differences)}. Weights can only be loaded into "
+            "the architecture that they were saved from"
         )
-    put(as_held(module, state), module)
+    put(as_held(module, saved), module)
 
 
 def put(values: Values, module: Module) -> None:
@@ -134,11 +136,18 @@ def own_memory(module: Module) -> None:
 
     Buffers with `persistent=False` are not changed, because they are not loaded.
     """
-    for part in module.modules():
-        tensors = {**part._parameters, **part._buffers}
-        for name, tensor in tensors.items():
-            if tensor is None or name in part._non_persistent_buffers_set:
-                continue
-            axes = zip(tensor.stride(), tensor.shape, strict=True) if tensor.layout is torch.strided else ()
-            if any(stride == 0 and size > 1 for stride, size in axes):
-                tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+    unsaved = unsaved_buffers(module)
+    for name, tensor in tensors_of(module).items():
+        if name in unsaved or tensor.layout is not torch.strided:
+            continue
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
+
+
+def unsaved_buffers(module: Module) -> set[str]:
+    """Return the names of the buffers of a module with `persistent=False`, which are not saved."""
+    return {
+        f"{path}.{name}".removeprefix(".")
+        for path, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from in_ranks import in_ranks, results_of
 
-from emrun.models.weights.over_ranks import check_alike, copy_from_first
+from emrun.models.weights.over_ranks import broadcast, check_equal_on_ranks
 from emrun.ranks.group import join
 
 
@@ -13,7 +13,7 @@ def copied():
     buffers = {"b": torch.full((2,), rank), "a": torch.tensor(rank + 0.5), "empty": torch.zeros(0)}
     buffers["c"] = (torch.arange(4.0).view(2, 2) + rank * 1j).t()
     buffers["d"] = torch.tensor([rank == 0])
-    copy_from_first(buffers, join())
+    broadcast(buffers, join())
     return [each.tolist() for each in buffers.values()]
 
 
@@ -26,7 +26,7 @@ def compared(changed, dtype):
     module = {"a": torch.zeros(3, dtype=dtype), "b": torch.ones((), dtype=dtype), "empty": torch.zeros(0)}
     if joined.rank == 1 and changed:
         module[changed] = module[changed] + torch.finfo(dtype).eps
-    check_alike(module, joined)
+    check_equal_on_ranks(module, joined)
     return "alike"
 
 
