@@ -1,7 +1,7 @@
 """The step of a `TorchModel`: what it does with a train batch, chosen once when the model is built.
 
-Each kind of step says how gradients come about; `Updater` makes the updates of all of them (hooks, the step of the
-optimizer, its schedule), and `SkippedUpdates` counts those that are not made. `training_step` chooses the kind:
+Each kind of step says how gradients come about; Updater makes the updates of all of them (hooks, the step of the
+optimizer, its schedule), and SkippedUpdates counts those that are not made. `choice` chooses the kind:
 
     model                                     a batch is an update    a window of batches, or parts of a batch
     ----------------------------------------  ----------------------  ----------------------------------------
@@ -9,11 +9,11 @@ optimizer, its schedule), and `SkippedUpdates` counts those that are not made. `
     one process, fp16                         ScaledStep              AccumulatedScaledStep
     several ranks                             SummedBatchStep         SummedStep
     several ranks, several optimizers or a
-    `train_step` of a subclass                SummedStep              SummedStep
-    several ranks, `strategy`                 ShardedStep             ShardedStep
+    subclass that trains in its own way       SummedStep              SummedStep
+    several ranks that share the weights      ShardedStep             ShardedStep
 
-A batch that is split (`micro_batch_size`) is run by `MicroBatches`, which gives its parts to such a step. A
-`train_step` of a subclass is called by `Manual`, in each kind of step.
+A batch that is split is run by MicroBatches, which gives its parts to such a step. The training of a subclass that
+trains in its own way is called by Manual, in each kind of step.
 
 Read `training_step` (the base class, with the plain forward and backward), `single` and `updater`; then `accumulated`,
 `micro_batches` (`size_search` is about full memory), `summed` with `gradient_sums`, and `sharded`. `loss_scale` is the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,6 @@ from emrun.ranks.gather import prepare as prepare_to_gather
 from emrun.ranks.group import Ranks
 from emrun.ranks.parts import weighted
 from emrun.ranks.shares import rows_in
-
-
-class Sums(Protocol):
-    """The sums of the gradients of an optimizer over all ranks."""
-
-    def reduce(self, weight: float | Tensor, loss: Tensor | None = None) -> Tensor | None:
-        """Replace the gradients by their weighted means over all ranks; return the mean of the losses."""
 
 
 class RankSums:
@@ -50,8 +43,8 @@ class RankSums:
         self.ranks = ranks
         self.carries_loss = carries_loss
         self.exchanges = exchanges
-        self.of: dict[Any, Sums] = {}
-        """Optimizer -> the sums of its gradients, as soon as they are needed."""
+        self.of: dict[Any, Any] = {}
+        """Optimizer -> `GradientSums` of its gradients, or `ShardSums`, as soon as they are needed."""
         self.early: GradientSums | None = None
         """The sums whose gradients are sent during the backward pass."""
         self._sends = sends
@@ -72,14 +65,13 @@ class RankSums:
         """Note whether the forward of the module gathers rows of all ranks."""
         self.exchanges |= gathers
 
-    def sums_of(self, optimizer: Any) -> Sums:
+    def sums_of(self, optimizer: Any) -> Any:
         """Return the sums of the gradients of an optimizer."""
-        sums = self.of.get(optimizer)
-        if sums is None:
-            sums = self.of[optimizer] = self.new(optimizer)
-        return sums
+        if optimizer not in self.of:
+            self.of[optimizer] = self.new(optimizer)
+        return self.of[optimizer]
 
-    def new(self, optimizer: Optimizer) -> Sums:
+    def new(self, optimizer: Any) -> Any:
         """Return new sums of the gradients of an optimizer."""
         return GradientSums(parameters_of(optimizer), self.ranks)
 
