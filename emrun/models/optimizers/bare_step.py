@@ -30,8 +30,9 @@ class BareStep:
         step: Any = getattr(type(optimizer), "step", None)
         if getattr(step, "__code__", None) is not _WRAPPER or "step" in vars(optimizer):
             return cls(step, ("another step",))
-        own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        return cls(step.__wrapped__, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
+        of_optimizer = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        of_all = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+        return cls(step.__wrapped__, of_optimizer + of_all)
 
 
 def mark_as_stepped(optimizer: Any) -> None:

@@ -62,8 +62,8 @@ def _matching(parameters: Named, match: object, argument: str) -> Named:
     """Return the parameters of which a name matches, under all their names; each pattern must match one."""
     expressions = patterns(argument, match)
     check_matches(argument, expressions, parameters, "the parameters")
-    ids = {id(each) for name, each in parameters.items() if any(regex.search(name) for regex in expressions)}
-    return {name: each for name, each in parameters.items() if id(each) in ids}
+    ids = {id(parameters[name]) for name in parameters if any(regex.search(name) for regex in expressions)}
+    return {name: parameter for name, parameter in parameters.items() if id(parameter) in ids}
 
 
 def _once(parameters: Named) -> list[Parameter]:
@@ -72,7 +72,7 @@ def _once(parameters: Named) -> list[Parameter]:
 
 def _configured(parameters: Named, entries: object, key: str) -> list[Group]:
     """Return the groups that a config lists."""
-    if not isinstance(entries, list) or not all(isinstance(each, Mapping) and "match" in each for each in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) and "match" in entry for entry in entries):
         either = "neither a list of {match: REGEX, argument: value} nor a callable that returns groups"
         raise ArgumentError(key, f"{entries!r} is {either}")
     groups: list[Group] = []
@@ -107,13 +107,13 @@ def _check_apart(groups: list[Group], parameters: Named, key: str) -> None:
         where = f"{key}[{index}]"
         if not group["params"]:
             raise ArgumentError(where, "has no parameters")
-        for each in group["params"]:
-            if id(each) not in names:
-                allowed = few(parameters)
-                message = f"has {_described(each)}, which is not one of the parameters to train: {allowed}"
+        for parameter in group["params"]:
+            place = id(parameter)
+            if place not in names:
+                message = f"has {_described(parameter)}, which is not one of the parameters to train: {few(parameters)}"
                 raise ArgumentError(where, message)
-            if owners.setdefault(id(each), index) != index:
-                message = f"has parameter {names[id(each)]!r}, as group {owners[id(each)]} has; it can be in one group"
+            if owners.setdefault(place, index) != index:
+                message = f"has parameter {names[place]!r}, as group {owners[place]} has; it can be in one group"
                 raise ArgumentError(where, message)
 
 

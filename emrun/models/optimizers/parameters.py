@@ -10,16 +10,15 @@ from torch.optim import Optimizer
 
 def parameters_of(optimizer: Optimizer | None) -> list[Parameter]:
     """Return the parameters of an optimizer, in their order."""
-    return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 def names_of(module: Module) -> dict[int, str]:
     """Return the id of each parameter of a module -> its name."""
-    return {id(each): name for name, each in module.named_parameters()}
+    return {id(parameter): name for name, parameter in module.named_parameters()}
 
 
 def parameters_beside(parameters: Sequence[Parameter], *optimizers: Optimizer | None) -> list[Parameter]:
     """Return the parameters of a module that its optimizers do not have."""
-    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
-    held = {id(each) for group in groups for each in group["params"]}
-    return [parameter for parameter in parameters if id(parameter) not in held]
+    trained = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    return [parameter for parameter in parameters if id(parameter) not in trained]

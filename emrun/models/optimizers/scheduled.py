@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ class ScheduledOptimizer:
     def replace(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Take an optimizer, which gets the mode of evaluations if it has modes."""
         self.optimizer = optimizer
-        self.has_modes = all(callable(getattr(optimizer, each, None)) for each in ("train", "eval"))
+        self.has_modes = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
         """Whether the optimizer has other weights for evaluations."""
         self.is_training = False
         """Whether such an optimizer has its weights for training in the module."""
@@ -141,8 +141,9 @@ class ScheduledOptimizer:
     def begin_first_update(self, module: Module) -> None:
         """Warn of parameters that get no gradient in the first update."""
         self.bare_step = BareStep.of(self.optimizer)
-        without = {id(each) for each in parameters_of(self.optimizer) if each.requires_grad and each.grad is None}
-        names = [name for name, each in module.named_parameters() if id(each) in without]
+        trained = filter(attrgetter("requires_grad"), parameters_of(self.optimizer))
+        without = {id(parameter) for parameter in trained if parameter.grad is None}
+        names = [name for name, parameter in module.named_parameters() if id(parameter) in without]
         if names:
             _LOG.warning(
                 "%sin the first update, there is no gradient for %s: nothing that is minimised depends on %s",

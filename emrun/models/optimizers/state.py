@@ -124,7 +124,7 @@ def _indices(state: Values) -> list[int]:
 
 
 def _dtypes(optimizer: Optimizer) -> list[str]:
-    return [str(each.dtype) for each in parameters_of(optimizer)]
+    return [str(parameter.dtype) for parameter in parameters_of(optimizer)]
 
 
 def _undo_casts(optimizer: Optimizer, state: Values) -> None:
@@ -166,7 +166,7 @@ def on_shapes(optimizer: Optimizer) -> Optimizer | None:
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         return None
     empty: Optimizer = object.__new__(type(optimizer))
-    groups = [{**group, "params": [_shape_of(each) for each in group["params"]]} for group in optimizer.param_groups]
+    groups = [{**group, "params": list(map(_shape_of, group["params"]))} for group in optimizer.param_groups]
     vars(empty).update(vars(optimizer), param_groups=groups, state=defaultdict(dict))
     return empty
 

@@ -74,5 +74,5 @@ class Length:
         """Return the length as a config has it."""
         if self.unit == "%":
             return f"{self.count:g}%"
-        one = {"updates": "update", "passes": "pass"}[self.unit]
-        return f"{self.count:g} {one if self.count == 1 else self.unit}"
+        singular = {"updates": "update", "passes": "pass"}[self.unit]
+        return f"{self.count:g} {singular if self.count == 1 else self.unit}"

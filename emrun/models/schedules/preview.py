@@ -105,4 +105,5 @@ def without_rate(rates: Sequence[Sequence[float]], bases: Sequence[float]) -> in
         bases: the rates that the optimizer was built with.
     """
     least = _NOTHING * max(*bases, *map(max, rates))
-    return sum(max(each) <= least for each in list(zip(*rates, strict=True))[:-1])
+    of_steps = list(zip(*rates, strict=True))
+    return sum(max(of_groups) <= least for of_groups in of_steps[:-1])

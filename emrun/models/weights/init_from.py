@@ -98,7 +98,7 @@ class InitFrom:
             return [cls.read(value)]
         if not value:
             raise ArgumentError(_KEY, "the list is empty")
-        return [cls.read(each, f"{_KEY}[{index}]") for index, each in enumerate(value)]
+        return [cls.read(entry, f"{_KEY}[{index}]") for index, entry in enumerate(value)]
 
     def load(self, module: Module, before: dict[str, str]) -> dict[str, Any]:
         """Load the weights into a module, and log a table of what was loaded and what was not.

@@ -82,12 +82,12 @@ def matches_of(module: torch.nn.Module, in_file: Tensors, selects: Callable[[str
     return matches
 
 
-def _mismatch(name: str, here: Tensor, there: Tensor) -> tuple[str, str] | None:
+def _mismatch(name: str, of_module: Tensor, of_file: Tensor) -> tuple[str, str] | None:
     """Return why a tensor cannot be loaded, and what it is in the file and in the module; None if it can be loaded."""
-    if here.shape != there.shape:
-        return "another shape", f"{name} is {tuple(there.shape)} in the file, {tuple(here.shape)} in the module"
-    if not (is_ordinary(there) and is_ordinary(here) and _meaning(there) == _meaning(here)):
-        both = f"{name} is {dtype_in_words(there)} in the file, {dtype_in_words(here)} in the module"
+    if of_module.shape != of_file.shape:
+        return "another shape", f"{name} is {tuple(of_file.shape)} in the file, {tuple(of_module.shape)} in the module"
+    if not (is_ordinary(of_file) and is_ordinary(of_module) and _meaning(of_file) == _meaning(of_module)):
+        both = f"{name} is {dtype_in_words(of_file)} in the file, {dtype_in_words(of_module)} in the module"
         return "another dtype", both
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from torch import uint8
+from torch import Tensor, uint8
 
 from emrun.base.errors import DifferentRanks
 from emrun.models.modes import Tensors
@@ -17,7 +17,7 @@ def check_equal_on_ranks(parameters: Tensors, ranks: Ranks) -> None:
     Raises:
         DifferentRanks: one of them differs; the message names the first.
     """
-    checksums = [zlib.crc32(each.detach().reshape(-1).cpu().view(uint8).numpy().data) for each in parameters.values()]
+    checksums = [_checksum(parameter) for parameter in parameters.values()]
     first, *others = ranks.all_gathered("parameters", checksums)
     for rank, of_rank in enumerate(others, 1):
         for name, of_first, of_other in zip(parameters, first, of_rank, strict=True):
@@ -27,6 +27,10 @@ def check_equal_on_ranks(parameters: Tensors, ranks: Ranks) -> None:
                     "has run on some ranks only, or differently; a hook that changes the model needs "
                     "`every_rank = True`"
                 )
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().reshape(-1).cpu().view(uint8).numpy().data)
 
 
 def broadcast(tensors: Tensors, ranks: Ranks) -> None:

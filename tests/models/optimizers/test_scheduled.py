@@ -1,4 +1,4 @@
-"""The plan of a model: what its schedule and the length of the run give together, and when it is known."""
+"""An optimizer with its schedule: their plan for the length of a run, when it is known; the rates of an update."""
 
 import logging
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from doubles import SGD, Affine, Streams
 
-from emrun import Factory, MainLoop, TorchModel
+from emrun import AbstractHook, Factory, MainLoop, TorchModel, UpdateSkipped
 from emrun.base.errors import ArgumentError
 from emrun.hooks import StopAfter
+from emrun.models.optimizers.scheduled import ScheduledOptimizer
 from emrun.models.schedules.built_in import Constant, Cosine
 
 XY = [{"x": [1.0, 2.0], "y": [3.0, 5.0]}] * 4
@@ -109,3 +110,29 @@ def test_what_cannot_be_known_is_said(scheduler, stop, note):
 def test_a_model_without_a_schedule_has_no_plan():
     assert model_of(None).schedule_plan() is None
     assert TorchModel(Affine(), optimizer=SGD, scheduler=Factory(Cosine)).schedule_plan() is None  # without a loop
+
+
+def test_the_rates_of_an_update_are_numbers_those_of_each_group_that_has_one():
+    form = Factory(torch.optim.SGD, options={"groups": [{"match": "w", "lr": 0.5}]}, lr=0.125)
+    member = ScheduledOptimizer(Affine(), "", form, None)
+    first, second = member.optimizer.param_groups
+    member.note_rates()
+    assert member.rates == [0.125, 0.5]
+    first["lr"] = torch.tensor(0.25)
+    member.note_rates()
+    assert (member.rates, type(member.rates[0])) == ([0.25, 0.5], float)
+    del second["lr"]
+    member.note_rates()
+    assert member.rates == [0.25]
+
+
+class SkipsFirst(AbstractHook):
+    def before_update(self):
+        if not self.main_loop.updates_done:
+            raise UpdateSkipped("it is the first")
+
+
+def test_a_scheduler_steps_after_a_first_update_that_is_skipped_and_torch_does_not_warn():
+    model = TorchModel(Affine(), optimizer=SGD, scheduler=Factory(STEP, step_size=1, options={"step_on": "update"}))
+    MainLoop(model, Streams(train=XY[:1]), [SkipsFirst(), StopAfter(epochs=2)]).run_training()
+    assert model.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
