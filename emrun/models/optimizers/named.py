@@ -50,6 +50,7 @@ class Optimizers:
         """Whether an optimizer has other weights for evaluations than for training."""
         self.is_plan_due = False
         """Whether the plan of the learning rates will be known after the zeroth epoch."""
+        self._names = [member.name for member in self.members]
         self._untrained: set[str] = set()  # the names of parameters that no optimizer has, and that a warning has named
 
     # which optimizers there are
@@ -75,10 +76,8 @@ class Optimizers:
             ArgumentError: there is no such optimizer.
         """
         if optimizer is None:
-            names = listed([member.name for member in self.members])
-            raise ArgumentError(
-                "optimizer", NO_OPTIMIZER if self.only is not None else f"name one of the optimizers: {names}"
-            )
+            several = f"name one of the optimizers: {listed(self._names)}"
+            raise ArgumentError("optimizer", several if self.only is None else NO_OPTIMIZER)
         if not isinstance(optimizer, str):
             return optimizer
         optimizers = self.optimizers
@@ -94,7 +93,7 @@ class Optimizers:
             ArgumentError: there are several, with names.
         """
         if self.only is None:
-            names = listed([member.name for member in self.members])
+            names = listed(self._names)
             raise ArgumentError("optimizer", f"the model has several optimizers ({names}), and none to replace")
         self.only.replace(optimizer)
         self.has_modes = self.only.has_modes
@@ -199,9 +198,8 @@ class Optimizers:
             StateError: the config has other optimizers or schedulers, or one of them refuses its state.
         """
         states: Values = state.get("optimizers") or {"": state}  # the only optimizer has no name
-        names = [member.name for member in self.members]
-        if sorted(states) != sorted(names):
-            now = listed(names) if any(names) else "no names"
+        if sorted(states) != sorted(self._names):
+            now = listed(self._names) if any(self._names) else "no names"
             then = listed(list(states)) if any(states) else "no names"
             raise StateError(f"model.optimizer has {now}, but had {then}; a resume cannot change that")
         refusals: list[str] = []

@@ -83,8 +83,8 @@ class ClosedForm(ABC):
         # the phases
         self.optimizer = optimizer
         self.final = float(final)
-        self.warmup = None if warmup is None or warmup == 0 else Length.parse("warmup", warmup)
-        self.cooldown = None if cooldown is None or cooldown == 0 else Length.parse("cooldown", cooldown)
+        self.warmup = None if warmup in (None, 0) else Length.parse("warmup", warmup)
+        self.cooldown = None if cooldown in (None, 0) else Length.parse("cooldown", cooldown)
         # where the run is
         self.updates_done = 0
         self.planned: dict[str, Any] | None = None
@@ -226,7 +226,7 @@ class ClosedForm(ABC):
             places = (done, (done + horizon.updates - 1) // 2, horizon.updates - 1)
             before = self._factor_of(plan)(done - 1)
             after = [self.factor(horizon)(place) for place in places]
-            bases = self._base_rates()
+            bases = curves.base_rates(self.optimizer)
             text += (
                 f"{REPLAN} accepts the rates of the longer run: {curves.by_group(bases, after)} in the next update, "
                 f"halfway, and in the last one, after {curves.by_group(bases, [before])} in the update before. "
@@ -245,7 +245,7 @@ class ClosedForm(ABC):
         plan = self.planned
         if plan is None or self._is_changed or not self.needs_horizon or self.updates_done < plan["updates"]:
             return None
-        rate = curves.by_group(self._base_rates(), [self._factor_of(plan)(self.updates_done)])
+        rate = curves.by_group(curves.base_rates(self.optimizer), [self._factor_of(plan)(self.updates_done)])
         return (
             f"the {plan['updates']} updates for which {type(self).__name__} was planned were made, and no hook limits "
             f"the updates of the run now: the learning rate would stay {rate}; give StopAfter a number of updates"
@@ -273,9 +273,6 @@ class ClosedForm(ABC):
             return None
         return int(plan["updates"]) - self.cooldown.updates(_horizon_of(plan))
 
-    def _base_rates(self) -> list[float]:
-        return [float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups]
-
     def shown(self, horizon: Horizon) -> SchedulePlan:
         """Return the plan of a run of this length.
 
@@ -283,7 +280,7 @@ class ClosedForm(ABC):
             ArgumentError: see `plan`.
         """
         name = type(self).__name__
-        bases = self._base_rates()
+        bases = curves.base_rates(self.optimizer)
         with_lengths = name + "".join(f", {length.name} {length}" for length in self.lengths())
         # a run that time ends
         if horizon.share is not None:

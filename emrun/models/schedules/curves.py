@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch.optim import Optimizer
+
 _POINTS = 400  # of the curve in a plan; a multiple of 4
 
 Factor = Callable[[int], float]
@@ -30,6 +32,11 @@ def in_phases(warmup: int, between: Factor, end: int | None = None, cooldown: in
         return last + (final - last) * min(done - end, cooldown) / cooldown if cooldown else last
 
     return factor
+
+
+def base_rates(optimizer: Optimizer) -> list[float]:
+    """Return the learning rate of each parameter group of which a schedule gives shares."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
 def sampled(factor: Factor, total: int, bases: Sequence[float]) -> list[list[float]]:

@@ -36,7 +36,7 @@ def on_dummy(scheduler: Any) -> Any:
     The user's functions in it are shared, because they may hold anything.
 
     Returns:
-        The copy; None if the scheduler, or one inside of it, is not torch's, or if it cannot be copied.
+        The copy; None if there is no scheduler, if it, or one inside of it, is not torch's, or if it cannot be copied.
     """
     schedulers = all_in(scheduler).values()
     if not all(type(each).__module__ == lr_scheduler.__name__ for each in schedulers):

@@ -17,6 +17,7 @@ from emrun.epoch_data import check_address, number_at
 from emrun.models.optimizers.build import is_raised_by_torch
 from emrun.models.optimizers.state import check_class, equal, refusals
 from emrun.models.schedules.closed_form import ClosedForm
+from emrun.models.schedules.curves import base_rates
 from emrun.models.schedules.preview import INNER, MOST_STEPS, all_in, on_dummy, rates_ahead, steps_made, without_rate
 from emrun.schedule_plan import SchedulePlan
 from emrun.storage.checkpoints.state_file import read_back
@@ -92,7 +93,7 @@ class Scheduler:
             awaited = "the length of the run is known after the zeroth epoch"
             return SchedulePlan(name, note=awaited if horizon.is_awaited else "the length of the run is not known")
         epochs = None if self.on_update else epochs
-        first = on_dummy(self._at_first) if self._at_first is not None else None
+        first = on_dummy(self._at_first)
         now = on_dummy(self.scheduler)
         if first is None or now is None or steps > MOST_STEPS:
             why = f"of more than {MOST_STEPS} steps" if first is not None else "of your own"
@@ -109,9 +110,8 @@ class Scheduler:
 
     def _warn_without_rate(self, rates: list[list[float]], unit: str) -> None:
         """Warn once if the rate is 0 in most of the steps that are left."""
-        bases = [float(group.get("initial_lr", group["lr"])) for group in self.scheduler.optimizer.param_groups]
         left = len(rates[0]) - 1
-        count = without_rate(rates, bases)
+        count = without_rate(rates, base_rates(self.scheduler.optimizer))
         if 2 * count > left and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
