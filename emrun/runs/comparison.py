@@ -48,7 +48,7 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         - `epochs`: `first`, the first epoch whose statistics differ, and `a` and `b`, their last epochs.
         - `steps`: see `compare_steps`.
     """
-    found: Json = dict.fromkeys(PARTS)
+    comparison: Json = dict.fromkeys(PARTS)
     reasons: dict[str, str] = {}
     for name, part in (
         ("config", lambda: compare_configs(a, b)),
@@ -59,13 +59,13 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         ("steps", lambda: {"steps": compare_steps(a.steps(), b.steps())}),
     ):
         try:
-            found.update(part())
+            comparison.update(part())
         except NotCompared as error:
             reasons[name] = str(error)
         except (ConfigError, StorageError) as error:
             reasons[name] = in_one_line(str(error).partition("\n")[0])
-    is_equal = not any(found[part] for part in PARTS if part != "steps")
-    is_equal = is_equal and (found["steps"] is None or found["steps"]["equal"])
+    is_equal = not any(comparison[part] for part in PARTS if part != "steps")
+    is_equal = is_equal and (comparison["steps"] is None or comparison["steps"]["equal"])
     runs = [
         {
             "directory": str(run.directory),
@@ -76,7 +76,7 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         }
         for run in (a, b)
     ]
-    return {"runs": runs, "equal": is_equal, "not_compared": reasons, **found}
+    return {"runs": runs, "equal": is_equal, "not_compared": reasons, **comparison}
 
 
 class NotCompared(Exception):
@@ -87,7 +87,7 @@ def _device(a: StoredRun, b: StoredRun) -> dict[str, str] | None:
     one = a.trace.get("device")
     other = b.trace.get("device")
     if one is None or other is None:
-        lacking = " and ".join(name for name, each in (("a", one), ("b", other)) if each is None)
+        lacking = " and ".join(name for name, device in (("a", one), ("b", other)) if device is None)
         raise NotCompared(f"the device of {lacking} is not recorded")
     return None if one == other else {"a": one, "b": other}
 
@@ -98,15 +98,15 @@ def _compare_batches(a: Path, b: Path) -> list[Json]:
     other = recorded_batches(b / "code")
     if not one.keys() & other.keys():
         raise NotCompared("no batch of the same stream is recorded in both")
-    found = []
-    for key in [each for each in one if each in other]:
+    differing = []
+    for key in [key for key in one if key in other]:
         stream, index, _ = key
         mine = one[key]
         theirs = other[key]
         sources = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         if sources:
-            found.append({"stream": stream, "pass": index, "sources": sources})
-    return found
+            differing.append({"stream": stream, "pass": index, "sources": sources})
+    return differing
 
 
 def _compare_epochs(a: StoredRun, b: StoredRun) -> Json:
@@ -125,15 +125,15 @@ def _compare_epochs(a: StoredRun, b: StoredRun) -> Json:
         if first is None and (not one or not other or any(one[key] != other[key] for key in ("epoch", "streams"))):
             first = (one or other or {})["epoch"]
     addresses = {**sides[0], **sides[1]}
-    rows = {each: {"a": _shown(sides[0].get(each)), "b": _shown(sides[1].get(each))} for each in addresses}
+    rows = {address: {"a": _shown(sides[0].get(address)), "b": _shown(sides[1].get(address))} for address in addresses}
     epochs = None if first is None else {"first": first, "a": last[0], "b": last[1]}
     return {"epochs": epochs, "statistics": rows}
 
 
-def _shown(found: Summary | None) -> Json | None:
-    if found is None:
+def _shown(summary: Summary | None) -> Json | None:
+    if summary is None:
         return None
-    return {"last": found.last, "lowest": found.min or found.last, "highest": found.max or found.last}
+    return {"last": summary.last, "lowest": summary.min or summary.last, "highest": summary.max or summary.last}
 
 
 def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
@@ -161,8 +161,8 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
     rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
     alone = [0, 0]  # how many iterations only one side has
     ahead = [0, 0]  # how many it has behind the last of the other
-    for iteration, found in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
-        there = {side: (every, values) for _, side, every, values in found}
+    for iteration, same_iteration in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
+        there = {side: (every, values) for _, side, every, values in same_iteration}
         for side in there:
             alone[1 - side] += ahead[1 - side]
             ahead[1 - side] = 0
@@ -180,8 +180,8 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
         last_equal = iteration
     deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
     is_equal = first is None and last[0] == last[1] and not any(alone)
-    found_in_all = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
-    return {**found_in_all, "last": last, "alone": alone}
+    result = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
+    return {**result, "last": last, "alone": alone}
 
 
 def _noted(chunks: Iterable[Chunk], side: int, last: list[int | None]) -> Iterator[Chunk]:

@@ -54,12 +54,12 @@ def compared(parts: Sequence[RunPart], runs: Sequence[Mapping[str, Any]]) -> Jso
 def _differences_of(parts: Sequence[RunPart]) -> Differences:
     """Return what differs between the configs of runs."""
     configs = [values_of(part.run) for part in parts]
-    found: dict[str, Sequence[Any]] = {}
+    differing: dict[str, Sequence[Any]] = {}
     for key in dict.fromkeys(key for config in configs for key in config):
         values = [config.get(key, _MISSING) for config in configs]
         if key not in _NOT_OF_IDENTITY[1:] and len({key_of(value) for value in values}) > 1:
-            found[key] = values
-    return found
+            differing[key] = values
+    return differing
 
 
 def _summary(parts: Sequence[RunPart], parameters: Differences, keys: Sequence[str]) -> Json:
@@ -165,4 +165,4 @@ def _text(value: Any) -> str:
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
