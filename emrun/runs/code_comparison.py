@@ -78,13 +78,14 @@ class CodeNow:
             records = [(snapshot, _read(snapshot)["modules"].items()) for _, snapshot in code_records(directory)]
         except OSError:
             return None
-        changed = (
-            name
-            for snapshot, modules in records
-            for name, module in modules
-            if not self._is_same(snapshot, name, module)
-        )
-        return tuple(dict.fromkeys(changed)) if records else None
+        if not records:
+            return None
+        changed: dict[str, None] = {}
+        for snapshot, modules in records:
+            for name, module in modules:
+                if not self._is_same(snapshot, name, module):
+                    changed[name] = None
+        return tuple(changed)
 
     def _is_same(self, place: Path, name: str, module: Json) -> bool:
         content, digest, tree = self._now(name, module["file"])
@@ -141,7 +142,11 @@ def _modules(a: Json, b: Json, first: Path, second: Path) -> list[Json]:
     for name in {**a, **b}:
         if name in a and name in b and a[name]["sha256"] == b[name]["sha256"]:
             continue
-        change = "changed" if name in a and name in b else "only in a" if name in a else "only in b"
+        change = "changed"
+        if name not in b:
+            change = "only in a"
+        elif name not in a:
+            change = "only in b"
         is_diffed = change == "changed" and len(differing) < _MOST_DIFFED
         diff = _diff(name, [_source(first, name, a[name]), _source(second, name, b[name])]) if is_diffed else None
         differing.append({"name": name, "change": change, "diff": diff})

@@ -86,7 +86,14 @@ def _age(row: Row) -> Any:
 
 
 def _class_of(*keys: str) -> Callable[[Row], Any]:
-    return lambda row: next((value for key in keys if (value := row.run.value(key)) is not MISSING), MISSING)
+    def class_in(row: Row) -> Any:
+        for key in keys:
+            value = row.run.value(key)
+            if value is not MISSING:
+                return value
+        return MISSING
+
+    return class_in
 
 
 FACTS = {
@@ -169,7 +176,7 @@ def check_known(columns: Iterable[Column], rows: Sequence[Row]) -> None:
     """
     for asked in columns:
         if asked.name not in FACTS and rows and all(asked.of(row) is MISSING for row in rows):
-            names = {*FACTS, *(known for row in rows[:1] for known in _names_in(row.run))}
+            names = {*FACTS, *_names_in(rows[0].run)}
             bare = asked.name.removeprefix(f"{asked.which}:")
             what = "recorded the statistic" if asked.address else "a value in its config with the key"
             if any(known.endswith(f"/{bare}") for known in names):

@@ -48,6 +48,7 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
         - `epochs`: `first`, the first epoch whose statistics differ, and `a` and `b`, their last epochs.
         - `steps`: see `compare_steps`.
     """
+    # the parts, or why one cannot be compared
     comparison: Json = dict.fromkeys(PARTS)
     reasons: dict[str, str] = {}
     for name, part in (
@@ -64,6 +65,8 @@ def compare(a: StoredRun, b: StoredRun) -> Json:
             reasons[name] = str(error)
         except (ConfigError, StorageError) as error:
             reasons[name] = in_one_line(str(error).partition("\n")[0])
+
+    # what is said of both runs
     is_equal = not any(comparison[part] for part in PARTS if part != "steps")
     is_equal = is_equal and (comparison["steps"] is None or comparison["steps"]["equal"])
     runs = [
@@ -146,6 +149,7 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
         last recorded iterations of a and b, None where there are none. `alone`: the numbers of iterations between the
         others that only a and only b have recorded.
     """
+    # whole chunks, as long as they are equal
     last: list[int | None] = [None, None]
     sides = [_noted(chunks, side, last) for side, chunks in enumerate((a, b))]
     compared = 0
@@ -158,7 +162,12 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
         last_equal = last[0]
     else:
         one = other = None
-    rows = [_rows(side, chain(filter(None, [begun]), sides[side])) for side, begun in enumerate((one, other))]
+
+    # then the iterations of both sides in their order
+    rows = []
+    for side, chunk in enumerate((one, other)):
+        rest = sides[side] if chunk is None else chain([chunk], sides[side])
+        rows.append(_rows(side, rest))
     alone = [0, 0]  # how many iterations only one side has
     ahead = [0, 0]  # how many it has behind the last of the other
     for iteration, same_iteration in groupby(merge(*rows, key=itemgetter(0)), itemgetter(0)):
@@ -167,7 +176,8 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
             alone[1 - side] += ahead[1 - side]
             ahead[1 - side] = 0
         if len(there) == 1:
-            ahead[side] += 1
+            (only,) = there
+            ahead[only] += 1
             continue
         every, mine = there[0]
         theirs = there[1][1]
@@ -178,7 +188,9 @@ def compare_steps(a: Iterable[Chunk], b: Iterable[Chunk]) -> Json:
             break
         compared += 1
         last_equal = iteration
-    deque(chain(*sides), maxlen=0)  # what follows is read for its last iteration
+
+    # what follows is read for its last iteration
+    deque(chain(*sides), maxlen=0)
     is_equal = first is None and last[0] == last[1] and not any(alone)
     result = {"equal": is_equal, "compared": compared, "last_equal": last_equal, "first": first}
     return {**result, "last": last, "alone": alone}

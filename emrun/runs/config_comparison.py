@@ -52,19 +52,28 @@ def _side(node: Node | None, key: str, overrides: Mapping[str, str]) -> Json | N
     if node is None:
         return None
     line = f"config.yaml:{node.position.line}" if node.position.line else "config.yaml"
-    given = next((text for name, text in overrides.items() if f"{key}.".startswith(f"{name}.")), None)
-    return {"value": node.plain(), "origin": line if given is None else f"{line}, override {given}"}
+    for name, override in overrides.items():
+        if f"{key}.".startswith(f"{name}."):
+            line = f"{line}, override {override}"
+            break
+    return {"value": node.plain(), "origin": line}
 
 
 def _overrides(trace: Mapping[str, Any]) -> dict[str, str]:
     """Return the overrides in the commands that started and resumed a run: key -> the override."""
-    before = [resume.get("before") for resume in trace.get("resumes", ())]
-    commands = [
-        state["command"] for state in before if isinstance(state, dict) and isinstance(state.get("command"), list)
-    ]
-    words = [word for command in [*commands, trace.get("command", ())] for word in command]
-    pairs = [(word.partition("=")[0], word) for word in words if isinstance(word, str) and "=" in word]
-    return {key: word for key, word in pairs if key and not key.startswith("-")}
+    words: list[Any] = []
+    for resume in trace.get("resumes", ()):
+        before = resume.get("before")
+        if isinstance(before, dict) and isinstance(before.get("command"), list):
+            words += before["command"]
+    words += trace.get("command", ())
+    overrides = {}
+    for word in words:
+        if isinstance(word, str):
+            key, sign, _ = word.partition("=")
+            if sign and key and not key.startswith("-"):
+                overrides[key] = word
+    return overrides
 
 
 def differences(
@@ -95,10 +104,15 @@ def _hooks(section: Node) -> dict[str, Node]:
     names = [name for (name, _), _ in entries]
     nodes = {}
     for index, ((name, arguments), entry) in enumerate(entries):
-        key = str(index) if name is None else name if names.count(name) == 1 else f"{index}.{name}"
-        is_bare = arguments is None or arguments.value is None
-        nodes[key] = entry if name is None else Node({}, entry.position) if is_bare else arguments
-    return {key: node for key, node in nodes.items() if node is not None}
+        if name is None:
+            nodes[str(index)] = entry
+            continue
+        key = name if names.count(name) == 1 else f"{index}.{name}"
+        if arguments is None or arguments.value is None:
+            nodes[key] = Node({}, entry.position)
+        else:
+            nodes[key] = arguments
+    return nodes
 
 
 def order_of_hooks(one: Node, other: Node) -> dict[str, list[str]] | None:

@@ -152,7 +152,9 @@ def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) 
 
     def rank(row: Row) -> tuple[bool, float]:
         value = judged.of(row)
-        return value is MISSING, 0.0 if value is MISSING else value if which == "min" else -value
+        if value is MISSING:
+            return True, 0.0
+        return False, value if which == "min" else -value
 
     best = sorted(rows, key=rank)[:count]
     return [row for row in rows if row not in best]

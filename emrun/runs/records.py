@@ -67,7 +67,8 @@ class Records:
             for key in keys:
                 if key not in (RUN, *_OF_EPOCH) and "/" not in key:
                     value = run.value(key)
-                    constants.update({key: value} if value is not MISSING else {})
+                    if value is not MISSING:
+                        constants[key] = value
             records = _steps_of(run) if self.by_step else map(_record_of, run.epochs())
             for record in records:
                 yield {**constants, **record}
@@ -87,8 +88,10 @@ class Records:
                 )
 
     def _is_asked(self, key: str) -> bool:
-        asked = (("stream", self.streams), ("variable", self.variables))
-        return all(not names or any(self._is_of(key, what, name) for name in names) for what, names in asked)
+        for what, names in (("stream", self.streams), ("variable", self.variables)):
+            if names and not any(self._is_of(key, what, name) for name in names):
+                return False
+        return True
 
     def _is_of(self, key: str, what: str, name: str) -> bool:
         """Return whether a column is of a `stream`, or of a `variable`, whose name may contain slashes."""
@@ -101,8 +104,11 @@ class Records:
         asked = [("stream", name) for name in self.streams] + [("variable", name) for name in self.variables]
         for what, name in asked:
             if not any(self._is_of(key, what, name) for key in columns):
-                parts = [key if self.by_step else key.split("/")[what == "variable"] for key in columns]
-                known = [in_one_line(part) for part in dict.fromkeys(parts)]
+                names = columns
+                if not self.by_step:
+                    level = 1 if what == "variable" else 0
+                    names = [key.split("/")[level] for key in columns]
+                known = [in_one_line(each) for each in dict.fromkeys(names)]
                 near = did_you_mean(name, known)
                 raise UsageError(
                     f"no run has recorded the {what} {in_one_line(name)!r}{near} (there are {listed(known)})"

@@ -60,7 +60,9 @@ class StoredRun:
         except (ConfigError, StorageError) as error:
             self.note(str(error).partition("\n")[0])
             return {}
-        for problem in (*problems, *([] if problems or "status" in known else ["status is missing"])):
+        if not problems and "status" not in known:
+            problems = ["status is missing"]
+        for problem in problems:
             self.note(f"{TRACE}: {problem}")
         return known
 
@@ -172,8 +174,7 @@ class StoredRun:
             hook = hooks[indices[0]] if indices else {}
             value = hook if isinstance(hook, str) else next(iter(hook.values()), MISSING)
         for name in path:
-            entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-            value = next((entry for key, entry in entries if str(key) == name), MISSING)
+            value = _item_of(value, name)
         return value
 
     def note(self, problem: str) -> None:
@@ -236,6 +237,17 @@ class StoredRun:
             return int(counted)
         newer = self.last_epoch.get(name)
         return max(int(counted or 0), newer if type(newer) is int and 0 <= newer < 2**63 else 0)
+
+
+def _item_of(value: Any, name: str) -> Any:
+    """Return the item of a mapping or a list with a key or an index, as text; `MISSING` if there is none."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if str(key) == name:
+                return item
+    return MISSING
 
 
 def number(value: Any) -> float | None:

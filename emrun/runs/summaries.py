@@ -66,7 +66,7 @@ class Summaries:
     def best(self) -> tuple[float, int] | None:
         """The best value of the statistic that `watched` names, and its epoch, as `SaveBest` has it."""
         address, condition = self.watched
-        value: tuple[float, int] | None = getattr(self._found.get(address, (Summary(),))[0], condition)
+        value: tuple[float, int] | None = getattr(self._summaries.get(address, (Summary(),))[0], condition)
         return value
 
     def of(self, address: str, which: Which) -> tuple[float, int] | None:
@@ -74,15 +74,17 @@ class Summaries:
 
         The zeroth epoch is neither the lowest nor the highest one, unless the run has no other.
         """
-        every, trained = self._found.get(address, (Summary(), Summary()))
+        every, trained = self._summaries.get(address, (Summary(), Summary()))
         counts = every if which == "last" or not self.run.epochs_done else trained
         value: tuple[float, int] | None = getattr(counts, which)
         return value
 
     @cached_property
-    def _found(self) -> dict[str, tuple[Summary, Summary]]:
+    def _summaries(self) -> dict[str, tuple[Summary, Summary]]:
         """The summaries of each statistic: of all epochs, and of those but the zeroth."""
-        addresses = {*self._addresses, *([self.watched[0]] if self._with_best else [])}
+        addresses = set(self._addresses)
+        if self._with_best:
+            addresses.add(self.watched[0])
         summaries = {address: (Summary(), Summary()) for address in addresses}
         try:
             for epoch in self.run.epochs():

@@ -140,6 +140,8 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
     folders: dict[str, list[str]] = {}
     for path in sorted(newest.values()):
         folders.setdefault(str(Path(path).parent), []).append(path)
+
+    # pictures in files
     addresses: dict[str, str] = {}
     size = left_out = 0
     for paths in folders.values():
@@ -152,12 +154,19 @@ def pictures_of(run: StoredRun, most: int, shown: Mapping[str, Written]) -> tupl
             size += len(content)
             addresses[path] = _url(_PICTURES[Path(path).suffix.lower()], content)
         left_out += len(paths[_MOST_OF_FOLDER:])
+
+    # pictures that were shown and have no file
     for name, item in shown.items():
-        if isinstance(item, Picture) and (url := _url("image/png", item.png)) not in addresses.values():
-            fits = size + len(item.png) <= most
-            size += len(item.png) * fits
-            left_out += not fits
-            addresses |= {name: url} if fits else {}
+        if not isinstance(item, Picture):
+            continue
+        address = _url("image/png", item.png)
+        if address in addresses.values():
+            continue
+        if size + len(item.png) > most:
+            left_out += 1
+        else:
+            size += len(item.png)
+            addresses[name] = address
     return addresses, left_out
 
 

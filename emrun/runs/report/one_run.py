@@ -194,7 +194,10 @@ def _time(part: RunPart, log: Sequence[LogLine]) -> Json:
     profile = [line.text for line in log if line.source == "log_profile"]
     profiles = [match for text in profile if (match := _PROFILE.fullmatch(text))]
     verdicts = [text for text in profile if not _PROFILE.fullmatch(text)]
-    memory = next((match[1] for each in reversed(profiles) if (match := _MEMORY.search(each[3]))), None)
+    memory = None
+    for match in profiles:
+        newer = _MEMORY.search(match[3])
+        memory = memory if newer is None else newer[1]
     rate = f"{run.iterations_done / trained:,.4g} iterations a second" if trained and run.iterations_done else None
     epoch, speed, shares = profiles[-1].groups() if profiles else (None, None, "")
     return {
@@ -234,8 +237,6 @@ def _log(log: Sequence[LogLine]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str | None:
-    return (
-        None
-        if value is None or value == ""
-        else in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)
-    )
+    if value is None or value == "":
+        return None
+    return in_one_line(value if isinstance(value, str) else json.dumps(value, default=str), _LONGEST)

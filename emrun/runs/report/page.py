@@ -64,6 +64,7 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     Raises:
         UsageError: it is not known which value of `by` is better, or no run has recorded it.
     """
+    # what the runs have recorded
     statistic = _statistic(runs, by)
     now = datetime.now().astimezone()
     most = max(_FEWEST_STRETCHES, min(_MOST_STRETCHES, _MOST_STRETCHES * _FULL // len(runs)))
@@ -77,9 +78,11 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     if by is not None and are_all and named(statistic[0]) not in recorded:
         near = did_you_mean(statistic[0], map("/".join, recorded))
         raise UsageError(f"--by: no run has recorded the statistic {statistic[0]!r}{near}")
+
+    # what the page shows of each run
     charts = list(_charts(parts))
     logs = [log_of(run) if len(runs) <= _LOGS or run.status == "failed" else [] for run in runs]
-    each_run = [
+    shown_runs = [
         shown(part, log=log, picture_bytes=_PICTURES // len(runs), most_config=_CONFIGS // len(runs))
         for part, log in zip(parts, logs, strict=True)
     ]
@@ -88,8 +91,8 @@ def page(runs: Sequence[StoredRun], *, title: str | None = None, by: str | None 
     return rendered(
         "page.html",
         title=title or (parts[0].name if is_one else counted(len(parts), "run")),
-        run=each_run[0],
-        several=None if is_one else compared(parts, each_run),
+        run=shown_runs[0],
+        several=None if is_one else compared(parts, shown_runs),
         plan=_plan(logs[0]),
         charts=places,
         curves=[place for place, chart in zip(places, charts, strict=True) if not is_rate(chart["name"])],

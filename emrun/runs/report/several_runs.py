@@ -147,7 +147,9 @@ def _counts(values: Sequence[Any]) -> str:
     """Return the different values and how many runs have each, the most frequent first."""
     counts = Counter(map(_text, values))
     shown = [f"{text} ({counted(count, 'run')})" for text, count in counts.most_common(_MOST_VALUES)]
-    return ", ".join([*shown, *([f"{len(counts) - _MOST_VALUES} more"] if len(counts) > _MOST_VALUES else [])])
+    if len(counts) > _MOST_VALUES:
+        shown.append(f"{len(counts) - _MOST_VALUES} more")
+    return ", ".join(shown)
 
 
 def _order(part: RunPart) -> tuple[bool, float, str]:
