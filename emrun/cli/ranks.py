@@ -94,7 +94,7 @@ def remove(directory: Path, status: int | None) -> None:
     The command that has started several ranks does this, when all have ended; of other ranks, the first.
     """
     if status != RunInUse.exit_status and meeting_place() is None and not is_follower():
-        from emrun.runs.own_files import others_shown, remove_run
+        from emrun.runs.run_files import others_shown, remove_run
 
         others = remove_run(directory)
         if others:

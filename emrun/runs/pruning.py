@@ -11,7 +11,7 @@ from typing import Literal
 from emrun.base.errors import RunInUse, StateError, StorageError, UsageError
 from emrun.epoch_data import named
 from emrun.runs.columns import Column, Row
-from emrun.runs.own_files import Sorted, others_shown, remove_empty
+from emrun.runs.run_files import RunFiles, others_shown, remove_empty
 from emrun.runs.stored_run import MISSING, StoredRun, size_of_files
 from emrun.runs.summaries import Which
 from emrun.storage.checkpoints.manifest import ASIDE, FILE as MANIFEST, Contents, files_to_resume, leave_out
@@ -47,14 +47,14 @@ class Removal:
         if what == "optimizer states":
             places = _checkpoints_in(run.directory)
             return cls(run, what, [place / name for place in places for name in files_to_resume(place)])
-        content = Sorted.of(run.directory)
+        content = RunFiles.of(run.directory)
         if what == "checkpoints":
             home = run.directory / CHECKPOINTS
-            files = [path for path in content.own if home in (path, *path.parents)]
+            files = [path for path in content.files if home in (path, *path.parents)]
             return cls(
                 run, what, files, folders=[folder for folder in content.folders if home in (folder, *folder.parents)]
             )
-        return cls(run, what, content.own, content.others, [*content.folders, run.directory])
+        return cls(run, what, content.files, content.others, [*content.folders, run.directory])
 
     @property
     def size(self) -> int:
@@ -100,7 +100,7 @@ class Removal:
         try:
             if StoredRun(directory).trace != self.run.trace or directory.is_symlink():
                 raise UsageError(f"{directory} has changed since it was shown; nothing of it was removed")
-            others = Sorted.of(directory).others if self.what == "runs" else ()
+            others = RunFiles.of(directory).others if self.what == "runs" else ()
             if others:
                 raise UsageError(f"nothing was removed: {directory} {others_shown(directory, others)}")
             with storing(directory, "remove files of"):

@@ -40,21 +40,21 @@ _MOST_NAMES = 5
 
 
 @dataclass
-class Sorted:
+class RunFiles:
     """What is in a run directory.
 
     Args:
-        own: files and links that the run has written, those without which the directory is not a run last.
+        files: files and links that the run has written, those without which the directory is not a run last.
         folders: folders of the run, each after those in it.
         others: what else is there; of a folder that is a mount point or a link, or that cannot be read, only itself.
     """
 
-    own: list[Path] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
 
     @classmethod
-    def of(cls, directory: Path) -> Sorted:
+    def of(cls, directory: Path) -> RunFiles:
         """Look at a run directory.
 
         Raises:
@@ -63,7 +63,7 @@ class Sorted:
         content = cls()
         mounts = {mount for mount in _mount_points() if mount.is_relative_to(directory.resolve())}
         content._add(directory, directory, _Names(directory), mounts)
-        content.own.sort(key=lambda path: path.name in (CONFIG, TRACE) and path.parent == directory)
+        content.files.sort(key=lambda path: path.name in (CONFIG, TRACE) and path.parent == directory)
         return content
 
     def _add(self, folder: Path, run: Path, names: _Names, mounts: set[Path]) -> None:
@@ -89,7 +89,7 @@ class Sorted:
                 elif not is_hidden and entry.name not in FOREIGN:
                     self.others.append(path)
             elif not is_mount and names.has(place, entry):
-                self.own.append(path)
+                self.files.append(path)
             elif not is_hidden and place not in LOCK_FILES:
                 self.others.append(path)
 
@@ -163,11 +163,11 @@ def remove_run(directory: Path, *, keeps_directory: bool = False) -> list[Path]:
         StorageError: something cannot be deleted.
     """
     check_owner(directory / TRACE)
-    content = Sorted.of(directory)
+    content = RunFiles.of(directory)
     if not content.others:
         locks = [] if keeps_directory else [directory / name for name in LOCK_FILES]
         with storing(directory, "delete"):
-            remove_files([*content.own, *locks], directory)
+            remove_files([*content.files, *locks], directory)
             remove_empty(content.folders)
             if not keeps_directory:
                 remove_empty([directory])
