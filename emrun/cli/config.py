@@ -68,7 +68,7 @@ def _place(key: str, rows: list[tuple[str, Any, str]]) -> int:
     """Return the index at which a key belongs among the rows: after the last row of its mapping."""
     while "." in key:
         key = key.rpartition(".")[0]
-        found = [index for index, row in enumerate(rows) if f"{row[0]}.".startswith(f"{key}.")]
-        if found:
-            return found[-1] + 1
+        below = [index for index, row in enumerate(rows) if f"{row[0]}.".startswith(f"{key}.")]
+        if below:
+            return below[-1] + 1
     return len(rows)
