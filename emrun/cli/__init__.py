@@ -5,7 +5,7 @@ May import: the root, `base`, `ranks`, `config`, `loop`, `runs`, `training`, `la
 
 from __future__ import annotations
 
-from emrun.cli import early
+from emrun.cli import interrupted_start
 
 # isort: split
 
@@ -120,7 +120,7 @@ def emrun() -> None:
     """Train PyTorch models from one YAML file."""
 
 
-early.end()
+interrupted_start.end()
 
 
 def main() -> int:

@@ -234,9 +234,9 @@ def run(training: Training, *, keeps: bool = True) -> int:
     statistics = summary(training.main_loop.metrics, variables)
     lines = [statistics] if statistics else []
     if outcome.status == "finished" and not is_quiet:
-        from emrun.cli.last_lines import last_lines  # so that no start waits for the page of a run
+        from emrun.cli.closing_lines import closing_lines  # so that no start waits for the page of a run
 
-        lines += last_lines(training, str(outcome.reason), keeps=keeps)
+        lines += closing_lines(training, str(outcome.reason), keeps=keeps)
     if lines and not is_quiet:
         click.echo("\n".join(lines), err=wants_json())
     if wants_json() and not is_follower() and (meeting_place() is None or not outcome.exit_status):
