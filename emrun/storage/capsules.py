@@ -183,8 +183,8 @@ def _same(root: Path, facts: Mapping[str, Any]) -> Path | None:
     numbers = _numbers(root) if root.is_dir() else []
     for number in numbers:
         with suppress(OSError, ValueError, RecursionError):
-            found, intact = read_seal(root / str(number) / _FACTS)
-            if intact and all(found.get(name) == facts[name] for name in ("step", "error", "message")):
+            stored, intact = read_seal(root / str(number) / _FACTS)
+            if intact and all(stored.get(name) == facts[name] for name in ("step", "error", "message")):
                 return root / str(number)
     return None
 
@@ -211,8 +211,8 @@ def _write(
     with storing(root, "write"):
         check_owner(root / _FACTS)
         make_directory(root, exist_ok=True)
-        for left in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
-            shutil.rmtree(left)
+        for leftover in root.glob(f"{_ASIDE}*"):  # a process that was killed left them
+            shutil.rmtree(leftover)
         place = root / str(max(_numbers(root), default=0) + 1)
         with written_aside(place, root / f"{_ASIDE}{os.getpid()}") as aside:
             aside.mkdir()

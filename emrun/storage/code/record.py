@@ -73,15 +73,15 @@ class CodeRecord:
         code = self._gather()
         number, newest = max(code_records(self._run), default=(0, self.directory))
         before = read_code(newest) if number else None
-        found = changes(before, code.record) if before is not None else ([], [])
-        if self._is_given_up or (before is not None and not any(found)):
+        differences = changes(before, code.record) if before is not None else ([], [])
+        if self._is_given_up or (before is not None and not any(differences)):
             return
         place = self._run / (f"code-{number + 1}" if number else "code")
         write_code(place, code)
-        if any(found):
-            level = logging.WARNING if found[0] else logging.INFO
+        if any(differences):
+            level = logging.WARNING if differences[0] else logging.INFO
             text = "the code has changed since the run began or was resumed: %s; see %s"
-            _LOG.log(level, text, few([*found[0], *found[1]], _LONGEST), place)
+            _LOG.log(level, text, few([*differences[0], *differences[1]], _LONGEST), place)
         if code.record["problems"]:
             _LOG.warning("%s is not complete: %s", place, few(code.record["problems"], _LONGEST))
 
@@ -89,7 +89,7 @@ class CodeRecord:
 def code_records(run_directory: Path) -> list[tuple[int, Path]]:
     """Return the directories `code`, `code-2`, ... of a run that are complete, in order; links are not followed."""
     places = ((number, run_directory / (f"code-{number}" if number > 1 else "code")) for number in count(1))
-    return list(takewhile(lambda each: (each[1] / RECORD).exists() and not each[1].is_symlink(), places))
+    return list(takewhile(lambda record: (record[1] / RECORD).exists() and not record[1].is_symlink(), places))
 
 
 def changed_since(run_directory: Path, code: Code) -> tuple[list[str], Path]:
@@ -111,4 +111,4 @@ def remove_code(run_directory: Path) -> None:
     """Delete the files that the records `code`, `code-2`, ... of a run name, and directories that are empty then."""
     for _, path in code_records(run_directory):
         with storing(path, "delete"):
-            remove_files([path / each for each in recorded_files(path)], path)
+            remove_files([path / file for file in recorded_files(path)], path)
