@@ -172,6 +172,7 @@ def create_run(
         RunInUse: another process is writing the run.
         StorageError: the directory cannot be created.
     """
+    # the directory
     directory = output_dir or output_root / _directory_name(name, overrides, clock)
     check_outside(directory)
     check_readable_name(directory)
@@ -181,6 +182,8 @@ def create_run(
         else:
             others = (directory.with_name(f"{directory.name}-{number}") for number in itertools.count(2))
             directory = _make_free(itertools.chain((directory,), others))
+
+    # what every run has in it from the beginning
     lock = RunLock(directory)
     try:
         check_links(directory)
@@ -347,7 +350,7 @@ def no_run(place: Path, missing: str = CONFIG) -> UsageError:
         runs: list[Path] = []
         with suppress(OSError):
             runs = sorted((trace.parent for trace in place.glob(f"*/{TRACE}")), key=lambda trace: trace.stat().st_mtime)
-        newest = [str(from_here(run)) for run in runs[: -_SHOWN - 1 : -1]]
+        newest = [str(from_here(run)) for run in list(reversed(runs))[:_SHOWN]]
         if newest:
             why += f"; the newest runs in it: {listed(newest)}"
         return UsageError(f"{place} is not a run directory: {why}")

@@ -101,6 +101,8 @@ def find(root: Path, name: str | None = None) -> Path:
         UsageError: the checkpoint does not exist; the message lists those that do.
     """
     content = Contents.of(root)
+
+    # a link, or a directory
     candidates = (name,) if name else DEFAULTS
     for candidate in candidates:
         path = root / candidate
@@ -109,13 +111,17 @@ def find(root: Path, name: str | None = None) -> Path:
             if target.parent != root.resolve():
                 raise StorageError(errno.ELOOP, f"{path} leads to {target}, which is not beside it")
             return target
-    manifests = (
-        {} if content.links or content.others else content.manifests(root)
-    )  # a copy of the run may have lost the links
+
+    # a copy of the run may have lost the links
+    manifests = {}
+    if not content.links and not content.others:
+        manifests = content.manifests(root)
     for candidate in candidates:
         named = [place for place, manifest in manifests.items() if candidate in manifest.names]
         if named:
             return (root / max(named, key=lambda each: manifests[each].commit)).resolve()
+
+    # neither
     names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     names = [directory for directory in names if not directory.startswith(".")]
     wanted = f"no checkpoint {name!r}{did_you_mean(name, names) or ';'}" if name else "no checkpoint;"

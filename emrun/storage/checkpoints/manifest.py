@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,8 @@ def _known_of_linked(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the entry of the frozen tensors in the manifest of a checkpoint with the same file."""
     frozen = folder / FROZEN
     if frozen.exists() and frozen.stat().st_nlink > 1:
-        for place in (folder.with_name(name) for name in Contents.of(folder.parent).own):
+        for name in Contents.of(folder.parent).own:
+            place = folder.with_name(name)
             with suppress(OSError):  # another process deletes the checkpoint
                 manifest = readable_manifest(place) if frozen.samefile(place / FROZEN) else None
                 if manifest is not None and FROZEN in manifest.files:
@@ -249,7 +249,8 @@ class Contents:
                 return contents
         for entry in entries:
             if entry.name.startswith("."):
-                contents.asides.extend([entry.name] if entry.name.startswith(ASIDE) else [])
+                if entry.name.startswith(ASIDE):
+                    contents.asides.append(entry.name)
             elif entry.is_symlink():
                 with suppress(FileNotFoundError):  # another process removes the name
                     contents.links[entry.name] = Path(os.readlink(entry)).name  # noqa: PTH115 - may be thousands
@@ -270,6 +271,10 @@ class Contents:
 
 def free_place(root: Path, iteration: int) -> Path:
     """Return the path for the next checkpoint of an iteration."""
-    first = root / f"it-{iteration:08d}"
-    others = (first.with_name(f"{first.name}-{number}") for number in count(2))
-    return next(place for place in chain((first,), others) if not place.exists())
+    name = f"it-{iteration:08d}"
+    place = root / name
+    number = 1
+    while place.exists():
+        number += 1
+        place = root / f"{name}-{number}"
+    return place

@@ -44,21 +44,33 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         manifests = dict(sorted(contents.manifests(root).items(), key=lambda pair: pair[1].commit))
         manifest = manifests[place.name]
         later = {name for name, other in manifests.items() if other.commit > manifest.commit}
-        then = {name: path for path, other in manifests.items() if path not in later for name in other.names}
+
+        # the names at the time when the checkpoint was saved
+        then = {}
+        for path, other in manifests.items():
+            if path not in later:
+                then.update(dict.fromkeys(other.names, path))
         if recorded is not None:
-            recorded_names = {
-                name: path for name, path in recorded.items() if path in contents.own and path not in later
-            }
-            then = {**{name: path for name, path in then.items() if name in recorded}, **recorded_names}
-        moved = {*later, *([place.name] if recorded is not None else [])}  # to `place` without a new checkpoint
+            then = {name: path for name, path in then.items() if name in recorded}
+            for name, path in recorded.items():
+                if path in contents.own and path not in later:
+                    then[name] = path
+
+        # those that others have now
+        moved = set(later)
+        if recorded is not None:
+            moved.add(place.name)  # names may move to it without a new checkpoint
         moves = {name: path for name, path in then.items() if name not in current or current[name] in moved}
+
+        # those that were not there, or were about to be removed
         given_up = []
         for name, path in current.items():
+            is_first_name = path in manifests and name in manifests[path].names
             if path in later and name not in then and name != "latest":
                 _LOG.warning("the checkpoint name %s belongs to a later checkpoint; the name is removed", name)
                 given_up.append(name)
-            elif recorded is not None and name not in recorded and path not in {*later, place.name}:
-                given_up += [name] if path in manifests and name in manifests[path].names else []  # removal was due
+            elif recorded is not None and name not in recorded and path not in moved and is_first_name:
+                given_up.append(name)  # its removal was due
         missing = sorted(name for name in moves if name not in current and name != "latest")
     if missing:
         _LOG.debug("restored missing checkpoint names in %s: %s", root, listed(missing))
@@ -157,8 +169,9 @@ class Names:
         """Delete checkpoints that lost their last name, unless a link made by another process points to them."""
         root = self.root
         named = set(Contents.of(root).links.values())
-        unfinished = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
-        for checkpoint in (*nameless, *filter(is_directory_name, unfinished)):
+        marked = [name.removeprefix(ASIDE) for name in self._asides if _is_empty(root / name)]
+        unfinished = [name for name in marked if is_directory_name(name)]
+        for checkpoint in (*nameless, *unfinished):
             place = root / checkpoint
             if checkpoint in named or not place.is_dir():
                 continue

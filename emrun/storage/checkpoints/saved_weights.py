@@ -89,7 +89,10 @@ def read_saved(path: Path) -> SavedWeights:
 
 def _weights_in(directory: Path) -> Path:
     """Return the file that has or lists the weights; `model.safetensors` if neither is there."""
-    return next((directory / name for name in (FILE, INDEX, SHARDS) if (directory / name).exists()), directory / FILE)
+    for name in (FILE, INDEX, SHARDS):
+        if (directory / name).exists():
+            return directory / name
+    return directory / FILE
 
 
 def _of_run(path: Path) -> SavedWeights:
@@ -128,6 +131,7 @@ def _of_file(path: Path) -> SavedWeights:
 
 def _of_index(path: Path) -> dict[str, Tensor]:
     """Read the tensors that an index of files lists."""
+    # the index
     with storing(path, "read"):
         size = path.stat().st_size
         if size > _LARGEST_INDEX:
@@ -141,6 +145,8 @@ def _of_index(path: Path) -> dict[str, Tensor]:
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         wanted = "it has no weight_map, a mapping from names of tensors to names of files"
         raise StorageError(errno.EINVAL, f"cannot read {path}: {wanted}")
+
+    # the files that it names
     files: dict[str, Mapping[str, Tensor]] = {}
     for file in dict.fromkeys(names.values()):
         is_plain = file == Path(file).name and "\\" not in file and file.isprintable() and file not in ("", ".", "..")
@@ -150,6 +156,8 @@ def _of_index(path: Path) -> dict[str, Tensor]:
         if not (path.parent / file).exists():
             raise StorageError(errno.ENOENT, f"cannot read {path}: {path.parent / file} is missing")
         files[file] = _of_file(path.parent / file).tensors
+
+    # the tensors
     lacking = [name for name, file in names.items() if name not in files[file]]
     if lacking:
         wrong = f"{in_one_line(names[lacking[0]])} has no {few(lacking)}"

@@ -68,22 +68,20 @@ def write_shard(collected: Mapping[str, Collected], rank: int, directory: Path) 
     shard: Shard = {"files": {}, "tensors": {}, "tied": {name: dict(tied) for name, (_, tied) in collected.items()}}
     for name, (tensors, _) in collected.items():
         file = f"{Path(name).stem}-{rank}.safetensors"
-        owned = {
-            key: tensor if isinstance(tensor, Rows) else Rows(tensor, tuple(tensor.shape), 0)
-            for key, tensor in tensors.items()
-            if isinstance(tensor, Rows) or rank == 0
-        }
+        owned: dict[str, Rows] = {}
+        for key, tensor in tensors.items():
+            if isinstance(tensor, Rows):
+                owned[key] = tensor
+            elif rank == 0:
+                owned[key] = Rows(tensor, tuple(tensor.shape), 0)
         write_weights({key: rows.values for key, rows in owned.items()}, {}, directory, file)
         with storing(directory / file, "write"):
             shard["files"][file] = describe(directory / file, flushes=True)
-        shard["tensors"][name] = {
-            key: {
-                "dtype": str(rows.values.dtype).removeprefix("torch."),
-                "shape": list(rows.shape),
-                "pieces": [{"file": file, "begin": rows.begin, "end": rows.begin + _rows_in(rows.values.shape)}],
-            }
-            for key, rows in owned.items()
-        }
+        entries = shard["tensors"][name] = {}
+        for key, rows in owned.items():
+            piece = {"file": file, "begin": rows.begin, "end": rows.begin + _rows_in(rows.values.shape)}
+            dtype = str(rows.values.dtype).removeprefix("torch.")
+            entries[key] = {"dtype": dtype, "shape": list(rows.shape), "pieces": [piece]}
     return shard
 
 
@@ -98,10 +96,11 @@ def write_places(directory: Path, shards: Sequence[Shard]) -> dict[str, Any]:
         StorageError: the file cannot be written.
     """
     tensors: dict[str, dict[str, Any]] = {}
-    for name, entries in ((name, entries) for shard in shards for name, entries in shard["tensors"].items()):
-        places = tensors.setdefault(name, {})
-        for key, entry in entries.items():
-            places.setdefault(key, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+    for shard in shards:
+        for name, entries in shard["tensors"].items():
+            places = tensors.setdefault(name, {})
+            for key, entry in entries.items():
+                places.setdefault(key, {**entry, "pieces": []})["pieces"] += entry["pieces"]
     tied = {name: names for shard in shards for name, names in shard["tied"].items()}
     with storing(directory / SHARDS, "write"):
         (directory / SHARDS).write_text(json.dumps({"tensors": tensors, "tied": tied}) + "\n", encoding="utf-8")
@@ -146,8 +145,13 @@ def _read(directory: Path) -> dict[str, Any]:
 
 def _check_rows(key: str, count: int, pieces: Sequence[tuple[int, int, str]]) -> None:
     """Check that the pieces of a tensor have each of its rows once."""
-    edges = [0, *(row for begin, end, _ in pieces for row in (begin, end)), count]
-    if edges[::2] != edges[1::2] or edges != sorted(edges):
+    is_whole = True
+    next_row = 0
+    for begin, end, _ in pieces:
+        if begin != next_row or end < begin:
+            is_whole = False
+        next_row = end
+    if not is_whole or next_row != count:
         rows = few((f"{begin} to {end} in {file}" for begin, end, file in pieces), 300)
         raise FieldError(key, f"has the rows {rows}", f"a tensor of {count} rows, each in one file")
 

@@ -78,6 +78,7 @@ def write_apart(collected: Mapping[str, Collected], frozen: Collection[str], dir
     Raises:
         StorageError: a file cannot be written.
     """
+    # the frozen tensors that are the same in all files
     (first, _), *others = collected.values()
     apart = {name: first[name] for name in frozen if name in first}
     for weights, _ in others:
@@ -89,6 +90,8 @@ def write_apart(collected: Mapping[str, Collected], frozen: Collection[str], dir
     tied = {name: of for _, names in collected.values() for name, of in names.items() if of in apart}
     if apart and not _link_frozen(apart, tied, directory):
         write_weights(apart, tied, directory, FROZEN)
+
+    # the rest of each file
     for name, (weights, names) in collected.items():
         rest = {key: tensor for key, tensor in weights.items() if key not in apart}
         tied_rest = {key: of for key, of in names.items() if of in rest}
