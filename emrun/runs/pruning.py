@@ -137,7 +137,7 @@ class Removal:
 def _checkpoints_in(directory: Path) -> Iterator[Path]:
     root = directory / CHECKPOINTS
     with suppress(OSError):
-        yield from (root / name for name in Contents.of(root).own)
+        yield from (root / name for name in Contents.of(root).checkpoints)
 
 
 def without_best(rows: Sequence[Row], count: int, judged: Column, which: Which) -> list[Row]:

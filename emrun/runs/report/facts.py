@@ -71,7 +71,7 @@ def checkpoints_of(run: StoredRun) -> list[Checkpoint]:
     checkpoints: list[Checkpoint] = []
     try:
         contents = Contents.of(root)
-        for name in sorted(contents.own, reverse=True)[:_MOST_ENTRIES]:
+        for name in sorted(contents.checkpoints, reverse=True)[:_MOST_ENTRIES]:
             manifest = readable_manifest(root / name)
             names = ", ".join(sorted(link for link, target in contents.links.items() if target == name))
             if manifest is None:

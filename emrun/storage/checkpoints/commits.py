@@ -148,7 +148,7 @@ def newest(root: Path) -> Path | None:
         return max(before, default=0) if manifest is None else manifest.commit, name
 
     damaged: list[str] = []
-    for place in [root / name for name in sorted(content.own, key=order, reverse=True)]:
+    for place in [root / name for name in sorted(content.checkpoints, key=order, reverse=True)]:
         try:
             verify(place)
         except ReadTimeout:
@@ -200,7 +200,7 @@ def note_intact(error: StorageError, root: Path) -> None:
     intact = []
     content = Contents.of(root)
     names = {target: name for name, target in sorted(content.links.items())}
-    for directory in sorted((*content.own, *content.others)):
+    for directory in sorted((*content.checkpoints, *content.others)):
         with suppress(StorageError, StateError):
             verify(root / directory)
             intact.append(names.get(directory, directory))

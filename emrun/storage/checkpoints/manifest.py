@@ -117,7 +117,7 @@ def _known_of_linked(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the entry of the frozen tensors in the manifest of a checkpoint with the same file."""
     frozen = folder / FROZEN
     if frozen.exists() and frozen.stat().st_nlink > 1:
-        for name in Contents.of(folder.parent).own:
+        for name in Contents.of(folder.parent).checkpoints:
             place = folder.with_name(name)
             with suppress(OSError):  # another process deletes the checkpoint
                 manifest = readable_manifest(place) if frozen.samefile(place / FROZEN) else None
@@ -222,13 +222,13 @@ class Contents:
     """The names in the directory of a run's checkpoints.
 
     Args:
-        own: the directories of checkpoints.
+        checkpoints: the directories of checkpoints.
         others: other directories, such as `best` in a copy that followed links.
         links: name of a link -> the name of its target, which may be missing.
         asides: directories that are being written or deleted, or will be deleted.
     """
 
-    own: list[str]
+    checkpoints: list[str]
     others: list[str]
     links: dict[str, str]
     asides: list[str]
@@ -255,17 +255,17 @@ class Contents:
                 with suppress(FileNotFoundError):  # another process removes the name
                     contents.links[entry.name] = Path(os.readlink(entry)).name  # noqa: PTH115 - may be thousands
             elif entry.is_dir():
-                kind = contents.own if is_directory_name(entry.name) else contents.others
+                kind = contents.checkpoints if is_directory_name(entry.name) else contents.others
                 kind.append(entry.name)
         return contents
 
     def manifests(self, root: Path) -> dict[str, Manifest]:
-        """Return the manifests of `own` except damaged ones.
+        """Return the manifests of `checkpoints` except damaged ones.
 
         Raises:
             ReadTimeout: the file system does not return a file in time.
         """
-        manifests = {name: readable_manifest(root / name) for name in self.own}
+        manifests = {name: readable_manifest(root / name) for name in self.checkpoints}
         return {name: manifest for name, manifest in manifests.items() if manifest is not None}
 
 

@@ -53,7 +53,7 @@ def go_back_to(place: Path, recorded: Mapping[str, str] | None = None, *, known:
         if recorded is not None:
             then = {name: path for name, path in then.items() if name in recorded}
             for name, path in recorded.items():
-                if path in contents.own and path not in later:
+                if path in contents.checkpoints and path not in later:
                     then[name] = path
 
         # those that others have now
@@ -111,10 +111,10 @@ class Names:
             return
         self._seen = _times_of(self.root)
         contents = Contents.of(self.root)
-        self._of = {name: target for name, target in contents.links.items() if target in contents.own}
+        self._of = {name: target for name, target in contents.links.items() if target in contents.checkpoints}
         self._asides = contents.asides
         self._expected = None
-        self.commits = max((_commit_of(self.root / name) for name in contents.own), default=0)
+        self.commits = max((_commit_of(self.root / name) for name in contents.checkpoints), default=0)
 
     def expect(self, place: Path) -> None:
         """Mark a checkpoint that is about to be committed; the next `move` gives it its names."""

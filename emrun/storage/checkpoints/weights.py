@@ -108,7 +108,7 @@ def write_apart(collected: Mapping[str, Collected], frozen: Collection[str], dir
 def _link_frozen(weights: Mapping[str, Tensor], tied: Mapping[str, str], directory: Path) -> bool:
     """Link the newest file of frozen tensors of another checkpoint if it has these bytes; return whether it has."""
     with suppress(OSError):  # such as no file, another process deletes it, or no hard links here
-        paths = [directory.with_name(name) / FROZEN for name in Contents.of(directory.parent).own]
+        paths = [directory.with_name(name) / FROZEN for name in Contents.of(directory.parent).checkpoints]
         existing = [path for path in paths if path.exists()]
         path = max(existing, key=lambda file: (file.parent.stat().st_mtime_ns, file), default=directory / FROZEN)
         with opened_regular(path, depth=2):
