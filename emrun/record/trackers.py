@@ -112,15 +112,15 @@ class AbstractTracker(AbstractSink):
             histogram: makes an object of a histogram of NumPy, its argument `np_histogram`.
             text: makes an object of a text in Markdown.
         """
-        found: dict[str, Any] = {}
+        objects: dict[str, Any] = {}
         for name, shown in row.shown.items():
             if isinstance(shown, Picture):
-                found[name] = picture(shown.image())
+                objects[name] = picture(shown.image())
             elif isinstance(shown, Counts):
-                found[name] = histogram(np_histogram=(shown.counts, shown.edges))
+                objects[name] = histogram(np_histogram=(shown.counts, shown.edges))
             else:
-                found[name] = text(shown.text)
-        return found
+                objects[name] = text(shown.text)
+        return objects
 
     def before_training(self) -> None:
         """Begin to send, and wait for the connection of a new run.
@@ -228,17 +228,17 @@ def _read_position(path: Path) -> _Position:
     if not path.exists():
         return new
     try:
-        found = json.loads(read_regular(path, _LARGEST, depth=2))
+        content = json.loads(read_regular(path, _LARGEST, depth=2))
     except (OSError, ValueError, RecursionError) as error:
         refuse_timeout(error, path)
-        found = None
-    if not fitting(found, _POSITION) or len(found["last"]) != len(new.last):
+        content = None
+    if not fitting(content, _POSITION) or len(content["last"]) != len(new.last):
         _LOG.warning("%s is damaged; the tracker begins a new run", path)
         return new
-    if not any(then == now for then, now in zip(found["home"], new.home, strict=False)):
+    if not any(then == now for then, now in zip(content["home"], new.home, strict=False)):
         _LOG.info("%s is of the run directory that was copied; the copy begins a new run of the tracker", path)
         return new
-    return _Position(new.home, found["identity"], tuple(found["last"]), found["status"])
+    return _Position(new.home, content["identity"], tuple(content["last"]), content["status"])
 
 
 def _place_of(row: Row) -> _Place:
