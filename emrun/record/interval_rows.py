@@ -158,7 +158,9 @@ class _Means:
         try:
             for name in self._names:
                 if name in batch_data:
-                    running = self._stats.get(name) or self._stats.setdefault(name, self._of(name))
+                    running = self._stats.get(name)
+                    if running is None:
+                        running = self._stats[name] = self._of(name)
                     running.add(batch_data[name], length, weights)
             for name in self._last:
                 if name in self._stats and name in batch_data:
@@ -198,12 +200,11 @@ class _Means:
 
         Other aggregations are `VARIABLE/AGGREGATION`.
         """
-        means = {
-            name if aggregation == "mean" else f"{name}/{aggregation}": value
-            for name, stats in {**self._stats, **self._recorded}.items()
-            if stats.count
-            for aggregation, value in stats.result().items()
-        }
+        means = {}
+        for name, stats in {**self._stats, **self._recorded}.items():
+            if stats.count:
+                for aggregation, value in stats.result().items():
+                    means[name if aggregation == "mean" else f"{name}/{aggregation}"] = value
         self._stats = {name: stats for name, stats in self._stats.items() if stats.begin_anew()}
         self._recorded = {}
         return means

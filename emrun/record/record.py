@@ -83,10 +83,14 @@ class Record:
             shown: what hooks have shown in the epoch; without sinks, only texts, and pictures that have no file.
             at_end: whether this is an evaluation at the end of the run, after a limit; `epoch` may be unfinished then.
         """
+        # the line of `metrics.jsonl`
         self.flush()
         streams = {stream: numbers(variables) for stream, variables in epoch_data.items()}
         line = {"epoch": epoch, "iteration": iteration, "seconds": round(seconds, 6), "streams": streams}
-        line |= {"at_end": True} if at_end else {}
+        if at_end:
+            line["at_end"] = True
+
+        # those of `rows.jsonl` about the epoch
         about: Json = {"updates": updates, "time": round(time(), 3)}
         if unknown := list(_unknown(epoch_data)):
             about["unknown"] = unknown
@@ -100,7 +104,10 @@ class Record:
         for name, item in (shown or {}).items():
             if self.sinks or not (isinstance(item, Histogram) or getattr(item, "has_file", False)):
                 written = item.counts() if isinstance(item, Histogram) else item
-                lines += [line_of(name, written)] if written is not None else []
+                if written is not None:
+                    lines.append(line_of(name, written))
+
+        # those of `metrics.jsonl` come last: see `Reader.rows`
         if self._files:
             self._files["metrics"].look()
         self._add_rows(lines)

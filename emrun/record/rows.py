@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,21 +129,27 @@ class Reader:
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows that were written since the last call."""
-        epochs = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
-        for line_ in filter(None, map(_line, self._new_lines(ROWS))):
-            self._add(line_)
-        for line in epochs:
-            yield from map(itemgetter("row"), self._next(are_means=True))
+        metrics = list(self._new_lines(METRICS))  # first: the lines about an epoch are written before its own
+        for line in self._new_lines(ROWS):
+            content = _content_of(line)
+            if content is not None:
+                self._add(content)
+        for line in metrics:
+            for means in self._next(are_means=True):
+                yield means["row"]
             about_epoch = list(self._next(are_means=False))
             self._epochs += 1
-            if (epoch := epoch_of(line)) is not None:
+            epoch = epoch_of(line)
+            if epoch is not None:
                 yield row_of_epoch(epoch, about_epoch)
-        yield from map(itemgetter("row"), self._next(are_means=True))
+        for means in self._next(are_means=True):
+            yield means["row"]
 
     def _add(self, line: Json) -> None:
         """Add a line of `rows.jsonl`; if other code has removed epochs before it, leave out what is about them."""
         if "about" in line:
-            if (epochs_left := line["epochs"]) <= self._newest:
+            epochs_left = line["epochs"]
+            if epochs_left <= self._newest:
                 kept = (made for made in self._made if "every" in made or made["epochs"] < epochs_left)
                 self._made = deque({**made, "epochs": min(made["epochs"], epochs_left)} for made in kept)
             self._newest = epochs_left
@@ -173,14 +178,14 @@ def line_of_means(row: Row) -> Json:
     return {**{name: getattr(row, name) for name in _OF_MEANS}, "means": numbers(row.means)}
 
 
-def row_of_epoch(line: Json, lines: list[Json]) -> Row:
+def row_of_epoch(line: Json, about_epoch: list[Json]) -> Row:
     """Return the row of a line of `metrics.jsonl`.
 
     Args:
         line: the line.
-        own: the lines of `rows.jsonl` about the epoch.
+        about_epoch: the lines of `rows.jsonl` about the epoch.
     """
-    about: Json = next((entry["about"] for entry in lines if "about" in entry), {})
+    about: Json = next((entry["about"] for entry in about_epoch if "about" in entry), {})
     return Row(
         line.get("iteration", 0),
         about.get("updates"),
@@ -188,7 +193,7 @@ def row_of_epoch(line: Json, lines: list[Json]) -> Row:
         time=about.get("time", 0.0),
         seconds=line.get("seconds", 0.0),
         streams=as_floats(line["streams"]),
-        shown={entry["shown"]: _shown(entry) for entry in lines if "shown" in entry},
+        shown={entry["shown"]: _shown(entry) for entry in about_epoch if "shown" in entry},
         at_end="at_end" in line,
         unknown=_unknown(about),
     )
@@ -207,7 +212,7 @@ def newest_shown(path: Path) -> dict[str, Written]:
     shown: dict[str, Written] = {}
     if path.exists():
         with opened_regular(path) as file:
-            lines = (_line(raw) for raw in file if b'"shown": "' in raw)
+            lines = (_content_of(raw) for raw in file if b'"shown": "' in raw)
             shown.update((line["shown"], _shown(line)) for line in lines if line is not None and "shown" in line)
     return shown
 
@@ -234,7 +239,7 @@ def _shown(line: Json) -> Written:
     return Counts(line["edges"], line["counts"], line["total"], line["squares"])
 
 
-def _line(line: bytes) -> Json | None:
+def _content_of(line: bytes) -> Json | None:
     """Return the content of a line of `rows.jsonl`, and the row of one with means; None if the line is damaged."""
     try:
         content: Json = json.loads(line)

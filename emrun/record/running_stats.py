@@ -216,12 +216,15 @@ class RunningStats:
         if values is not None:
             self._fill = values.numel()
             values = values.to(self._device)
-            self._values = values.tolist() if self._as_floats else list(values) if self._is_scalar else [values]
+            if self._as_floats:
+                self._values = values.tolist()
+            else:
+                self._values = list(values) if self._is_scalar else [values]
         self._lengths = list(state["lengths"])
         self._count = state["count"]
         self._weights = [weights.to(self._device) for weights in state["weights"]]
         self._totals = {name: total.to(self._device) for name, total in state["totals"].items()}
-        self._collected = [values_.to(self._device) for values_ in state["collected"]]
+        self._collected = [part.to(self._device) for part in state["collected"]]
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the values of another object with the same aggregations, from its state."""

@@ -139,6 +139,8 @@ class AbstractTracker(AbstractSink):
         is_new = sender.position.identity is None
         if loop.iterations_done or loop.training_epochs_done:
             sender.limit = loop.iterations_done, 0, loop.training_epochs_done
+
+        # a new run waits for its connection
         begun = sender.send()
         if is_new:
             wait([begun], self._timeout)
@@ -372,4 +374,5 @@ class _Sender:
 
 def _why(error: BaseException) -> str:
     """Return the first line of an error, with its class."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
