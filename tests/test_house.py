@@ -49,7 +49,7 @@ ONLY = {
     ("runs", "storage"): {
         f"emrun.storage.{name}"
         for name in (
-            *("checkpoints.manifest", "code.files", "code.record"),
+            *("checkpoints.manifest", "code.files", "code.snapshot"),
             *("files", "lines", "lock", "log", "plain", "run", "sealed", "trace"),
         )
     },

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from emrun.base.errors import StorageError
 from emrun.base.types import Json
 from emrun.storage.code.files import RECORD, module_path, read_code, sha256_of
-from emrun.storage.code.record import code_records
+from emrun.storage.code.snapshot import code_snapshots
 from emrun.storage.files import read_regular
 
 _LARGEST_SOURCE = 1_000_000  # bytes
@@ -54,7 +54,7 @@ def newest_code(directory: Path) -> tuple[Json, Path]:
     Raises:
         StorageError: the run has no record, or it cannot be read.
     """
-    records = code_records(directory)
+    records = code_snapshots(directory)
     if not records:
         raise StorageError(0, f"the code of {directory} is not recorded")
     return _read(records[-1][1]), records[-1][1]
@@ -75,7 +75,7 @@ class CodeNow:
             directory: the run directory.
         """
         try:  # a run that was resumed has used all of its records
-            records = [(snapshot, _read(snapshot)["modules"].items()) for _, snapshot in code_records(directory)]
+            records = [(snapshot, _read(snapshot)["modules"].items()) for _, snapshot in code_snapshots(directory)]
         except OSError:
             return None
         if not records:

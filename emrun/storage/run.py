@@ -15,7 +15,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.censor import reveal
 from emrun.base.errors import RunExists, StorageError, UsageError
 from emrun.base.wording import from_here, in_one_line, listed
-from emrun.storage.code.record import CodeRecord, remove_code
+from emrun.storage.code.snapshot import CodeSnapshot, remove_code
 from emrun.storage.files import (
     aside_of,
     check_no_link,
@@ -72,7 +72,7 @@ class Run:
         self.trace = Trace(directory / TRACE, seed=seed, command=command, clock=clock)
         self.log = RunLog(directory / LOG)
         """Writes the log of a `with` block, and the traceback of an error that ends the block."""
-        self.code: CodeRecord | None = None
+        self.code: CodeSnapshot | None = None
         """Records what the run is made from; None if nothing does, as in an evaluation."""
         self.write_report: Callable[[Path], None] | None = None
         """Writes a page of the run into its directory, and raises no error; None if nothing does. See `close`."""
