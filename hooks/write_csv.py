@@ -17,7 +17,7 @@ from emrun.hooks._parts.columns import csv_of
 from emrun.record.facts import Facts
 from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.storage.files import append, opened_regular, write_atomically
@@ -108,9 +108,9 @@ class WriteCSV(FileSink):
         self._first: dict[str, list[str]] = {}  # stream -> the variables of its first epoch
         self._header: list[str] = []  # that the file has
         self._lines: list[list[str]] = []  # that are waiting to be written
-        self._record: Record | None = None
+        self._record: MetricsLog | None = None
 
-    def ask(self, record: Record) -> None:
+    def ask(self, record: MetricsLog) -> None:
         """Ask a record for the rows between epochs."""
         self._record = record
         self._interval = record.intervals.ask("WriteCSV", self._every, self._variables)

@@ -13,7 +13,7 @@ from emrun.base.arguments import check_choice
 from emrun.base.errors import HookError, needing
 from emrun.base.types import Policy
 from emrun.record.facts import Facts
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Row
 from emrun.record.sinks import FileSink
 from emrun.shown import Counts, Picture, Written
@@ -77,7 +77,7 @@ class WriteTensorBoard(FileSink):
         self._facts: Facts | None = None  # until the config is written
         self._reported: set[tuple[str, str]] = set()
 
-    def make(self, record: Record) -> None:
+    def make(self, record: MetricsLog) -> None:
         """Make a file under a new name, and remove the old one: TensorBoard remembers how far it has read a name."""
         old = list(self.path.glob(_FILE.format("*")))
         number = max([int(time.time()), *(int(path.name.split(".")[3]) + 1 for path in old)])

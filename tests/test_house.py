@@ -238,7 +238,7 @@ def test_every_file_has_a_test():
     covered_with = {
         "base/lazy": "test_house",
         "errors": "test_house",
-        "record/record": "record/test_metrics",
+        "record/metrics_log": "record/test_metrics",
         "record/interval_rows": "hooks/test_write_csv",
         "record/sinks": "hooks/test_write_csv",
         "record/trackers": "hooks/test_tracker",

@@ -19,7 +19,7 @@ from emrun.base.errors import ArgumentError, HookError, MissingExtra
 from emrun.base.fields import TEXT, fitting, record, sequence_of, whole
 from emrun.base.wording import counted
 from emrun.record.facts import Facts, facts_of
-from emrun.record.record import Record
+from emrun.record.metrics_log import MetricsLog
 from emrun.record.rows import Reader, Row
 from emrun.record.sinks import AbstractSink
 from emrun.shown import Counts, Picture
@@ -160,7 +160,7 @@ class AbstractTracker(AbstractSink):
         name = f"{type(self).__name__}-{number}.json" if number > 1 else f"{type(self).__name__}.json"
         return _Sender(self, Path(str(self.output_dir)), name)
 
-    def complete(self, record: Record, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
+    def complete(self, record: MetricsLog, status: str, reason: str | None, sinks: Sequence[AbstractSink]) -> None:
         """Send what is missing of a run that has ended."""
         self.ask(record)
         sender = self._sender_among(sinks)

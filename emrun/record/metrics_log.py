@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _PAUSE = 1.0  # seconds for which means are held back, because one write costs as much as many
 
 
-class Record:
+class MetricsLog:
     """Writes what a run measures; a resume goes back to what a checkpoint counts on, to the byte.
 
     `metrics.jsonl` has a line for each epoch, `steps.jsonl` the steps, and `rows.jsonl` what only sinks need: the means
