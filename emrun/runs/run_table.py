@@ -16,13 +16,13 @@ from emrun.runs.stored_run import MISSING, StoredRun, number
 RUN = "run"
 """The column with the name of the run."""
 _OF_EPOCH = ("epoch", ITERATION, "seconds")
-Record = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 """Column -> a number, a plain value of the config, or a string; a column without a value is missing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """The records of runs.
+class RunTable:
+    """What runs have recorded, as rows of one table.
 
     Args:
         runs: name -> run.
@@ -45,15 +45,15 @@ class Records:
         """
         columns: dict[str, None] = {}
         for run in self.runs.values():
-            records = (chunk.columns for chunk in run.steps()) if self.by_step else map(_record_of, run.epochs())
-            for keys in records:
+            rows = (chunk.columns for chunk in run.steps()) if self.by_step else map(_row_of, run.epochs())
+            for keys in rows:
                 columns.update(dict.fromkeys(keys))
         first = [ITERATION] if self.by_step else [key for key in _OF_EPOCH if key in columns]
         others = [key for key in columns if key not in first]
         self._check(others)
         return [*([RUN] if len(self.runs) > 1 else []), *first, *[key for key in others if self._is_asked(key)]]
 
-    def rows(self, keys: Sequence[str]) -> Iterator[Record]:
+    def rows(self, keys: Sequence[str]) -> Iterator[TableRow]:
         """Yield a row for each epoch or step of each run, one after another.
 
         Args:
@@ -69,9 +69,9 @@ class Records:
                     value = run.value(key)
                     if value is not MISSING:
                         constants[key] = value
-            records = _steps_of(run) if self.by_step else map(_record_of, run.epochs())
-            for record in records:
-                yield {**constants, **record}
+            rows = _steps_of(run) if self.by_step else map(_row_of, run.epochs())
+            for row in rows:
+                yield {**constants, **row}
 
     def check_keys(self, keys: Sequence[str]) -> None:
         """Check that each key that is asked for has a value in at least one run.
@@ -115,7 +115,7 @@ class Records:
                 )
 
 
-def _record_of(epoch: Json) -> Json:
+def _row_of(epoch: Json) -> Json:
     """Return a line of `metrics.jsonl` as a row: `stream/variable` is a mean or a plain number."""
     row = {name: epoch[name] for name in _OF_EPOCH if number(epoch.get(name)) is not None}
     for stream, variables in epoch["streams"].items():
