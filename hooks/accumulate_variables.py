@@ -69,7 +69,7 @@ class AccumulateVariables(OfStreams):
         Each entry of the list is a number of NumPy, an array, a string or a list of strings.
         """
         return {
-            stream: {name: [each for chunk in chunks for each in chunk] for name, chunks in variables.items()}
+            stream: {name: [value for chunk in chunks for value in chunk] for name, chunks in variables.items()}
             for stream, variables in self._chunks.items()
         }
 
@@ -127,5 +127,5 @@ class AccumulateVariables(OfStreams):
 def _copied(values: Any) -> Any:
     """Return a copy, because the stream or the model may use the memory of an array again."""
     if isinstance(values, list):
-        return [_copied(each) for each in values]
+        return [_copied(entry) for entry in values]
     return np.array(values) if isinstance(values, np.ndarray) else values

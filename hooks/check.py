@@ -69,5 +69,5 @@ class Check(AbstractHook):
         if value is not None and value > required:
             raise TrainingTerminated(f"{address} is {value:g}, more than {required:g}, in epoch {epoch_id} (Check)")
         if epoch_id >= self._max_epoch:
-            found = "was not evaluated" if value is None else f"is {value:g}, not more than {required:g},"
-            raise TrainingAborted(f"{address} {found} in epoch {epoch_id} (Check max_epoch: {self._max_epoch})")
+            outcome = "was not evaluated" if value is None else f"is {value:g}, not more than {required:g},"
+            raise TrainingAborted(f"{address} {outcome} in epoch {epoch_id} (Check max_epoch: {self._max_epoch})")

@@ -74,9 +74,11 @@ class LogNorms(AbstractHook):
         model = main_loop.model
         check_matches("match", self._match, module_of("LogNorms", model))
         optimizers = getattr(model, "optimizers", None) or {}
-        matching = {suffix_of(model, each): tuple(self._parts_of(each).match) for each in optimizers.values()}
+        matching = {
+            suffix_of(model, optimizer): tuple(self._parts_of(optimizer).match) for optimizer in optimizers.values()
+        }
         matching = matching or {"": self._match}
-        unused = [each for each in self._match if not any(each in found for found in matching.values())]
+        unused = [regex for regex in self._match if not any(regex in matched for matched in matching.values())]
         if unused:
             raise ArgumentError("match", f"{unused[0].pattern!r} matches only parameters that no optimizer trains")
         self.writes = [f"{name}/mean" for suffix, match in matching.items() for name in _names(suffix, match)]
@@ -96,8 +98,8 @@ class LogNorms(AbstractHook):
         if parts is None:
             parts = self._parts[suffix] = self._parts_of(optimizer)
         with torch.no_grad():
-            self._gradients = parts.norms([each.grad for each in parts.parameters])
-            self._before = [each.detach().clone() for each in parts.parameters]
+            self._gradients = parts.norms([parameter.grad for parameter in parts.parameters])
+            self._before = [parameter.detach().clone() for parameter in parts.parameters]
         self._record(0, suffix, self._gradients)
 
     def after_update(self, model: Any, optimizer: Any) -> None:
@@ -108,7 +110,7 @@ class LogNorms(AbstractHook):
         parts = self._parts[suffix]
         before = self._before
         with torch.no_grad():
-            weights = [each.detach() for each in parts.parameters]
+            weights = [parameter.detach() for parameter in parts.parameters]
             now = parts.norms(weights)
             then = parts.norms(before)
             torch._foreach_sub_(before, weights)
@@ -135,12 +137,12 @@ class LogNorms(AbstractHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of the epoch so far."""
         sums = {suffix: {"total": total.cpu(), "count": count} for suffix, (total, count) in self._sums.items()}
-        return {"patterns": [each.pattern for each in self._match], "sums": sums}
+        return {"patterns": [regex.pattern for regex in self._match], "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums of an epoch that is resumed in its middle, unless other parameters are measured now."""
         self._sums = {}
-        if list(state["patterns"]) == [each.pattern for each in self._match]:
+        if list(state["patterns"]) == [regex.pattern for regex in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
 
     def _parts_of(self, optimizer: Any) -> _Parts:
@@ -161,7 +163,7 @@ class LogNorms(AbstractHook):
 
 def _names(suffix: str, match: Sequence[re.Pattern[str]]) -> list[str]:
     """Return the names of the values of an optimizer."""
-    ends = [suffix, *(f"{suffix}({each.pattern})" for each in match)]
+    ends = [suffix, *(f"{suffix}({regex.pattern})" for regex in match)]
     return [f"{value}{end}" for value in _VALUES for end in ends]
 
 
@@ -169,17 +171,21 @@ class _Parts:
     """The parameters of an optimizer, and which of them each expression matches, of those that match some."""
 
     def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> None:
-        self.parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
-        places = {id(each): index for index, each in enumerate(self.parameters)}
+        self.parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        places = {id(parameter): index for index, parameter in enumerate(self.parameters)}
         named = list(module.named_parameters(remove_duplicate=False))
         self._device = self.parameters[0].device
         self.match = []
         self._indices = []
         for regex in match:
-            found = {places[id(each)]: None for name, each in named if id(each) in places and regex.search(name)}
-            if found:
+            matched = {
+                places[id(parameter)]: None
+                for name, parameter in named
+                if id(parameter) in places and regex.search(name)
+            }
+            if matched:
                 self.match.append(regex)
-                self._indices.append(torch.tensor(list(found), device=self._device))
+                self._indices.append(torch.tensor(list(matched), device=self._device))
 
     def norms(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Return the 2-norm of all tensors, and of those of each expression, on the device of the first parameter.
@@ -188,7 +194,9 @@ class _Parts:
             tensors: one for each parameter; None counts as 0.
         """
         single = [norm.to(self._device) for norm in norms_of(tensors)]
-        if len({each.dtype for each in single}) > 1:
-            single = [each.double() for each in single]
+        if len({norm.dtype for norm in single}) > 1:
+            single = [norm.double() for norm in single]
         several = torch.stack(single)
-        return torch.stack([torch.linalg.vector_norm(each) for each in (several, *(several[i] for i in self._indices))])
+        return torch.stack(
+            [torch.linalg.vector_norm(norms) for norms in (several, *(several[i] for i in self._indices))]
+        )

@@ -103,10 +103,12 @@ class LogProfile(AbstractHook):
         for name, share in shares.items():
             more = ""
             if name == "model" and len(times.model) > 1:
-                each = ", ".join(f"{stream} {seconds / times.seconds:.0%}" for stream, seconds in times.model.items())
-                more = f" ({each})"
+                by_stream = ", ".join(
+                    f"{stream} {seconds / times.seconds:.0%}" for stream, seconds in times.model.items()
+                )
+                more = f" ({by_stream})"
             elif name == "hooks" and times.hooks:
-                dearest = max(times.hooks, key=lambda each: times.hooks[each])
+                dearest = max(times.hooks, key=lambda hook: times.hooks[hook])
                 more = f" ({dearest} {times.hooks[dearest] / times.seconds:.0%})"
             parts.append(f"{name} {share:.0%}{more}")
         rates = [(name, times.rate(name)) for name in times.model]

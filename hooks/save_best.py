@@ -85,12 +85,12 @@ class SaveBest(SaveLatest):
         """Restore the best values so far, unless this hook did not compare this statistic before."""
         instead = f"its next value counts as the best, and its checkpoint replaces those named {self.name}"
         if self._statistic.is_of(state, instead):
-            self._kept = [(each["value"], each["epoch"]) for each in state["kept"][: self._keep]]
+            self._kept = [(entry["value"], entry["epoch"]) for entry in state["kept"][: self._keep]]
 
     def _take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""
         is_better = self._statistic.is_better
-        rank = next((i for i, (other, _) in enumerate(self._kept) if is_better(value, other)), len(self._kept))
+        rank = next((index for index, (other, _) in enumerate(self._kept) if is_better(value, other)), len(self._kept))
         if rank >= self._keep or not is_better(value, None):
             return []
         self._kept.insert(rank, (value, epoch_id))

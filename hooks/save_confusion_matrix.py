@@ -206,5 +206,5 @@ def _check_map(name: Any) -> None:
 def _check_size(size: Any) -> None:
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise ArgumentError("figsize", f"{size!r} is not [width, height] in inches, such as [8, 6]")
-    for each in size:
-        check_number("figsize", each, "a size in inches, at least 1 and below 100", least=1, below=100)
+    for length in size:
+        check_number("figsize", length, "a size in inches, at least 1 and below 100", least=1, below=100)

@@ -172,7 +172,7 @@ class ShowProgress(AbstractHook):
 
 def _next_minute(minutes: float) -> int:
     """Return the minute of an epoch after which its next line is due."""
-    return next((each for each in _MINUTES if each > minutes), 10 * (int(minutes / 10) + 1))
+    return next((minute for minute in _MINUTES if minute > minutes), 10 * (int(minutes / 10) + 1))
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]

@@ -138,6 +138,6 @@ class SkipSpike(AbstractHook):
                 return value
             are_empty = ranks().all_gathered("empty batches of an update", weighs_nothing(model.step_outputs or {}))
             return None if all(are_empty) else value
-        parameters = (each for group in optimizer.param_groups for each in group["params"])
-        gradients = [dense(each.grad) for each in parameters if each.grad is not None]
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        gradients = [dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
         return whole(torch.nn.utils.get_total_norm(gradients)).item() if gradients else None

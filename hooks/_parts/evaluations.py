@@ -59,8 +59,8 @@ class SavesExamples(OfStreams):
             HookError: a check failed.
         """
         super().register_mainloop(main_loop)
-        others = [each for each in main_loop.hooks if type(each) is type(self) and each is not self]
-        if any(self.writes_same(each) for each in others):
+        others = [hook for hook in main_loop.hooks if type(hook) is type(self) and hook is not self]
+        if any(self.writes_same(other) for other in others):
             raise HookError(
                 f"two hooks {type(self).__name__} write to {self._given_root}; set another root_dir for one of them",
                 self._index,
