@@ -94,10 +94,12 @@ class Times:
 
     def evaluating(self) -> float:
         """Return the share of the time for reading and running streams that are evaluated."""
-        both = (self.reading, self.model)
-        return sum(value for seconds in both for name, value in seconds.items() if name not in self.trained) / (
-            self.seconds or 1.0
-        )
+        spent = 0.0
+        for seconds in (self.reading, self.model):
+            for name, value in seconds.items():
+                if name not in self.trained:
+                    spent += value
+        return spent / (self.seconds or 1.0)
 
 
 def verdict(times: Times, ahead: Mapping[str, int] | None, extra_streams: Sequence[str], cores: int) -> tuple[str, str]:

@@ -100,9 +100,9 @@ class ClassificationMetrics(ClassHook):
 
     def _check_writes(self) -> None:
         names = {name.partition("/")[0] for name in self.writes}
-        for other in (writer for writer in (*self.main_loop.hooks, self.main_loop.model) if writer is not self):
+        for other in (*self.main_loop.hooks, self.main_loop.model):
             taken = sorted(names & {name.partition("/")[0] for name in declared(other, "writes") or ()})
-            if taken:
+            if taken and other is not self:
                 kind = type(other).__name__
                 raise HookError(
                     f"ClassificationMetrics: {kind} writes {taken[0]!r} too; set another var_prefix, such as class_",

@@ -86,11 +86,21 @@ class ComputeStats(OfStreams):
     def _set(self, aggregations: dict[str, list[str]]) -> None:
         self._aggregations = aggregations
         of_model = self.main_loop.model.only_in if hasattr(self, "main_loop") else {}
-        both = {name: [self._streams, of_model.get(name)] for name in aggregations}
-        limits = {name: [set(names) for names in streams if names is not None] for name, streams in both.items()}
-        self.only_in = {name: sorted(set.intersection(*sets)) for name, sets in limits.items() if sets}
-        needed = [name for name in aggregations if name not in self.only_in]
-        self.reads = () if self._asks_model else None if self._skips or self._streams else tuple(needed)
+
+        # the streams of each variable, if they are not all
+        self.only_in = {}
+        for name in aggregations:
+            limits = [set(streams) for streams in (self._streams, of_model.get(name)) if streams is not None]
+            if limits:
+                self.only_in[name] = sorted(set.intersection(*limits))
+
+        # what the loop checks
+        if self._asks_model:
+            self.reads = ()
+        elif self._skips or self._streams:
+            self.reads = None
+        else:
+            self.reads = tuple(name for name in aggregations if name not in self.only_in)
         self._named_by_arguments = tuple(
             argument for argument in self._named_by_arguments if argument[1] in (self.reads or ())
         )

@@ -113,7 +113,8 @@ class LogProfile(AbstractHook):
             parts.append(f"{name} {share:.0%}{more}")
         rates = [(name, times.rate(name)) for name in times.model]
         speeds = ", ".join(f"{name} {rate:,.0f} examples/s" for name, rate in rates if rate is not None)
-        return "; ".join(filter(None, [", ".join(parts), speeds, self._memory()]))
+        texts = [", ".join(parts), speeds, self._memory()]
+        return "; ".join(text for text in texts if text)
 
     def _memory(self) -> str:
         """Return the peak memory of the process and, if the model is on a GPU, of the GPU."""

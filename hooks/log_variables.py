@@ -120,14 +120,14 @@ class LogVariables(AbstractHook):
         when = "at the end" if loop.at_end else f"epoch {loop.training_epochs_done}"
         width = max((len(stream) for stream in epoch_data), default=0)
         for stream, variables in epoch_data.items():
-            parts = [
-                part
-                for name, value in variables.items()
-                if (not is_rate(name) if self.variables is None else name in self.variables)
-                for part in self._format(stream, name, value)
-            ]
+            parts = []
+            for name, value in variables.items():
+                is_shown = not is_rate(name) if self.variables is None else name in self.variables
+                if is_shown:
+                    parts += self._format(stream, name, value)
             if stream == loop.train_stream_name and not loop.evaluating:
-                parts += self._rates() if epoch_id > 0 else []
+                if epoch_id > 0:
+                    parts += self._rates()
                 since = " since the resume" if loop.epoch_is_resumed else ""
                 parts.append(f"{short(loop.epoch_seconds)} s{since}")
             if parts:

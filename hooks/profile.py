@@ -151,23 +151,24 @@ class Profile(AbstractHook):
 def _table(profiler: torch.profiler.profile, with_memory: bool) -> Table:
     """Return the ten operations that take the most time by themselves, of all threads together."""
     operations = profiler.key_averages()
-    where, place = (
-        ("GPU", "device") if any(operation.self_device_time_total for operation in operations) else ("CPU", "cpu")
-    )
+    is_on_gpu = any(operation.self_device_time_total for operation in operations)
+    place = "device" if is_on_gpu else "cpu"
     time = f"self_{place}_time_total"
     memory = f"self_{place}_memory_usage"
     whole = sum(getattr(operation, time) for operation in operations) or 1.0
-    rows = [
-        [
+    rows = []
+    for operation in sorted(operations, key=lambda operation: getattr(operation, time), reverse=True)[:_ROWS]:
+        microseconds = getattr(operation, time)
+        row = [
             in_one_line(operation.key, _LONGEST),
             str(operation.count),
-            f"{getattr(operation, time) / 1000:.2f}",
-            f"{getattr(operation, time) / whole:.1%}",
-            *([size_of(max(0, getattr(operation, memory)))] if with_memory else []),
+            f"{microseconds / 1000:.2f}",
+            f"{microseconds / whole:.1%}",
         ]
-        for operation in sorted(operations, key=lambda operation: getattr(operation, time), reverse=True)[:_ROWS]
-    ]
-    head = ["operation", "calls", f"ms on the {where}", "share"]
+        if with_memory:
+            row.append(size_of(max(0, getattr(operation, memory))))
+        rows.append(row)
+    head = ["operation", "calls", f"ms on the {'GPU' if is_on_gpu else 'CPU'}", "share"]
     if with_memory:
         head.append("memory")
     return Table(rows, head, ("left", *["right"] * (len(head) - 1)))

@@ -90,7 +90,9 @@ class SaveBest(SaveLatest):
     def _take(self, value: float, epoch_id: int) -> list[str]:
         """Compare the value of an epoch; return the names for the checkpoint of the epoch, if it is to be kept."""
         is_better = self._statistic.is_better
-        rank = next((index for index, (other, _) in enumerate(self._kept) if is_better(value, other)), len(self._kept))
+        rank = 0
+        while rank < len(self._kept) and not is_better(value, self._kept[rank][0]):
+            rank += 1
         if rank >= self._keep or not is_better(value, None):
             return []
         self._kept.insert(rank, (value, epoch_id))

@@ -91,11 +91,21 @@ class SavePredictions(WritesRows):
         names = self._variables
         if names is None:
             names = [name for name in examples.batch if name not in self._sources]
-        has_values = {name: name in examples.batch and examples.have(name) for name in names}
-        inside = {name: dict(parts({name: examples.batch[name]})) for name in names if has_values[name]}
-        examples = replace(examples, batch=ChainMap(*inside.values(), examples.batch))  # type: ignore[arg-type]
+
+        # the parts of mappings and of lists of mappings
+        entries: list[dict[str, Any]] = []
+        outputs: list[str] = []
+        for name in names:
+            if name in examples.batch and examples.have(name):
+                entries.append(dict(parts({name: examples.batch[name]})))
+                outputs += entries[-1]
+            else:
+                outputs.append(name)
+        examples = replace(examples, batch=ChainMap(*entries, examples.batch))  # type: ignore[arg-type]
         if not examples.first:
-            self._names = self._chosen(examples, [part for name in names for part in inside.get(name, [name])])
+            self._names = self._chosen(examples, outputs)
+
+        # the columns
         name, ids = examples.named(None)
         columns = {name: ids}
         numbers = examples.numbers()

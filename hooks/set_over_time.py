@@ -81,7 +81,7 @@ class SetOverTime(AbstractHook):
         self._end = float(end)
         self._schedule = _built(schedule)
         self._numbers: list[_Number] = []
-        self._found: list[float] = []  # what the numbers were when the run began
+        self._initial: list[float] = []  # what the numbers were when the run began
         self._factor: Callable[[int], float] | None = None
         self._done: int | None = None  # the number of updates that the numbers are set for
         self._is_logged = False
@@ -122,7 +122,7 @@ class SetOverTime(AbstractHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the schedule, and the numbers with which the run began."""
         self._schedule.updates_done = self.main_loop.updates_done
-        return {"schedule": self._schedule.state_dict(), "found": self._found}
+        return {"schedule": self._schedule.state_dict(), "found": self._initial}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -132,7 +132,7 @@ class SetOverTime(AbstractHook):
         """
         self._factor = self._done = None
         if any(number.is_buffer for number in self._numbers):
-            self._found = list(state["found"])  # the checkpoint has the number of now, the config has none
+            self._initial = list(state["found"])  # the checkpoint has the number of now, the config has none
         key = f"{self._key}.schedule"
         try:
             self._schedule.load_state_dict(state["schedule"])
@@ -188,8 +188,8 @@ class SetOverTime(AbstractHook):
         else:
             self._numbers = _numbers_of_optimizer(self._target, model.optimizers)
         if is_first:
-            self._found = [number.read() for number in self._numbers]
-        if self._value is None and self._end == 0 and not any(self._found):
+            self._initial = [number.read() for number in self._numbers]
+        if self._value is None and self._end == 0 and not any(self._initial):
             raise _wrong(self._target, "is 0, and so is end; give value or end")
 
     def _plan(self) -> None:
@@ -203,7 +203,7 @@ class SetOverTime(AbstractHook):
         done = loop.updates_done
         if total is not None and done < total and not self._is_logged and loop.horizon.share is None:
             self._is_logged = True
-            initial = next(filter(None, self._found), 0.0)
+            initial = next((number for number in self._initial if number), 0.0)
             points = (done, (done + total - 1) // 2, total - 1)
             values = ", ".join(f"{self._number(factor(point), initial):.3g}" for point in points)
             _LOG.info("SetOverTime: %s in the next update, halfway, and in update %d: %s", self._target, total, values)
@@ -213,8 +213,8 @@ class SetOverTime(AbstractHook):
             self._plan()
         assert self._factor is not None
         share = self._factor(done)
-        for number, initial in zip(self._numbers, self._found, strict=True):
-            if initial or not any(self._found):
+        for number, initial in zip(self._numbers, self._initial, strict=True):
+            if initial or not any(self._initial):
                 number.write(self._number(share, initial))
         self._done = done
 

@@ -105,8 +105,10 @@ class SkipSpike(AbstractHook):
         if is_finite and (usual <= 0 or value <= self._factor * usual):
             values.append(value)
             return
-        before = self.state_dict() if self._kept < self._keep else None
-        self._kept += before is not None
+        before = None
+        if self._kept < self._keep:
+            before = self.state_dict()
+            self._kept += 1
         if is_finite:
             values.append(value)
         iteration = self.main_loop.iterations_done + 1  # of this batch, which is not counted yet
@@ -125,7 +127,9 @@ class SkipSpike(AbstractHook):
 
     def _check(self, model: Any) -> None:
         module_of("SkipSpike", model)
-        key = "accumulate" if model.iterations_per_update > 1 else "micro_batch_size" if model.splits_batches else None
+        key = "micro_batch_size" if model.splits_batches else None
+        if model.iterations_per_update > 1:
+            key = "accumulate"
         if self._variable == "loss" and key is not None:
             raise ArgumentError("variable", f"with model.{key}, the loss of an update is not known; use gradient_norm")
 

@@ -138,7 +138,8 @@ class WriteCSV(FileSink):
         """Append the lines that are waiting; if there are new columns, write all lines with them."""
         lines = self._lines
         self._lines = []
-        header = ["epoch_id", *(["iteration"] if self._is_within else []), *_names(self._columns)]
+        counters = ["epoch_id", "iteration"] if self._is_within else ["epoch_id"]
+        header = [*counters, *_names(self._columns)]
         if lines and header != self._header:
             wider = (line + [self._default] * (len(header) - len(line)) for line in (*self._written(), *lines))
             write_atomically(self.file, self._text([header, *wider]))

@@ -6,6 +6,7 @@ import csv
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class CsvFile(PredictionFile):
             self._file.write(csv_of([self.columns]))
         arrays = [np.asarray(column, getattr(column, "dtype", object)) for column in columns.values()]
         flat = [array.reshape(len(array), -1).tolist() for array in arrays]
-        rows = ([number for row in rows for number in row] for rows in zip(*flat, strict=True))
+        rows = (chain(*parts) for parts in zip(*flat, strict=True))
         self._file.write(csv_of(rows, quoting=csv.QUOTE_NONNUMERIC))
 
     def _shape(self, name: str, values: Column) -> tuple[int, ...]:
