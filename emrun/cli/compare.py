@@ -26,7 +26,7 @@ from emrun.config.plan import check_statically
 from emrun.launch.pairs import (
     Pair,
     changed_examples,
-    check_alike,
+    check_comparable,
     direction_of,
     finished_runs,
     has_value,
@@ -122,7 +122,7 @@ def compare(
         raise UsageError("-b changes nothing: the two configs are the same")
     address, condition = _metric_of(a, metric, wants_max)
     if not anyway:
-        check_alike(a.tree, b.tree, address.split("/")[1])
+        check_comparable(a.tree, b.tree, address.split("/")[1])
 
     # the runs, as those of two sweeps
     settings = Sweep(repeats=pairs[1], objective=address, condition=condition, jobs=jobs)

@@ -96,7 +96,10 @@ def pairs_of(sides: Sequence[Trials], finished: Mapping[str, Path]) -> list[Pair
         finished: digest of a config -> the directory of a finished run.
     """
     both = [[_known(side, trial, finished) for trial in side.experiment({}).trials] for side in sides]
-    return [Pair(sides[0], *zip(*pair, strict=True)) for pair in zip(*both, strict=True)]
+    pairs = []
+    for (a, instead_of_a), (b, instead_of_b) in zip(*both, strict=True):
+        pairs.append(Pair(sides[0], (a, b), (instead_of_a, instead_of_b)))
+    return pairs
 
 
 def _known(side: Trials, trial: Trial, finished: Mapping[str, Path]) -> tuple[Trial, Trial]:
@@ -135,13 +138,14 @@ def finished_runs(sources: Iterable[str], root: Path) -> dict[str, Path]:
     directories: dict[str, Path] = {}
     for place in dict.fromkeys([*runs, *(run.parent for run in runs), root]):
         with suppress(UsageError, StorageError):
-            for run in (run for run in find_runs(place) if run.status == "finished"):
-                with suppress(ConfigError, StorageError):
-                    directories.setdefault(digest_of(run.final), run.directory)
+            for run in find_runs(place):
+                if run.status == "finished":
+                    with suppress(ConfigError, StorageError):
+                        directories.setdefault(digest_of(run.final), run.directory)
     return directories
 
 
-def check_alike(a: Node, b: Node, variable: str) -> None:
+def check_comparable(a: Node, b: Node, variable: str) -> None:
     """Check that data, metric and budget of two configs are the same, so that they can be compared.
 
     Args:
@@ -170,9 +174,9 @@ def check_alike(a: Node, b: Node, variable: str) -> None:
 def direction_of(variable: str) -> Condition | None:
     """Return whether smaller or larger values of a variable are better, as its name tells; None if it does not."""
     words = variable.lower().split("_")
-    return (
-        "min" if any(word in words for word in _LOSSES) else "max" if any(word in words for word in _SCORES) else None
-    )
+    if any(word in words for word in _LOSSES):
+        return "min"
+    return "max" if any(word in words for word in _SCORES) else None
 
 
 def judge(a: Sequence[float], b: Sequence[float], condition: Condition, by: float = 0.0) -> Json:
@@ -273,8 +277,9 @@ def changed_examples(pairs: Sequence[Sequence[Path]], stream: str, variable: str
     both = [(a, b) for a, b in right_examples if a and b]
     votes = defaultdict(list)
     for a, b in both:
-        for name in (name for name in a if name in b):
-            votes[name].append((a[name], b[name]))
+        for name in a:
+            if name in b:
+                votes[name].append((a[name], b[name]))
     shares = {name: tuple(map(fmean, zip(*outcomes, strict=True))) for name, outcomes in votes.items()}
     if not shares:
         return None
@@ -289,7 +294,9 @@ def _right_in(directory: Path, stream: str, variable: str) -> dict[str, float]:
     with suppress(ConfigError, StorageError, ValueError, *_OF_OTHERS):  # no predictions, or others' files
         given = [hook["SavePredictions"] for hook in run.final.get("hooks") or () if "SavePredictions" in hook]
         files = [str(arguments["file"]) for arguments in given if arguments["stream"] == stream]
-        for file in (name for name in files if name.endswith((".csv", ".jsonl"))):
+        for file in files:
+            if not file.endswith((".csv", ".jsonl")):
+                continue
             lines = io.StringIO(read_regular(directory / file, _LARGEST, len(Path(file).parts)).decode())
             rows: Iterable[Any] = csv.DictReader(lines) if file.endswith(".csv") else map(json.loads, lines)
             right = {str(row.get("id", row.get("position"))): float(row[variable]) for row in rows if variable in row}

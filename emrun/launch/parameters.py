@@ -218,6 +218,8 @@ def _parameter(name: str, node: Node) -> Parameter:
         )
     if not node.value:
         raise _wrong(node.position, name, "the list of values is empty")
+
+    # a list of values, or of mappings that set several keys
     if is_key:
         choices: list[dict[str, Node]] = [{name: child} for child in node.value]
     else:
@@ -267,5 +269,7 @@ def text_of(value: Any) -> str:
         quoted = json.dumps(value, ensure_ascii=False)
         return value if is_word else _UNUSUAL.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
     if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        if math.isnan(value):
+            return ".nan"
+        return ".inf" if value > 0 else "-.inf"
     return json.dumps(value)

@@ -209,6 +209,7 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
         failures: rank -> exit status, in the order in which they ended.
         place: the directory with the last words of the ranks.
     """
+    # which rank has failed first
     named = place / DIRECTORY
     directory = named.read_text(encoding="utf-8") if named.exists() else None
     if not failures:
@@ -223,12 +224,13 @@ def _explained(failures: Mapping[int, int], place: Path) -> Ended:
     rank = min(failures, key=order)
     code = failures[rank]
     is_asked = -code in _ASKING
+
+    # what it has said
     lines = []
     problems = []
     if causes:
-        speaker = min(
-            causes, key=lambda number: (number > 0, causes[number]["time"])
-        )  # if all fail alike, rank 0 speaks
+        # if all fail alike, rank 0 speaks
+        speaker = min(causes, key=lambda number: (number > 0, causes[number]["time"]))
         problems = causes[speaker]["problems"]
         who = f"rank {speaker}: " if speaker else ""
         lines = [who + causes[speaker]["cause"]]

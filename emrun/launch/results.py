@@ -125,7 +125,9 @@ def summary_of(values: Iterable[float | None]) -> Json:
     present = [value for value in values if value is not None]
     count = len(present)
     is_finite = all(map(math.isfinite, present))
-    mean = statistics.fmean(present) if present and is_finite else sum(present) / count if present else None
+    mean = None
+    if present:
+        mean = statistics.fmean(present) if is_finite else sum(present) / count
     deviation = statistics.stdev(present) if count > 1 and is_finite else None
     interval = None if deviation is None else t_quantile(count - 1) * deviation / math.sqrt(count)
     return {"count": count, "mean": mean, "deviation": deviation, "interval": interval}

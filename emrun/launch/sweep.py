@@ -130,6 +130,7 @@ class SweepLoop:
 
     def _step(self) -> bool:
         """Do what there is to do; return whether anything is left."""
+        # what has happened since the last step
         while self._signals.pending:
             self._handle(self._signals.pending.pop(0))
         for running in list(self._running):
@@ -138,6 +139,8 @@ class SweepLoop:
                 self._end(running)
             elif self._settings.pruner and not running.is_pruned and time.monotonic() - running.looked > _LOOK:
                 self._prune_if_worse(running)
+
+        # the next trials
         used = {running.job.slot for running in self._running}
         for slot in range(self._settings.jobs):
             if slot in used or self._ending is not None:
@@ -170,11 +173,15 @@ class SweepLoop:
         search = self._search if self._settings.method not in ("grid", "random") else None
         if search is not None and time.monotonic() >= self._look_again:
             self._add_known(search)
+
+        # an experiment that is known
         for experiment in self._experiments:
             for trial in experiment.trials:
                 if self._is_free(trial):
                     return experiment, trial
             self._note_end(experiment)
+
+        # a new one
         while search is not None and not search.is_exhausted and search.count < (self._settings.trials or 0):
             values, proposal = search.propose()
             experiment = self._trials.experiment(values)
@@ -257,6 +264,8 @@ class SweepLoop:
         result = result_of(ended.trial, self._settings)
         if ended.is_pruned and result.status == "interrupted":
             result = self._marked_as_pruned(ended, result)
+
+        # what the log says of it
         shown = self._shown(ended)
         if result.status in ("finished", "pruned"):
             value = "" if result.value is None else f", {self._settings.objective} {result.value:.6g}"
@@ -306,8 +315,10 @@ class SweepLoop:
             f"{parameter.name}={parameter.shown(ended.experiment.values[parameter.name])}"
             for parameter in self._trials.parameters
         ]
-        parts += [f"seed={ended.trial.seed}"] if self._settings.repeats > 1 else []
-        parts += [] if ended.trial.fold is None else [f"fold={ended.trial.fold}"]
+        if self._settings.repeats > 1:
+            parts.append(f"seed={ended.trial.seed}")
+        if ended.trial.fold is not None:
+            parts.append(f"fold={ended.trial.fold}")
         return f"{ended.trial.directory.name} ({', '.join(parts)})" if parts else ended.trial.directory.name
 
 

@@ -142,7 +142,10 @@ class Trials:
                     if self.settings.folds is not None:
                         _check_fold(config)
                         config = config.overridden([f"{_FOLD}=0"])
-                    (Plan.of if index else Plan.with_evaluations)(config, finder)
+                    if index == 0:
+                        Plan.with_evaluations(config, finder)
+                    else:
+                        Plan.of(config, finder)
             except ConfigError as error:
                 problems += [problem for problem in error.problems if problem not in problems]
         if problems:
@@ -179,8 +182,11 @@ class Trials:
 
     def _trial(self, config: Config, overrides: tuple[str, ...], repeat: int, fold: int | None) -> Trial:
         seed = self.seed if repeat == 0 else derived_seed(self.seed, "repeat", repeat) % 2**31
-        further = [] if repeat == 0 and self._has_seed else [f"seed={seed}"]
-        further += [] if fold is None else [f"{_FOLD}={fold}"]
+        further = []
+        if repeat > 0 or not self._has_seed:
+            further.append(f"seed={seed}")
+        if fold is not None:
+            further.append(f"{_FOLD}={fold}")
         changed = *overrides, *further
         name = identity(config.overridden(further))
         shown = in_name(sorted(changed, key=lambda text: text.partition("=")[0].rpartition(".")[2]))
