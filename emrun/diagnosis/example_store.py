@@ -39,8 +39,8 @@ class ExampleStore:
 
     def __init__(self, file: Path) -> None:
         self._data = sqlite3.connect(file, isolation_level=None)
-        for each in ("journal_mode = OFF", "synchronous = OFF", "temp_store = FILE", f"cache_size = -{_CACHE}"):
-            self._data.execute(f"PRAGMA {each}")
+        for setting in ("journal_mode = OFF", "synchronous = OFF", "temp_store = FILE", f"cache_size = -{_CACHE}"):
+            self._data.execute(f"PRAGMA {setting}")
         self._data.execute("CREATE TABLE examples (stream INTEGER, id TEXT, content BLOB, labels BLOB)")
         self._data.execute("BEGIN")
         self._streams: list[str] = []
@@ -95,7 +95,7 @@ class ExampleStore:
     def _alike(self, query: str, values: Sequence[int], group: Callable[..., list[str]]) -> Alike:
         """Return what a query finds: its first column is how many examples there are; `group` gets the others."""
         rows = self._data.execute(f"{query} LIMIT {_SHOWN}", values).fetchall()
-        return Alike(rows[0][0] if rows else 0, [group(*found) for _, *found in rows])
+        return Alike(rows[0][0] if rows else 0, [group(*columns) for _, *columns in rows])
 
     def _ids(self, content: bytes, number: int | None = None) -> list[str]:
         """Return the first ids of a content: in a stream, or behind the names of their streams."""
@@ -103,10 +103,10 @@ class ExampleStore:
             "SELECT stream, id FROM examples WHERE content = ? AND stream = IFNULL(?, stream) ORDER BY rowid LIMIT ?",
             (content, number, _SHOWN),
         )
-        return [f"{self._streams[each]} {name}" if number is None else name for each, name in rows]
+        return [f"{self._streams[stream]} {name}" if number is None else name for stream, name in rows]
 
 
-def in_words(alike: Alike, other: str = "") -> str:
+def in_words(similar: Alike, other: str = "") -> str:
     """Return the first groups for a message: `3 (train 17, 20), 9 (train 4)`."""
     before = f"{other} " if other else ""
-    return ", ".join([f"{first} ({before}{', '.join(others)})" for first, *others in alike.groups])
+    return ", ".join([f"{first} ({before}{', '.join(others)})" for first, *others in similar.groups])

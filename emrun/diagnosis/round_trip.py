@@ -53,10 +53,10 @@ class RoundTrip:
         Raises:
             StateError: an output or a state dict of the loaded model differs.
         """
-        found = self.difference(directory)
-        if found is None:
+        difference = self.difference(directory)
+        if difference is None:
             return
-        what, name, stream, *_ = found
+        what, name, stream, *_ = difference
         if not stream:
             raise StateError("the model's state_dict() differs after load_state_dict() of the same state")
         _evaluated(self.trained, dict(reversed(self.batches))[stream], stream)  # the last batch of both is the same
@@ -124,7 +124,7 @@ class RoundTrip:
         one = unsaved_state(self.other)
         names = sorted({*self._changed()} & {*varying(one, unsaved_state(self.trained))})
         # of the model itself, only numbers and strings: its tensors differ whenever anything else does
-        return [each for each in names if not (each.startswith("model") and one.get(each, DIGEST).startswith(DIGEST))]
+        return [name for name in names if not (name.startswith("model") and one.get(name, DIGEST).startswith(DIGEST))]
 
 
 def run_alike(model: AbstractModel, batch: Batch, stream: str, *, train: bool) -> Mapping[str, Any]:
