@@ -164,9 +164,9 @@ class _Look:
         for source, source_values in values.items():
             _look_at(stream.sources.setdefault(source, _Source()), source_values, rows[source], ids)
         who = (ID, POSITION) if ID in rows else ()
-        inputs = [source for source in rows if self._is_input(source)] or [
-            source for source in rows if source not in who
-        ]
+        inputs = [source for source in rows if self._is_input(source)]
+        if not inputs:
+            inputs = [source for source in rows if source not in who]
         labels = [source for source in rows if source not in inputs and source in self._targets]
         self.store.add(
             (example, _checksum(rows, inputs, index), _checksum(rows, labels, index) if labels else b"")

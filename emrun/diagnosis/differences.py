@@ -130,22 +130,25 @@ def _find_in_batches(straight: Sequence[Event], others: Sequence[Event]) -> Diff
     for event in others:
         place = _place_of(event)
         if place not in expected:
-            return Difference(f"{_told(event)}: the uninterrupted run has no such batch", "order", event["stream"])
+            return Difference(f"{_where(event)}: the uninterrupted run has no such batch", "order", event["stream"])
         missing.pop(place, None)
         difference = _compare_batches(expected[place], event)
         if difference is not None:
             return difference
     first = next(iter(missing.values()), None)
-    return None if first is None else Difference(f"{_told(first)}: missing in the other run", "order")
+    return None if first is None else Difference(f"{_where(first)}: missing in the other run", "order")
 
 
 def _compare_batches(one: Event, other: Event) -> Difference | None:
     expected = _values_of(one)
     actual = _values_of(other)
-    for part, detail, what in varying(expected, actual)[:1]:
-        values = (side.get((part, detail, what), ("", None))[1] for side in (expected, actual))
-        return Difference(f"{_told(other)}: {what}{_both(*values)}", part, detail)
-    return None
+    differing = varying(expected, actual)
+    if not differing:
+        return None
+    first = differing[0]
+    part, detail, what = first
+    texts = [side.get(first, ("", None))[1] for side in (expected, actual)]
+    return Difference(f"{_where(other)}: {what}{_both(*texts)}", part, detail)
 
 
 def _attributes(recording: Recording) -> dict[str, str]:
@@ -175,7 +178,7 @@ def _place_of(event: Event) -> tuple[Any, ...]:
     return event["training"], event["iteration"], event["stream"], event["number"]
 
 
-def _told(event: Event) -> str:
+def _where(event: Event) -> str:
     if event["training"]:
         return f"iteration {event['iteration']}"
     return f"evaluation of {event['stream']} at iteration {event['iteration']}, batch {event['number']}"

@@ -44,7 +44,8 @@ def inspect_environment() -> Environment:
     environment.devices.extend(rows)
     environment.problems.extend(problems)
     unused = unused_gpu()
-    environment.warnings.extend([unused] if unused is not None else [])
+    if unused is not None:
+        environment.warnings.append(unused)
     return environment
 
 
@@ -74,7 +75,9 @@ def _inspect_versions(environment: Environment) -> None:
 def inspect_devices() -> tuple[list[dict[str, str]], list[str]]:
     """Return a row for each device, heading -> value, and what is wrong with the devices."""
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if _has_cuda()[0] else 0)]
-    names = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+    names = ["cpu", *cuda]
+    if torch.backends.mps.is_available():
+        names.append("mps")
     rows = []
     problems = []
     for name in names:

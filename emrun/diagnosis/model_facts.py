@@ -42,11 +42,9 @@ def parameters(model: AbstractModel) -> Iterator[Json]:
 def optimizers(model: AbstractModel) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of a model by name; the only one is named `optimizer`."""
     named = getattr(model, "optimizers", {"optimizer": getattr(model, "optimizer", None)})
-    return {
-        name: optimizer
-        for name, optimizer in (named.items() if isinstance(named, Mapping) else ())
-        if isinstance(optimizer, torch.optim.Optimizer)
-    }
+    if not isinstance(named, Mapping):
+        return {}
+    return {name: optimizer for name, optimizer in named.items() if isinstance(optimizer, torch.optim.Optimizer)}
 
 
 def parameter_groups(model: AbstractModel) -> Iterator[Json]:

@@ -111,6 +111,8 @@ def _run(job: Job, record: _Record) -> None:
         measure_on_ranks(job)
         record("final", directory=str(job.directory))
         return
+
+    # a training
     if job.resume:
         training = resume_training(job.directory)
     else:
@@ -128,6 +130,8 @@ def _run(job: Job, record: _Record) -> None:
     if job.longest is not None and known_length > job.longest:
         record("long", updates=loop.horizon.updates, window=loop.model.iterations_per_update)
         return
+
+    # with this hook, which records it
     probe = Probe(record, job)
     probe.limits = loop.limits  # the schedules are those of the config
     loop.parts.length.never_end()
@@ -173,7 +177,7 @@ class Probe(AbstractHook):
         self._job = job
         self._batch = 0  # number of the batch in the pass, for evaluations
         self._before: dict[str, Any] = {}
-        self._looks = job.is_moved
+        self._checks_weights = job.is_moved
         self._end = job.end
         self.is_too_long = False
 
@@ -190,11 +194,11 @@ class Probe(AbstractHook):
 
     def before_batch(self, stream_name: str, batch: Batch) -> None:
         """Note the batch and the random states before the model runs."""
-        if self._looks:
+        if self._checks_weights:
             newest = self.main_loop.progress.newest_checkpoint
             place = self._job.directory / CHECKPOINTS / (newest[0] if newest is not None else "latest")
             self._record("restored", wrong=_not_restored(self.main_loop.model, place))
-            self._looks = False
+            self._checks_weights = False
         self._before = {"batch": digest(batch), "random_before": _digests(random_state()), "sources": set(batch)}
 
     def after_batch(self, stream_name: str, batch_data: dict[str, Any]) -> None:

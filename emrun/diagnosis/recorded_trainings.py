@@ -170,10 +170,12 @@ class Job:
         if self.point is not None and recording.was_interrupted(kill=self.by == signal.SIGKILL):
             return recording
         errors_of_ranks = [event for of_rank in events for event in of_rank if event["kind"] == "error"]
-        for event in sorted(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__):
-            raise VerificationFailed(event["text"].replace(str(self.directory), "RUN_DIR"), event["status"])
+        if errors_of_ranks:  # that a rank misses others is not the cause
+            cause = min(errors_of_ranks, key=lambda event: event["error"] == RankFailed.__name__)
+            raise VerificationFailed(cause["text"].replace(str(self.directory), "RUN_DIR"), cause["status"])
         if exit_code or not (recording.final or recording.of("long")):
-            last = "".join(f": {line}" for line in said.strip().splitlines()[-1:])
+            lines = said.strip().splitlines()
+            last = f": {lines[-1]}" if lines else ""
             raise VerificationFailed(f"a run ended early, with exit status {exit_code}{last}", 1)
         return recording
 

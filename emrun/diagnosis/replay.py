@@ -162,6 +162,7 @@ class _Attempt:
 
     def run(self, batch: Batch) -> BaseException | None:
         """Do the step on a batch; return its error, or None when it succeeds."""
+        # a loop that is where the run was
         step = self._capsule.step
         hooks = self._hooks()
         policy = (self._plan.get("main_loop", {}) or {}).get("on_nan_loss", "error")
@@ -171,6 +172,8 @@ class _Attempt:
             count = length_of(next(iter(batch.values()), ()))
             whole = length_of(next(iter(self._capsule.batch.values()), ()))
             loop.note_skipped(count / whole if whole > 0 else 1.0)
+
+        # the weights and the states from before the step
         if self._weights is not None:
             with reading(f"{self._weights}: weights", ANOTHER_CAPSULE, self._model.load):
                 self._model.load(self._weights)
@@ -184,6 +187,7 @@ class _Attempt:
         if not step.train and self._weights is not None:
             self._model.load(self._weights)  # again: those for evaluations, which may be others
 
+        # the step
         def only_batch() -> Iterator[Batch]:
             set_random_state(self._random)
             yield dict(batch)
@@ -194,10 +198,15 @@ class _Attempt:
         stream = StreamWrapper(only_batch, name=step.stream, training=step.train, seed=self._seed)
         try:
             with loop:
-                loop.epoch(*(([stream], []) if step.train else ([], [stream])))
+                if step.train:
+                    loop.epoch([stream], [])
+                else:
+                    loop.epoch([], [stream])
         except _WentThroughError:
-            skipped = loop.skipped
-            return next((error for error in skipped if self.is_same(error, exactly=True)), next(iter(skipped), None))
+            if not loop.skipped:
+                return None
+            same = [error for error in loop.skipped if self.is_same(error, exactly=True)]
+            return same[0] if same else loop.skipped[0]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the user's code may also have called sys.exit

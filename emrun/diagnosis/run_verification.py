@@ -65,6 +65,7 @@ def verify_run(run: StoredRun, overrides: list[str]) -> Json:
     Raises:
         ConfigError: the config of the run cannot be read, or an override cannot be applied.
     """
+    # the config, with the code of the run
     config = read_config(run.directory)
     directory = run.directory.absolute()
     if not all(Path(home).is_dir() for home in code_directories(config.root)):
@@ -78,6 +79,8 @@ def verify_run(run: StoredRun, overrides: list[str]) -> Json:
     forks = None
     with suppress(Exception):  # the processes will say what is wrong with the code
         forks = forks_for(config) if ranks == 1 else None
+
+    # the parts
     rows: list[dict[str, str]] = []
     values: Mapping[str, Any] = {}
     comparison: Mapping[str, Any] = {"not_compared": {}}
@@ -93,6 +96,8 @@ def verify_run(run: StoredRun, overrides: list[str]) -> Json:
             rows.append({"what": what, "result": result, "text": in_one_line(text)})
         if (place / _AGAIN / CONFIG).exists():
             comparison = compare(run, StoredRun(place / _AGAIN))
+
+    # what may have made the difference
     results = [row["result"] for row in rows]
     differences: dict[str, list[str]] = {DECIDES: [], MAY_CHANGE: [], HARDLY: []}
     for severity, sentence in _differences(comparison, run.trace.get("seed"), config.get("seed")):
@@ -191,8 +196,9 @@ def _cause(differences: Mapping[str, list[str]], results: list[str], values: Map
     """Return the likely cause of results that differ."""
     if not differences[DECIDES] and any(map(is_rate, values)):
         return "config: the learning rate is not that of the first steps; config.yaml has been changed since"
-    for sentence in (*differences[DECIDES], *differences[MAY_CHANGE]):
-        return sentence
+    sentences = [*differences[DECIDES], *differences[MAY_CHANGE]]
+    if sentences:
+        return sentences[0]
     if results[-1] == "same":
         return "record: the first steps are the same, so that the recorded statistics or the checkpoint were changed"
     return _UNKNOWN

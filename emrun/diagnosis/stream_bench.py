@@ -115,7 +115,7 @@ class StreamBench:
 
     def change(self, present: Setting, step: float) -> tuple[Speed | None, Speed | None]:
         """Return the reading as the config is, if possible, and one with which training waits least, if that helps."""
-        now = next((reading for reading in self.readings if _alike(reading.setting, present)), None)
+        now = next((reading for reading in self.readings if _is_same(reading.setting, present)), None)
         best = min(self.readings, key=lambda reading: self.waiting(reading, step))
         helps = now is None or self.waiting(best, step) < self.waiting(now, step) - _GAIN
         return now, best if helps else None
@@ -162,11 +162,11 @@ def bench(
     """
     loaded = load_config(config, overrides)
     whole = loaded.tree
-    if wrong := [
-        problem for problem in check_sections(whole) if problem.key == "main_loop"
-    ]:  # no mapping; others do not matter
+    wrong = [problem for problem in check_sections(whole) if problem.key == "main_loop"]
+    if wrong:  # no mapping; others do not matter
         raise ConfigError(wrong)
     with preserved_randomness():
+        # the streams
         dataset = create_dataset(loaded)
         names = [name for name, _ in named_streams(whole)] + (stream_names(dataset) if all_streams else [])
         seed = loaded.get("seed")
@@ -178,6 +178,8 @@ def bench(
             functions = {name: stream_function(dataset, name) for name in names}
         except AttributeError as error:
             raise UsageError(str(error)) from error
+
+        # how fast each is read, with each setting
         main_loop = loaded.get("main_loop") or {}
         numbers = {key: main_loop[key] for key in ("buffer", "workers") if isinstance(main_loop.get(key), int)}
         usual = Setting(**numbers, start_method=start_method)
@@ -187,13 +189,13 @@ def bench(
         as_bytes = loaded.overridden(["dataset.dtype=uint8"])
         changes = _changes(loaded, as_bytes, dataset, names[0], present) if most else []
         trained = names[0]
+        streams = []
+        for name, function in functions.items():
+            others = [(present, function), *changes] if name == trained else []
+            streams.append(reader.read(function, StreamBench(name, name == trained), others))
+
+        # how long the model takes
         no_step = None
-        streams = [
-            reader.read(
-                function, StreamBench(name, name == trained), [(present, function), *changes] if name == trained else []
-            )
-            for name, function in functions.items()
-        ]
         if reader.first_batch is None:
             step = None
             no_step = f"stream {trained!r} has no batches"
@@ -201,11 +203,12 @@ def bench(
             no_step = "the config has no model; use --step-ms"
         elif step is None:
             try:
-                scheduled = whole.get("model", "scheduler") is not None  # which may need the length of the run
-                model = create_model(loaded.overridden(["~model.scheduler"] * scheduled), dataset=dataset)
-                step = _seconds_of_a_step(
-                    model, _changed(loaded, model, dataset, reader.first_batch, trained), trained, seconds
-                )
+                unscheduled = loaded
+                if whole.get("model", "scheduler") is not None:  # which may need the length of the run
+                    unscheduled = loaded.overridden(["~model.scheduler"])
+                model = create_model(unscheduled, dataset=dataset)
+                batch = _changed(loaded, model, dataset, reader.first_batch, trained)
+                step = _seconds_of_a_step(model, batch, trained, seconds)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # the model may be for another machine, or unfinished
@@ -229,7 +232,7 @@ def _changes(
     return changes
 
 
-def _alike(one: Setting, two: Setting) -> bool:
+def _is_same(one: Setting, two: Setting) -> bool:
     return (one.ahead, one.workers, one.threads, one.dtype) == (two.ahead, two.workers, two.threads, two.dtype)
 
 
@@ -280,7 +283,7 @@ class _Reader:
         self._measure(watched if takes_context(function) else function, measured, Setting())
         measured.shares_rows = any(context.skips for context in contexts)
         tried = [(setting, function) for setting in settings(self.most, self.start_method)]
-        tried += [other for other in others if not any(_alike(other[0], setting) for setting, _ in tried)]
+        tried += [other for other in others if not any(_is_same(other[0], setting) for setting, _ in tried)]
         for setting, read in tried:
             if setting.workers < 2 or measured.shares_rows or (setting, read) in others:
                 _LOG.info("stream %r: %s", measured.name, setting)

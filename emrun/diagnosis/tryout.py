@@ -81,6 +81,7 @@ def try_out(config: Config, ranks: int = 1) -> Json:
     plan = Plan.with_evaluations(config.with_defaults({"seed": 0}), Imported())
     plan.check_trainable()
     with apart() as notes, temporary_folder("check") as place:
+        # the objects of the config
         notes.extend((*config.notes, *unread_vars(config.root)))
         training = assemble(plan, place, Run(place))
         warn_of_no_end(training.hooks)
@@ -90,6 +91,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
             for name in plan.get("eval", {})
             if not hasattr(training.dataset, f"{name}_stream")
         )
+
+        # a copy of the model makes steps, and is saved and loaded
         switch = DeterministicKernels() if plan.get("deterministic", False) else AbstractHook()
         switch.before_training()
         copy: AbstractModel | None = None
@@ -106,6 +109,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
             if copy is not None:
                 call_event(copy, "after_training", success=True)
             switch.after_training(success=True)
+
+        # what is known now
         shown = None if schedule is None else schedule.as_dict()
         report = tryout.report()
         dataset = training.dataset
@@ -115,6 +120,8 @@ def try_out(config: Config, ranks: int = 1) -> Json:
         if ranks > 1:
             copy.finish_update()  # of a long window: the optimizer gets its state
             report["forecast"] |= memory_per_rank(copy, ranks, tryout.forward)
+
+        # a short training with all hooks
         del training, copy, round_trip, tryout  # the memory of two models
         rehearse(plan, place, dataset, lengths, ranks=ranks)
         notes[:] = dict.fromkeys(notes)
@@ -364,7 +371,9 @@ class Tryout:
         source = part.partition(".")[0]  # of a mapping
         in_model = (*self._model.input_names, *self._model.optional_input_names)
         readers = [type(hook).__name__ for hook in self._hooks if {source, part} & {*(read_by(hook) or ())}]
-        users = [*(["model"] if {source, part} & {*in_model} else []), *dict.fromkeys(readers)]
+        users = list(dict.fromkeys(readers))
+        if {source, part} & {*in_model}:
+            users.insert(0, "model")
         able = [type(receiver).__name__ for receiver in (*self._hooks, self._model) if may_read_anything(receiver)]
         return users or [f"{name} (possibly)" for name in dict.fromkeys(able)]
 
@@ -375,11 +384,11 @@ class Tryout:
         lengths = {name: min(length, sizes.get(name, length)) for name, length in self._lengths.items()}
         if self._loop.fixed_epoch_size is not None:  # may be more than a pass
             lengths[self._loop.train_stream_name] = self._loop.fixed_epoch_size
-        seconds = {
-            name: taken * lengths[name] / (extra[name].every or 1 if name in extra else 1)
-            for name, taken in self._seconds.items()
-            if lengths.get(name)
-        }
+        seconds = {}
+        for name, taken in self._seconds.items():
+            every = extra[name].every if name in extra else None
+            if lengths.get(name):
+                seconds[name] = taken * lengths[name] / (every or 1)
         self._notes += [f"output {name!r} has values that are not finite" for name in _gaps(self._outputs)]
         return {
             "streams": self._streams,

@@ -85,12 +85,16 @@ def verify(
         VerificationFailed: a run failed for another reason than a difference.
     """
     loaded = load_config(config, overrides)
-    arguments = [*overrides, *([f"seed={draw_seed()}"] if loaded.get("seed") is None else [])]
+    arguments = list(overrides)
+    if loaded.get("seed") is None:
+        arguments.append(f"seed={draw_seed()}")
     with temporary_folder("verify") as place:
+        # a run without interruption
         job = partial(Job, str(place), str(config), arguments, ranks=ranks)
         notes = []
         numbers = sorted(dict.fromkeys(resumed_on or [ranks]), key=lambda number: number == ranks)  # the same at last
-        most = 2 + (not full_epochs) + (1 + len(numbers)) * (len(dict.fromkeys(at)) or _MOST_POINTS)
+        uninterrupted = 2 if full_epochs else 3
+        most = uninterrupted + (1 + len(numbers)) * (len(dict.fromkeys(at)) or _MOST_POINTS)
         runs = _Runs(tell, forks_for(loaded) if ranks == 1 else None, most)
         _LOG.info("making up to %d short runs, each in a process of its own", most)
         _LOG.info("running without interruption")
@@ -108,6 +112,8 @@ def verify(
             )
             started = time.monotonic()
             straight = runs.make(job("straight-short"))
+
+        # where it is interrupted
         settings = loaded.get("main_loop") or {}
         last = straight.epoch_ends[-1] if settings.get("on_interrupt") == "epoch" and not kill else straight.end - 1
         points = _chosen(straight, at, last) if at else list(_usual(straight))
@@ -116,8 +122,12 @@ def verify(
         count = 1 + (1 + len(numbers)) * len(points)
         runs.most = runs.done + count
         _LOG.info("%d more runs will take about %s", count, duration(count * (time.monotonic() - started)))
+
+        # the same run again
         _LOG.info("running again without interruption")
-        end = straight.end + (straight.epoch_ends[-1] == straight.end)  # after the epoch if a hook ended the run there
+        end = straight.end
+        if straight.epoch_ends[-1] == end:  # a hook may have ended the run there
+            end += 1
         again = runs.make(job("again", end=end), forks=False)
         causes = Causes(straight, again, straight.one("begin").get("buffer", 0))
         vary = {part: varying(straight.final[part], again.final[part]) for part in _MAY_VARY}
@@ -129,6 +139,8 @@ def verify(
             for part, names in vary.items()
             for name in sorted(names)
         ]
+
+        # interrupted and resumed
         rows = []
         by = signal.SIGKILL if kill else signal.SIGTERM
         rounded = _ROUNDED.get((loaded.get("model") or {}).get("precision"), 1e-2)
@@ -159,9 +171,16 @@ def _row(
     resumed_on: int | None = None,
     rounding: float | None = None,
 ) -> Json:
-    where = {"interrupted_at": point and point.name, "iteration": point and point.iteration}
-    reasons = {"difference": difference and difference.what, "likely_cause": difference and difference.cause}
-    return {**where, "by": by, "resumed_at": resumed_at, "resumed_on": resumed_on, "rounding": rounding, **reasons}
+    return {
+        "interrupted_at": None if point is None else point.name,
+        "iteration": None if point is None else point.iteration,
+        "by": by,
+        "resumed_at": resumed_at,
+        "resumed_on": resumed_on,
+        "rounding": rounding,
+        "difference": None if difference is None else difference.what,
+        "likely_cause": None if difference is None else difference.cause,
+    }
 
 
 def _result(straight: Recording, rows: list[Json], notes: list[str]) -> Json:
@@ -206,7 +225,7 @@ def _compared(
     if most is not None:
         return find_rounded(causes.straight, second, vary, most)
     difference = find_difference(causes.straight, [first, second], vary)
-    return difference and causes.explain(difference, second), None
+    return None if difference is None else causes.explain(difference, second), None
 
 
 def forks_for(config: Config) -> Jobs | None:

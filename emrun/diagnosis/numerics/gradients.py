@@ -46,17 +46,17 @@ class Catch(AbstractHook):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[Tensor, Tensor] | None = None
+        self.gradients: dict[Tensor, Tensor] | None = None
         """Parameter -> gradient; None while updates are made."""
 
     def before_update(self, model: AbstractModel, optimizer: Any) -> None:
         """Take the gradients of the parameters of an optimizer."""
-        if self.found is None:
+        if self.gradients is None:
             return
         trained = [
             parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
-        self.found |= {parameter: parameter.grad.detach().to_dense().cpu().clone() for parameter in trained}
+        self.gradients |= {parameter: parameter.grad.detach().to_dense().cpu().clone() for parameter in trained}
         raise UpdateSkipped("its gradients are compared")
 
 
@@ -105,7 +105,7 @@ class Step:
     def _once(self, batch: Batch, seed: int, dropout: bool) -> Measured:
         module = self.model.module
         before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-        self.catch.found = {}
+        self.catch.gradients = {}
         module.train()
         with preserved_randomness(), nullcontext() if dropout else without_dropout(module):
             seed_everything(seed, "numerics")
@@ -113,7 +113,8 @@ class Step:
                 outputs = self.model.run(batch, True, self.stream)
                 self.model.finish_update()
             finally:
-                caught, self.catch.found = self.catch.found, None
+                caught = self.catch.gradients
+                self.catch.gradients = None
                 module.zero_grad()
                 for name, buffer in module.named_buffers():
                     buffer.data.copy_(before.get(name, buffer))

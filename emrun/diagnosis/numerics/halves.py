@@ -87,7 +87,9 @@ def _traced(measure: Callable[[Batch], Measured], batch: Batch, module: torch.nn
 
 def _rows(values: Any, count: int) -> list[Tensor]:
     """Return copies of the floating-point tensors that have a row for each example."""
-    entries = values.values() if isinstance(values, Mapping) else values if isinstance(values, tuple) else (values,)
+    entries = values if isinstance(values, tuple) else (values,)
+    if isinstance(values, Mapping):
+        entries = tuple(values.values())
     rows = [tensor.detach() for tensor in entries if isinstance(tensor, Tensor) and tensor.shape[:1] == (count,)]
     return [tensor.clone() for tensor in rows if tensor.is_floating_point()]
 

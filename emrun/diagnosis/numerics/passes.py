@@ -101,13 +101,13 @@ def _pass(
 
 
 def _differences(one: Sequence[Any], other: Sequence[Any]) -> list[_Differs]:
-    return [
-        (what, name, value, two.get(name))
-        for (what, first), (_, second) in zip(one, other, strict=True)
-        for values, two in zip(first, second, strict=False)
-        for name, value in values.items()
-        if not equal(value, two.get(name))
-    ]
+    differing = []
+    for (what, first), (_, second) in zip(one, other, strict=True):
+        for values, others in zip(first, second, strict=False):
+            for name, value in values.items():
+                if not equal(value, others.get(name)):
+                    differing.append((what, name, value, others.get(name)))
+    return differing
 
 
 def _row(row: str, result: str, what: str, name: str, stream: str, one: Any, other: Any, why: str) -> Row:
