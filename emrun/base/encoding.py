@@ -78,9 +78,8 @@ def encode(value: Any, key: str, *, copied: bool = False, exact: bool = True) ->
         return {_KIND: "nested", "layout": layout, "parts": inner(list(value.unbind()), key)}
     if isinstance(value, torch.Tensor):
         detached = value.detach()
-        detached = (
-            detached if type(detached) is torch.Tensor else detached.as_subclass(torch.Tensor)
-        )  # sparse ones refuse
+        if type(detached) is not torch.Tensor:  # sparse ones refuse
+            detached = detached.as_subclass(torch.Tensor)
         return detached.clone() if copied and detached.is_cpu else detached.cpu()
     if isinstance(value, Rows):
         return replace(value, values=inner(value.values, key))

@@ -264,7 +264,8 @@ def reason_of(error: BaseException) -> str:
     paths = [
         os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes | os.PathLike)
     ]
-    return ": ".join([words[:1].lower() + words[1:], *([" -> ".join(paths)] if paths else [])])
+    message = words[:1].lower() + words[1:]
+    return f"{message}: {' -> '.join(paths)}" if paths else message
 
 
 TIMED_OUT = "timed out, because the file system does not answer; the file may be intact, so try again"

@@ -105,9 +105,12 @@ def listed(names: Sequence[str]) -> str:
 def few(names: Iterable[str], longest: int = 80) -> str:
     """Return the first names, as far as they fit, and how many more there are: `layers.0.weight, +37`, or `nothing`."""
     names = [in_one_line(name) for name in names]
-    fitting = (n for n in range(len(names), 1, -1) if len(", ".join(names[:n])) <= longest)
-    shown = next(fitting, min(1, len(names)))
-    return listed([*names[:shown], *([f"+{len(names) - shown}"] if shown < len(names) else [])])
+    shown = list(names)
+    while len(shown) > 1 and len(", ".join(shown)) > longest:
+        shown.pop()
+    if len(shown) < len(names):
+        shown.append(f"+{len(names) - len(shown)}")
+    return listed(shown)
 
 
 def last_parts(keys: Sequence[str]) -> list[str]:
@@ -125,7 +128,7 @@ def from_here(path: Path) -> Path:
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
     """Return a count with its noun: `1 epoch`, `2 epochs`."""
-    return f"{count} {noun}{ending * (count != 1)}"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{ending}"
 
 
 def duration(seconds: float) -> str:

@@ -447,6 +447,7 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
     size = number_of_ranks(environment)
     if size == 1 or _current.several:
         return _current
+    # who this is
     rank, local = _identity(size, environment)
     import torch
     import torch.distributed as dist
@@ -458,6 +459,8 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             f"{counted(needed, 'process', 'es')} of this run on this machine, which has "
             f"{counted(torch.cuda.device_count(), 'GPU')}; start at most one process per GPU"
         )
+
+    # where the ranks meet
     _has_joined = True
     where = ""
     key = b""
@@ -490,7 +493,10 @@ def join(environment: Mapping[str, str] = os.environ) -> Ranks:
             raise cannot_meet(_place, error) from error
         raise UsageError(f"rank {rank} of {size} cannot meet the others at {where}: {error}") from error
     _current = Ranks(rank, size, local, group, background, key=key)
-    _current.check([group, background, *([] if has_cuda else [None])])
+    groups: list[ProcessGroup | None] = [group, background]
+    if not has_cuda:
+        groups.append(None)  # the default one, which takes tensors in main memory then
+    _current.check(groups)
     _current.limit_waits(_LONGEST_WAIT)
     return _current
 
@@ -503,7 +509,8 @@ def _identity(size: int, environment: Mapping[str, str]) -> tuple[int, int]:
     """
     what = f"WORLD_SIZE={size}: this is one of {size} processes that train together"
     way_on = "start them with `emrun train --nproc N` or torchrun; to train in one process, unset WORLD_SIZE"
-    missing = [name for name in (*_VARIABLES, *_ADDRESS * (_place is None)) if not environment.get(name)]
+    needed = _VARIABLES if _place is not None else (*_VARIABLES, *_ADDRESS)
+    missing = [name for name in needed if not environment.get(name)]
     if missing:
         raise UsageError(f"{what}, but {', '.join(missing)} is not set; {way_on}")
     rank = _number(environment, "RANK")
