@@ -38,10 +38,10 @@ def keys_below(config: Config, above: Sequence[str]) -> dict[str, bool]:
     planner = Planner(Unimported())
     if above[0] == "hooks":
         entries = map(hook_entry, hook_entries(tree))
-        there = {str(name): arguments for name, arguments in entries if name is not None}
+        hooks = {str(name): arguments for name, arguments in entries if name is not None}
         if len(above) == 1:
-            return dict.fromkeys(filter(_WRITTEN.fullmatch, [*there, *short_names("hook", installed=False)]), True)
-        node = there.get(above[1])
+            return dict.fromkeys(filter(_WRITTEN.fullmatch, [*hooks, *short_names("hook", installed=False)]), True)
+        node = hooks.get(above[1])
         planner.hook(above[1], node, tree, f"hooks.{above[1]}")
         node = None if node is None else node.get(*above[2:])
     else:

@@ -125,14 +125,14 @@ class Planner:
 
     def hooks(self, entries: Sequence[Node]) -> list[Any]:
         """Prepare the entries of the list of hooks; an entry that `check_hooks` reports becomes None."""
-        found: list[Any] = []
+        recipes: list[Any] = []
         index = 0  # in the list as it was given
         for entry in entries:
             name, arguments = hook_entry(entry)
             is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
-            found.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
+            recipes.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
             index += entry.position != ADDED
-        return found
+        return recipes
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
         """Prepare an entry of the list of hooks."""
@@ -289,7 +289,7 @@ class Planner:
         ]
 
         takes = frozenset(name for name in supplied if name in named and name not in (*rest, *taken))
-        is_told = any((each.key, each.code) == (key, "config.supplied-key") for each in self.problems)
+        is_told = any((problem.key, problem.code) == (key, "config.supplied-key") for problem in self.problems)
         for name in sorted(takes & {"model", "dataset"}):
             if takes_text(named[name]) and not is_told:
                 other = "" if kind else f", or write {key}.{name}: TEXT"
@@ -301,8 +301,8 @@ class Planner:
                 )
 
         def hint(name: str) -> Any:
-            found = parameters.hint(name) if parameters is not None else None
-            return None if found is UNREAD and is_known else found
+            annotation = parameters.hint(name) if parameters is not None else None
+            return None if annotation is UNREAD and is_known else annotation
 
         return Recipe(
             target,
@@ -348,9 +348,9 @@ class Planner:
                 return None
             if form.built_in:
                 homes |= dict.fromkeys(self._finder.classes(form.built_in) or (), form.built_in)
-            for each, home in homes.items():
-                if normalised(each) == normalised(text):
-                    return f"{home}.{each}"
+            for class_name, home in homes.items():
+                if normalised(class_name) == normalised(text):
+                    return f"{home}.{class_name}"
             if form.built_in and (advice := instead(text, "schedule")) is not None:
                 raise NotThere(f"neither emrun nor torch has a schedule {text!r}: {advice}")
             names = sorted(homes.keys() - _BASES)
