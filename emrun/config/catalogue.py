@@ -50,7 +50,10 @@ def listing(kind: str) -> list[tuple[str, str]]:
     one = _OF_NAMES.get(kind, "")
     for plugin, paths in plugins(one).items():
         is_hidden = normalised(plugin) in map(normalised, built_ins(one)) or len(paths) > 1
-        rows.append((plugin, f"{' or '.join(paths)}{', by its dotted path only' * is_hidden}"))
+        text = " or ".join(paths)
+        if is_hidden:
+            text += ", by its dotted path only"
+        rows.append((plugin, text))
     return rows
 
 
@@ -62,9 +65,8 @@ def explanation(name: str) -> str | None:
     """
     for kind, place in PLACES.items():
         for config_name, path in _named(kind).items():
-            if normalised(name) in {
-                normalised(spelling) for spelling in (config_name, path, config_name.rpartition(".")[2])
-            }:
+            spellings = (config_name, path, config_name.rpartition(".")[2])
+            if normalised(name) in map(normalised, spellings):
                 is_of_torch = path.startswith("torch.")
                 return _OF_TORCH.format(path, place) if is_of_torch else explained(path, _sources().find(path))
     return None

@@ -107,7 +107,7 @@ def _schemas(sort: str, kind: Any, arguments: tuple[Any, ...]) -> list[Schema]:
             return [{"type": ["array"], "prefixItems": items, "minItems": len(items), "maxItems": len(items)}]
         case "sequence":
             array = {"type": ["array"], "items": _of_hint(arguments[0]) if arguments else _ANYTHING}
-            return [array, *([{"type": ["string"]}] if inspect.isabstract(kind) else [])]
+            return [array, {"type": ["string"]}] if inspect.isabstract(kind) else [array]
         case "no text":
             return [{"type": list(_NOT_TEXT)}]
     return [{}]
@@ -203,9 +203,8 @@ class _Writer:
             keys = {**_OF_FORM, **dict.fromkeys(form.keys, True)}
             calls: dict[str, str] = {}
             packages = [home for home in (form.built_in, form.package) if home]
-            for path in [
-                f"{package}.{class_name}" for package in packages for class_name in self._sources.classes(package) or ()
-            ]:
+            paths = [f"{home}.{class_name}" for home in packages for class_name in self._sources.classes(home) or ()]
+            for path in paths:
                 source = self._find(path)
                 if getattr(source, "__bases__", (object,)) != (object,):  # otherwise it is the base of the others
                     class_name = path.rpartition(".")[2]

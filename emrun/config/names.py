@@ -89,10 +89,11 @@ def _extra_with(module: str) -> str | None:
     """Return how to install a package that an extra of emrun has, or None for any other name."""
     from importlib.metadata import requires
 
-    matches = (
-        re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", requirement) for requirement in requires("emrun") or ()
-    )
-    return next((f"; pip install 'emrun[{match[1]}]'" for match in matches if match), None)
+    for requirement in requires("emrun") or ():
+        match = re.match(rf"{re.escape(module)}\b.*extra == .(\w+)", requirement)
+        if match is not None:
+            return f"; pip install 'emrun[{match[1]}]'"
+    return None
 
 
 def built_ins(kind: str) -> Mapping[str, str]:
@@ -136,8 +137,9 @@ def dotted_path(name: str, kind: str) -> str | None:
     Raises:
         NotThere: several packages provide the name.
     """
-    if built_in_paths := [path for short, path in built_ins(kind).items() if normalised(short) == normalised(name)]:
-        return built_in_paths[0]
+    for short, path in built_ins(kind).items():
+        if normalised(short) == normalised(name):
+            return path
     paths = next((paths for short, paths in plugins(kind).items() if normalised(short) == normalised(name)), [])
     if len(paths) > 1:
         raise NotThere(f"several packages provide {kind} {name!r}: {', '.join(paths)}; write one of these dotted paths")

@@ -328,9 +328,10 @@ def in_name(overrides: Sequence[str], most: int = 36) -> str:
         ):
             parts[key] = re.sub(r"[^\w.=+-]+", "-", shown, flags=re.ASCII)[:_LONGEST_PART].strip("-.")
     name = ""
-    for part in filter(None, parts.values()):
+    for part in parts.values():
         longer = f"{name}_{part}" if name else part
-        name = longer if len(longer) <= most else name
+        if part and len(longer) <= most:
+            name = longer
     return name
 
 

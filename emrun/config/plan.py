@@ -71,7 +71,9 @@ class Plan:
             except ConfigError as error:
                 known = list(map(_spot, problems))
                 new = [problem for problem in error.problems if _spot(problem) not in known]
-                problems += [replace(problem, key=f"eval.{stream}.{problem.key}") for problem in new] if stream else new
+                if stream:
+                    new = [replace(problem, key=f"eval.{stream}.{problem.key}") for problem in new]
+                problems += new
         problems = problems or plans[0]._without_optimizer()
         if problems:
             raise ConfigError(problems)
@@ -153,7 +155,10 @@ def check_statically(config: Config, *, evaluations: bool = False) -> None:
     Raises:
         ConfigError: the config has mistakes.
     """
-    (Plan.with_evaluations if evaluations else Plan.of)(config, Unimported())
+    if evaluations:
+        Plan.with_evaluations(config, Unimported())
+    else:
+        Plan.of(config, Unimported())
 
 
 def with_statistics(config: Config) -> Config:

@@ -131,7 +131,8 @@ class Planner:
             name, arguments = hook_entry(entry)
             is_usable = name is not None and (arguments is None or isinstance(arguments.value, dict | None))
             recipes.append(self.hook(str(name), arguments, entry, f"hooks[{index}].{name}") if is_usable else None)
-            index += entry.position != ADDED
+            if entry.position != ADDED:
+                index += 1
         return recipes
 
     def hook(self, name: str, arguments: Node | None, entry: Node, key: str) -> Any:
@@ -220,6 +221,7 @@ class Planner:
         form: Form | None = None,
         outer: Form | None = None,
     ) -> Recipe | None:
+        # the class or the function that is called, or the object that is imported
         is_import = "class" not in node.value
         if not is_import and "import" in node.value:
             self._problem(
@@ -235,6 +237,8 @@ class Planner:
         if refusal is not None:
             self._problem(node.value["class"], key, refusal, "config.wrong-class")
             return None
+
+        # the keys of the form apart from the arguments
         parameters = None if is_import else self._finder.parameters(target)
         named = parameters.named if parameters is not None else {}
         if outer is not None and outer.shared in named:
@@ -255,10 +259,16 @@ class Planner:
                     "delete",
                 )
             return Recipe(target, node, key, True, form=form, options=options)
+
+        # the positional arguments, those that emrun supplies among them
         args = rest.pop("args", None)
-        given: list[Node] | None = [] if args is None else args.value if isinstance(args.value, list) else None
-        if args is not None and given is None:
-            self._problem(args, f"{key}.args", f"{args.shown()!r} is not a list of positional arguments", "config.type")
+        given: list[Node] | None = []
+        if args is not None:
+            given = args.value
+            if not isinstance(given, list):
+                given = None
+                message = f"{args.shown()!r} is not a list of positional arguments"
+                self._problem(args, f"{key}.args", message, "config.type")
         first = form.supplied if form else 0
         hidden = supplied
         inner = None
@@ -273,8 +283,13 @@ class Planner:
             inner = replace(form, keys=(), built_in="")
             name = str(node.value["class"].value)
             is_known = "." not in name or name.startswith(f"{form.package}.")  # it has no `Factory`
+
+        # the arguments against the signature, and the defaults that the config leaves
         what = "class" if isinstance(target, type) else "function"
-        is_value = not kind and key != "model.module" if form is None else what == "function" and "inputs" in form.keys
+        if form is None:
+            is_value = not kind and key != "model.module"
+        else:
+            is_value = what == "function" and "inputs" in form.keys
         self.problems += check_call(
             parameters, rest, key=key, node=node, args=given, first=first, supplied=hidden,
             own_keys=own_keys, itself=what if is_value else "",

@@ -86,9 +86,7 @@ class Recipe:
             error.add_note(f"while building {self.key} ({self.node.key_position})")
             raise
         if getattr(type(made), "_set_by_init", None) not in (None, *getattr(made, "__dict__", ())):
-            base = next(
-                ancestor.__name__ for ancestor in type(made).__mro__ if ancestor.__module__.startswith("emrun.")
-            )
+            base = next(cls.__name__ for cls in type(made).__mro__ if cls.__module__.startswith("emrun."))
             raise ConfigError(
                 Problem(
                     self.node.key_position,

@@ -152,7 +152,9 @@ def _construction(target: type) -> Iterator[_Method]:
     """
     news = (method for method in _methods(target, "__new__") if not getattr(method[1], "only_looks", False))
     owner, function, _ = new = next(news)
-    yield from (method for method in (next(_methods(type(target), "__call__")), new) if inspect.isfunction(method[1]))
+    for method in (next(_methods(type(target), "__call__")), new):
+        if inspect.isfunction(method[1]):
+            yield method
     first, *others = _methods(target, "__init__")
     is_c = first[0] is object and owner is not object and not inspect.isfunction(function)
     yield from ((object, owner, 0) if is_c else first, *others)

@@ -64,9 +64,7 @@ _TYPES: dict[str, Any] = {
     "os.PathLike": os.PathLike,
 }
 _MARKS = (Form, Units, AtLeast)  # what a type may call
-_NO_BASES = frozenset(candidate for candidate in _TYPES.values() if isinstance(candidate, type)) - frozenset(
-    _BASES.values()
-)
+_NO_BASES = frozenset(cls for cls in _TYPES.values() if isinstance(cls, type)) - frozenset(_BASES.values())
 _RUNNING = frozenset(("__init_subclass__", "__class_getitem__"))  # would run when a class is created or subscripted
 _SURE = _RUNNING | {"__init__", "__new__", "__getattr__", "__getattribute__"}  # must be literal
 _MAKES_NO_STREAM = frozenset(("property", "staticmethod", "classmethod"))
@@ -313,10 +311,6 @@ def _value(bound: Sequence[Any]) -> Any:
 def _makes_no_stream(bound: Binding) -> bool:
     """Return whether the decorators of a method, such as `@property`, show that it adds no stream to a dataset."""
     decorators = getattr(bound, "decorator_list", None) or [None]
-    names = [
-        decorator.value if isinstance(decorator, ast.Attribute) else decorator for decorator in decorators
-    ]  # `@size.setter`
+    names = [node.value if isinstance(node, ast.Attribute) else node for node in decorators]  # `@size.setter`
     property_name = getattr(bound, "name", None)
-    return all(
-        isinstance(decorator, ast.Name) and decorator.id in {*_MAKES_NO_STREAM, property_name} for decorator in names
-    )
+    return all(isinstance(node, ast.Name) and node.id in {*_MAKES_NO_STREAM, property_name} for node in names)

@@ -82,11 +82,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
 def with_texts(node: Node, hint: Any) -> Node:
     """Return a value with texts of the environment, instead of what they are in YAML, where only a text is allowed."""
     if isinstance(node.value, dict | list):
-        sort = "mapping" if isinstance(node.value, dict) else "sequence"
-        inner = next(
-            (alternative[2][-1] for alternative in alternatives(hint) if alternative[0] == sort and alternative[2]),
-            None,
-        )
+        wanted = "mapping" if isinstance(node.value, dict) else "sequence"
+        inner = next((values[-1] for sort, _, values in alternatives(hint) if sort == wanted and values), None)
         return replace(node, value=of_each(node.value, lambda child: with_texts(child, inner)))
     is_text = node.text is not None and any(kind is str for _, kind, _ in alternatives(hint))
     return replace(node, value=node.text) if is_text and not _accepts(node, hint) else node
@@ -211,10 +208,8 @@ def _plural(hint: Any) -> str:
 
 def values_of_mapping(hint: Any) -> Any:
     """Return the type of the values if a hint allows a mapping of one type of values, None if it does not."""
-    value_types = [
-        arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2
-    ]
-    return value_types[0] if len(value_types) == 1 else None
+    inner = [arguments[1] for sort, _, arguments in alternatives(hint) if sort == "mapping" and len(arguments) == 2]
+    return inner[0] if len(inner) == 1 else None
 
 
 def _mark_in(hint: Any, kind: type[Mark]) -> Mark | None:

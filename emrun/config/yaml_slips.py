@@ -55,11 +55,9 @@ class Slip:
         ):
             if problem.startswith(beginning):
                 explanation = explain()
-                return (
-                    explanation
-                    if isinstance(explanation, tuple)
-                    else (self._line, self._column, explanation or problem)
-                )
+                if isinstance(explanation, tuple):
+                    return explanation
+                return self._line, self._column, explanation or problem
         return self._line, self._column, problem
 
     def _colon(self) -> str | tuple[int, int, str] | None:

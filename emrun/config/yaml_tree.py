@@ -260,11 +260,9 @@ class _Parser:
         for mapping in mappings:
             if not isinstance(mapping.value, dict):
                 raise self._error(child.position, "the value of '<<' must be a mapping or a list of mappings")
-            copies = (
-                mapping.value
-                if mapping.alias is None
-                else of_each(mapping.value, partial(replace, alias=mapping.alias))
-            )
+            copies = mapping.value
+            if mapping.alias is not None:
+                copies = of_each(copies, partial(replace, alias=mapping.alias))
             merged = {**copies, **merged}
         return merged
 
