@@ -42,6 +42,7 @@ def show_config(
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.", click.get_current_context())
 
+    # the values and where they are from
     read = read_config(config, overrides)
     for note in read.notes:
         print_error(f"warning: {note}")

@@ -50,6 +50,7 @@ def evaluate(
     overrides = [word for word in arguments if "=" in word or word.startswith("~")]
     streams = [word for word in arguments if word not in overrides]
 
+    # what can be refused before torch is imported
     check_run(expanded(directory))
     if not streams:
         known = streams_of(read_config(config or directory))
@@ -62,6 +63,7 @@ def evaluate(
     import_torch()
     from emrun.training.evaluate import evaluate as evaluate_stream
 
+    # the streams, and the results of those that were evaluated
     statistics = {}
     try:
         for stream in streams:

@@ -273,6 +273,8 @@ def _print(experiments: Sequence[Ranked], trials: Trials, *, as_json: bool) -> N
         }
         print_json({**so_far(), **whole, "experiments": rows})
         return
+
+    # a table with a row for each experiment
     names = last_parts([parameter.name for parameter in trials.parameters])
     several = settings.runs_per_experiment > 1
     lines = []

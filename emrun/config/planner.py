@@ -189,6 +189,8 @@ class Planner:
             if form is not None and isinstance(child.value, str) and sure(str(name), ["class"]):
                 self._problem(child, key, f"unknown key {name!r}; did you mean 'class'?", "config.unknown-key")
                 return None
+
+        # a mapping of values or of forms
         has_forms = any(isinstance(child.value, dict) for child in mapping_in(node).values())
         may_be_forms = form is None or (allows_mapping(hint) and (has_forms or not (form.package or node.value)))
         if isinstance(node.value, dict) and may_be_forms:
@@ -196,6 +198,8 @@ class Planner:
             return {
                 name: self.value(child, f"{key}.{name}", supplied, inner, outer) for name, child in node.value.items()
             }
+
+        # a value where only a form can be
         if form is not None and node.value is not None:
             name = node.value if isinstance(node.value, str) and node.value.isidentifier() else "NAME"
             how = (

@@ -91,6 +91,8 @@ class SourceModules:
             return None
         if spec is None:
             raise NoModule(name)
+
+        # the names that its statements bind
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         module = SourceModule(name, file, spec.submodule_search_locations, {})
         if name == TORCH or (spec.origin is None and module.folders):  # torch is large, and its names come from C

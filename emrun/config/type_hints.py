@@ -44,6 +44,8 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
         name: the name of the parameter, for advice.
     """
     value = node.value
+
+    # values with units, and with a least value
     units = _mark_in(hint, Units)
     if units is not None and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
@@ -54,11 +56,15 @@ def mismatch(node: Node, hint: Any, default: Any = inspect.Parameter.empty, name
     limit = _mark_in(hint, AtLeast)
     if limit is not None and type(value) in (int, float) and value < limit.minimum:
         return f"must be at least {limit.minimum}, not {value!r}"
+
+    # the type
     meant = (BOOLEANS | _QUOTED).get(value.lower()) if isinstance(value, str) else None
     if meant is not None and _wants_boolean(value, hint, default):
         return f"{node.shown()!r} is a text, not true or false; write {meant}"
     if _accepts(node, hint) or default is value or contradicts(default, hint):
         return None
+
+    # what to write instead
     of_items = [inner[0] for sort, _, inner in alternatives(hint) if sort == "sequence" and inner]
     takes_text = any(kind is str for _, kind, _ in alternatives(hint))
     advice = instead(str(value), name)

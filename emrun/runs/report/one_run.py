@@ -88,6 +88,7 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
     run = part.run
     written = shown_of(run)
     pictures, left_out = pictures_of(run, picture_bytes, written)
+    texts = [(name, cut(item.text, _LONGEST_TEXT)) for name, item in written.items() if isinstance(item, Text)]
     statistics = [[f"{stream}/{name}", *_values(curve)] for (stream, name), curve in part.curves.epochs.items()]
     checkpoints = checkpoints_of(run)
     may_resume = checkpoints and run.status in ("interrupted", "killed", "failed")
@@ -104,9 +105,7 @@ def shown(part: RunPart, *, picture_bytes: int, log: Sequence[LogLine], most_con
         "time": _time(part, log),
         "pictures": pictures,
         "more_pictures": counted(left_out, "more picture") if left_out else None,
-        "texts": [(name, cut(item.text, _LONGEST_TEXT)) for name, item in written.items() if isinstance(item, Text)][
-            :_MOST_TEXTS
-        ],
+        "texts": texts[:_MOST_TEXTS],
         "failures": failures_of(run),
         "checkpoints": checkpoints,
         "resume": shlex.join(["emrun", "resume", str(run.directory)]) if may_resume else None,
