@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import UsageError
-from emrun.hooks._parts.columns import Column
+from emrun.hooks._shared.columns import Column
 from emrun.hooks.save_predictions import SavePredictions
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import length
-from emrun.hooks._parts.columns import Column, column, missing
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import Column, column, missing
+from emrun.hooks._shared.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from emrun.base.arguments import check_count, check_number
 from emrun.base.types import EpochData
 from emrun.base.wording import counted
 from emrun.hook import AbstractHook, Loop, TrainingAborted, TrainingTerminated
-from emrun.hooks._parts.statistic import Statistic
+from emrun.hooks._shared.statistic import Statistic
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.epoch_data import declared
 from emrun.hook import Loop
-from emrun.hooks._parts.class_counts import MOST, ClassHook, Counted
+from emrun.hooks._shared.class_counts import MOST, ClassHook, Counted
 
 Average = Literal["binary", "micro", "macro", "weighted"]
 _BY_CLASS = ("precision", "recall", "f1", "specificity")

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from emrun import AbstractHook
 from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
-from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.hooks._shared.parameters import dense, module_of, suffix_of
 from emrun.ranks.pieces import whole
 
 

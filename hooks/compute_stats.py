@@ -11,8 +11,8 @@ from emrun.base.errors import HookError
 from emrun.base.types import EpochData, VariableName
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.hooks._parts.aggregations import ByVariable, read
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.aggregations import ByVariable, read
+from emrun.hooks._shared.streams import OfStreams
 from emrun.record.running_stats import RunningStats
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from emrun.hook import Loop
 from emrun.hooks._diagnose.findings import findings
 from emrun.hooks._diagnose.look import Activations, Updates
 from emrun.hooks._diagnose.verdicts import Verdicts
-from emrun.hooks._parts.parameters import module_of
+from emrun.hooks._shared.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 

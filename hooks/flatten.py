@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import is_nested
-from emrun.hooks._parts.columns import missing
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import missing
+from emrun.hooks._shared.streams import OfStreams
 
 
 class Flatten(OfStreams):

@@ -15,7 +15,7 @@ from emrun.base.patterns import patterns
 from emrun.base.types import Batch, Interval, Units
 from emrun.base.wording import counted
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, module_of
+from emrun.hooks._shared.parameters import check_matches, module_of
 
 _LOG = logging.getLogger(__name__)
 

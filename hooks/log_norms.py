@@ -14,7 +14,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.patterns import patterns
 from emrun.base.types import EpochData, Interval, Units
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import check_matches, module_of, norms_of, suffix_of
+from emrun.hooks._shared.parameters import check_matches, module_of, norms_of, suffix_of
 
 _VALUES = ("gradient_norm", "weight_norm", "update_ratio")
 

@@ -12,7 +12,7 @@ from emrun.base.types import EpochData, EpochVariable, Period
 from emrun.base.wording import did_you_mean, short
 from emrun.epoch_data import Lowest, brief_statistics, is_rate, learning_rates, number
 from emrun.hook import AbstractHook, Loop
-from emrun.hooks._parts.aggregations import read
+from emrun.hooks._shared.aggregations import read
 from emrun.record.interval_rows import LAST, written_by
 from emrun.record.intervals import Every
 from emrun.record.rows import Row

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from emrun.hooks._parts.columns import Column, names_of_classes
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column, names_of_classes
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 
 class LogitsToCsv(WritesRows):

@@ -12,9 +12,9 @@ import numpy as np
 from emrun.base.arguments import check_choice, check_count, check_names, check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import Units
-from emrun.hooks._parts.evaluations import SavesExamples, needed
-from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
+from emrun.hooks._shared.evaluations import SavesExamples, needed
+from emrun.hooks._shared.examples import Examples, file_stem
+from emrun.hooks._shared.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import make_directory, storing, write_atomically
 

@@ -11,7 +11,7 @@ from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Policy
 from emrun.base.wording import short
 from emrun.epoch_data import named
-from emrun.hooks._parts.statistic import Condition, Statistic
+from emrun.hooks._shared.statistic import Condition, Statistic
 from emrun.hooks.save_latest import SaveLatest
 from emrun.storage.checkpoints.manifest import numbered
 

@@ -13,9 +13,9 @@ from emrun.base.arguments import check_number
 from emrun.base.errors import ArgumentError
 from emrun.base.types import EpochData, Interval, Units
 from emrun.base.wording import did_you_mean
-from emrun.hooks._parts.class_counts import ClassHook, Counted
-from emrun.hooks._parts.columns import csv_of
-from emrun.hooks._parts.figures import check_matplotlib, drawn, figure, png, shortened
+from emrun.hooks._shared.class_counts import ClassHook, Counted
+from emrun.hooks._shared.columns import csv_of
+from emrun.hooks._shared.figures import check_matplotlib, drawn, figure, png, shortened
 from emrun.shown import Picture
 from emrun.storage.files import write_atomically
 

@@ -17,11 +17,11 @@ from emrun.base.errors import ArgumentError, needing
 from emrun.base.sources import length
 from emrun.base.types import Units
 from emrun.base.wording import counted, from_here
-from emrun.hooks._parts.aside import Aside
-from emrun.hooks._parts.columns import csv_of, names_of_classes, plain
-from emrun.hooks._parts.evaluations import SavesExamples, needed
-from emrun.hooks._parts.examples import Examples, file_stem
-from emrun.hooks._parts.figures import png
+from emrun.hooks._shared.aside import Aside
+from emrun.hooks._shared.columns import csv_of, names_of_classes, plain
+from emrun.hooks._shared.evaluations import SavesExamples, needed
+from emrun.hooks._shared.examples import Examples, file_stem
+from emrun.hooks._shared.figures import png
 from emrun.storage.files import storing
 
 Select = Literal["worst", "first"]

@@ -16,9 +16,9 @@ from emrun.base.errors import StreamError
 from emrun.base.sources import POSITION, parts
 from emrun.base.wording import listed
 from emrun.dataset import classes_of, named_classes
-from emrun.hooks._parts.columns import Column
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 _LOG = logging.getLogger(__name__)
 

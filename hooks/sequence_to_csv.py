@@ -10,10 +10,10 @@ import numpy as np
 
 from emrun.base.arguments import check_names
 from emrun.base.errors import ArgumentError
-from emrun.hooks._parts.columns import Column
-from emrun.hooks._parts.evaluations import needed
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.rows import WritesRows
+from emrun.hooks._shared.columns import Column
+from emrun.hooks._shared.evaluations import needed
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.rows import WritesRows
 
 _INDEX = "index"
 

@@ -18,7 +18,7 @@ from emrun.base.errors import ArgumentError, HookError, StateError
 from emrun.base.types import Batch, Factory, Form
 from emrun.base.wording import did_you_mean, listed
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import module_of
+from emrun.hooks._shared.parameters import module_of
 
 _LOG = logging.getLogger(__name__)
 _RATES = ("lr", "initial_lr")

@@ -14,7 +14,7 @@ from emrun import AbstractHook, UpdateSkipped
 from emrun.base.arguments import check_choice, check_count, check_number
 from emrun.base.errors import ArgumentError
 from emrun.hook import Loop
-from emrun.hooks._parts.parameters import dense, module_of, suffix_of
+from emrun.hooks._shared.parameters import dense, module_of, suffix_of
 from emrun.ranks.group import ranks
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole

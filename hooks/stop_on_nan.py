@@ -15,7 +15,7 @@ from emrun.base.arguments import check_choice, check_flag, check_names
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochData
 from emrun.hook import AbstractHook, TrainingAborted
-from emrun.hooks._parts.parameters import dense
+from emrun.hooks._shared.parameters import dense
 from emrun.ranks.parts import weighs_nothing
 from emrun.ranks.pieces import whole
 

@@ -13,7 +13,7 @@ from emrun.base.arguments import check_choice, check_names, safe_component
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import EpochVariable, Period
 from emrun.epoch_data import is_rate
-from emrun.hooks._parts.columns import csv_of
+from emrun.hooks._shared.columns import csv_of
 from emrun.record.facts import Facts
 from emrun.record.interval_rows import written_by
 from emrun.record.intervals import Every

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from emrun.hooks._parts.parameters import norms_of
+from emrun.hooks._shared.parameters import norms_of
 
 _Held = tuple[nn.Parameter, Mapping[str, Any]]  # a parameter of an optimizer and its group
 

@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from emrun import AbstractHook, create_training, read_steps, resume_training
 from emrun.base.errors import ArgumentError, HookError
 from emrun.hooks import WriteTensorBoard
-from emrun.hooks._parts.figures import png
+from emrun.hooks._shared.figures import png
 from emrun.record.metrics_log import MetricsLog
 from emrun.shown import Histogram, Picture, Text
 from emrun.training.create import train

@@ -14,7 +14,7 @@ from emrun.base.arguments import safe_component
 from emrun.base.errors import ArgumentError, StreamError
 from emrun.base.sources import ID, POSITION, is_nested, length
 from emrun.base.wording import counted, did_you_mean, listed
-from emrun.hooks._parts.columns import Column, column
+from emrun.hooks._shared.columns import Column, column
 
 _LONGEST = 40  # characters of an id in the name of a file; up to 160 bytes, of the 255 that file systems take
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from emrun.base.errors import StreamError
 from emrun.base.sources import is_nested
-from emrun.hooks._parts.columns import column, missing, names_of_classes
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.columns import column, missing, names_of_classes
+from emrun.hooks._shared.streams import OfStreams
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emrun.base.errors import HookError, needing
-from emrun.hooks._parts.columns import Column, csv_of, plain
+from emrun.hooks._shared.columns import Column, csv_of, plain
 
 _ROWS = 65536  # rows in a row group of Parquet
 _BYTES = 64 << 20  # bytes in a row group, roughly; 64 MiB

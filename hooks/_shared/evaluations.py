@@ -9,8 +9,8 @@ from typing import Any
 from emrun.base.errors import ArgumentError, HookError
 from emrun.base.types import Interval
 from emrun.hook import Loop
-from emrun.hooks._parts.examples import Examples
-from emrun.hooks._parts.streams import OfStreams
+from emrun.hooks._shared.examples import Examples
+from emrun.hooks._shared.streams import OfStreams
 
 
 class SavesExamples(OfStreams):
