@@ -64,7 +64,7 @@ class Times:
             {name: total(f"batch_length_{name}") for name in streams},
             set(trained),
         )
-        times.seconds = max(seconds, sum(times._parts().values()))
+        times.seconds = max(seconds, sum(times._sums().values()))
         return times
 
     def add(self, other: Times) -> None:
@@ -77,15 +77,15 @@ class Times:
                 seconds[key] = seconds.get(key, 0.0) + value
         self.trained |= other.trained
 
-    def _parts(self) -> dict[str, float]:
+    def _sums(self) -> dict[str, float]:
         sums = {name: sum(getattr(self, name).values()) for name in ("model", "reading", "hooks")}
         return {**sums, "checkpoints": self.saving}
 
     def shares(self) -> dict[str, float]:
         """Return the shares of the time: `model`, `reading`, `hooks`, `checkpoints` and `other`; their sum is 1."""
         whole = self.seconds or 1.0
-        parts = {name: seconds / whole for name, seconds in self._parts().items()}
-        return {**parts, "other": max(0.0, 1 - sum(parts.values()))}
+        shares = {name: seconds / whole for name, seconds in self._sums().items()}
+        return {**shares, "other": max(0.0, 1 - sum(shares.values()))}
 
     def rate(self, stream: str) -> float | None:
         """Return the examples a second of a stream while it was read and run; None if it had no batch."""

@@ -61,7 +61,7 @@ class LogNorms(AbstractHook):
         super().__init__(model=model)
         self._match = patterns("match", match)
         self._every = int(Interval.parse("every", every, ("updates",)).count)
-        self._parts: dict[str, _Parts] = {}  # suffix of the optimizer -> its parameters
+        self._parameters: dict[str, _MatchedParameters] = {}  # suffix of the optimizer -> its parameters
         self._gradients: Tensor | None = None  # the norms of the current update
         self._before: list[Tensor] = []  # the weights before it
         self._sums: dict[str, tuple[Tensor, int]] = {}  # suffix -> the sums of the values, number of updates
@@ -75,7 +75,8 @@ class LogNorms(AbstractHook):
         check_matches("match", self._match, module_of("LogNorms", model))
         optimizers = getattr(model, "optimizers", None) or {}
         matching = {
-            suffix_of(model, optimizer): tuple(self._parts_of(optimizer).match) for optimizer in optimizers.values()
+            suffix_of(model, optimizer): tuple(self._parameters_of(optimizer).match)
+            for optimizer in optimizers.values()
         }
         matching = matching or {"": self._match}
         unused = [regex for regex in self._match if not any(regex in matched for matched in matching.values())]
@@ -86,7 +87,7 @@ class LogNorms(AbstractHook):
     def before_epoch(self, epoch_id: int) -> None:
         """Drop the sums of the previous epoch."""
         self._sums = {}
-        self._parts = {}
+        self._parameters = {}
 
     def before_update(self, model: Any, optimizer: Any) -> None:
         """Measure the gradients, and copy the weights, if it is time."""
@@ -94,12 +95,12 @@ class LogNorms(AbstractHook):
         if (self.main_loop.updates_done + 1) % self._every:  # this update is counted after the batch
             return
         suffix = suffix_of(model, optimizer)
-        parts = self._parts.get(suffix)
-        if parts is None:
-            parts = self._parts[suffix] = self._parts_of(optimizer)
+        matched = self._parameters.get(suffix)
+        if matched is None:
+            matched = self._parameters[suffix] = self._parameters_of(optimizer)
         with torch.no_grad():
-            self._gradients = parts.norms([parameter.grad for parameter in parts.parameters])
-            self._before = [parameter.detach().clone() for parameter in parts.parameters]
+            self._gradients = matched.norms([parameter.grad for parameter in matched.parameters])
+            self._before = [parameter.detach().clone() for parameter in matched.parameters]
         self._record(0, suffix, self._gradients)
 
     def after_update(self, model: Any, optimizer: Any) -> None:
@@ -107,14 +108,14 @@ class LogNorms(AbstractHook):
         if self._gradients is None:
             return
         suffix = suffix_of(model, optimizer)
-        parts = self._parts[suffix]
+        matched = self._parameters[suffix]
         before = self._before
         with torch.no_grad():
-            weights = [parameter.detach() for parameter in parts.parameters]
-            now = parts.norms(weights)
-            then = parts.norms(before)
+            weights = [parameter.detach() for parameter in matched.parameters]
+            now = matched.norms(weights)
+            then = matched.norms(before)
             torch._foreach_sub_(before, weights)
-            ratio = torch.where(then > 0, parts.norms(before) / then, torch.zeros_like(then))
+            ratio = torch.where(then > 0, matched.norms(before) / then, torch.zeros_like(then))
             self._record(1, suffix, now)
             self._record(2, suffix, ratio)
             self._add(suffix, torch.cat([self._gradients, now, ratio]))
@@ -129,7 +130,7 @@ class LogNorms(AbstractHook):
             suffix = suffix_of(model, optimizer)
             if suffix in self._sums:
                 total, count = self._sums[suffix]
-                names = _names(suffix, self._parts_of(optimizer).match)
+                names = _names(suffix, self._parameters_of(optimizer).match)
                 values = epoch_data.setdefault(self.main_loop.train_stream_name, {})
                 for name, mean in zip(names, (total / count).tolist(), strict=True):
                     values[name] = {"mean": mean}
@@ -145,13 +146,13 @@ class LogNorms(AbstractHook):
         if list(state["patterns"]) == [regex.pattern for regex in self._match]:
             self._sums = {suffix: (saved["total"], saved["count"]) for suffix, saved in state["sums"].items()}
 
-    def _parts_of(self, optimizer: Any) -> _Parts:
-        return _Parts(module_of("LogNorms", self.main_loop.model), optimizer, self._match)
+    def _parameters_of(self, optimizer: Any) -> _MatchedParameters:
+        return _MatchedParameters(module_of("LogNorms", self.main_loop.model), optimizer, self._match)
 
     def _record(self, index: int, suffix: str, norms: Tensor) -> None:
         """Add the values of one kind to the step record."""
         count = len(norms)
-        names = _names(suffix, self._parts[suffix].match)[index * count : (index + 1) * count]
+        names = _names(suffix, self._parameters[suffix].match)[index * count : (index + 1) * count]
         for name, norm in zip(names, norms.unbind(), strict=True):
             self.main_loop.record(name, norm)
 
@@ -167,7 +168,7 @@ def _names(suffix: str, match: Sequence[re.Pattern[str]]) -> list[str]:
     return [f"{value}{end}" for value in _VALUES for end in ends]
 
 
-class _Parts:
+class _MatchedParameters:
     """The parameters of an optimizer, and which of them each expression matches, of those that match some."""
 
     def __init__(self, module: torch.nn.Module, optimizer: Any, match: Sequence[re.Pattern[str]]) -> None:
